@@ -1,0 +1,1 @@
+"""GPUs by UUID, their sensors and clocks (read only)."""

@@ -1,0 +1,104 @@
+"""The registry of metrics: per metric its unit, its better direction and how a person reads it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["lower", "higher", "neither"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a figure of a record is.
+
+    Args:
+        name: key in a record's ``metrics``.
+        unit: SI base unit (``s``, ``J``, ``W``, ``B``, ``Hz``, ``K`` …, ``1`` for a fraction, ``1/s`` for a rate).
+        better: the direction in which a change is an improvement.
+        title: column heading in tables.
+        about: one line for ``--help`` and the docs.
+    """
+
+    name: str
+    unit: str
+    better: Better
+    title: str
+    about: str
+
+
+_REGISTRY: dict[str, Metric] = {}
+
+
+def register(metric: Metric) -> Metric:
+    """Add a metric; the same name twice is a mistake of the programmer.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if metric.name in _REGISTRY:
+        raise ValueError(f"metric {metric.name!r} is registered twice")
+    _REGISTRY[metric.name] = metric
+    return metric
+
+
+def find(name: str) -> Metric:
+    """The metric of this name; an unknown one is shown as it is, without a direction."""
+    return _REGISTRY.get(name) or Metric(name, "", "neither", name, "not known to this version")
+
+
+def all_metrics() -> list[Metric]:
+    """Every registered metric, in order of registration."""
+    return list(_REGISTRY.values())
+
+
+for _metric in (
+    Metric("device_time_s", "s", "lower", "device time",
+           "time per step on the device's clock, steps issued back to back (CUDA events between them)"),
+    Metric("host_time_s", "s", "lower", "host time",
+           "latency of one lone step: from the call to a synchronized device (host clock)"),
+    Metric("device_time_cold_s", "s", "lower", "cold L2",
+           "device time of one lone step after the L2 cache was flushed"),
+    Metric("device_time_graph_s", "s", "lower", "in graph",
+           "device time of the step replayed as a CUDA graph: launches cost next to nothing"),
+    Metric("throughput_per_s", "1/s", "higher", "items/s",
+           "items (images, tokens) per second with steps issued back to back"),
+    Metric("energy_per_item_j", "J", "lower", "energy/item",
+           "energy of the whole board per item over aligned windows"),
+    Metric("power_w", "W", "neither", "power", "mean power of the board over the energy windows"),
+    Metric("dynamic_energy_per_item_j", "J", "lower", "dyn. energy/item",
+           "energy per item above the board's static power with clocks up"),
+    Metric("peak_memory_bytes", "B", "lower", "peak memory",
+           "peak of memory allocated on the device; on a CPU, of the process's resident set"),
+    Metric("sm_clock_hz", "Hz", "neither", "SM clock", "median SM clock over the windows"),
+    Metric("memory_clock_hz", "Hz", "neither", "memory clock", "median memory clock over the windows"),
+    Metric("temperature_c", "degC", "neither", "temp.", "highest GPU temperature over the windows"),
+    Metric("warmup_s", "s", "lower", "warm-up", "build, compile and warm-up before the first sample"),
+    Metric("sampler_slowdown", "1", "neither", "sampler cost",
+           "step time beside the power sampler over step time without it, minus 1"),
+):
+    register(_metric)
+
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"), (1e-12, "p"))
+_BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, ""))
+
+
+def format_value(value: float | None, unit: str, digits: int = 3) -> str:
+    """A value in its base unit as a person reads it: ``0.00123, "s"`` gives ``1.23 ms``.
+
+    A missing value is ``n/a``: never 0 and never blank.
+    """
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    if unit in ("1", "degC", ""):
+        suffix = {"degC": " °C"}.get(unit, "")
+        return f"{value:.{digits}g}{suffix}"
+    scales = _BINARY if unit == "B" else _PREFIXES
+    shown = "" if unit == "1/s" else unit
+    magnitude = abs(value)
+    factor, prefix = next(((f, p) for f, p in scales if magnitude >= f), scales[-1] if magnitude else (1.0, ""))
+    scaled = value / factor
+    text = f"{scaled:.{digits}g}" if abs(scaled) < 10**digits else f"{scaled:.0f}"
+    return f"{text} {prefix}{shown}".rstrip()

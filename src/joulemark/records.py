@@ -1,0 +1,390 @@
+"""What flows through joulemark: frozen records in SI base units, and their strict-JSON form.
+
+``Case → Measurement… → Record → results/*.jsonl → Comparison → Table``. The JSON form of each line
+of a result file is described by ``docs/schema/sweep.schema.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+SCHEMA = "joulemark/sweep/1"
+
+Outcome = Literal["ok", "flagged", "oom", "unsupported", "failed"]
+OUTCOMES: tuple[Outcome, ...] = ("ok", "flagged", "oom", "unsupported", "failed")
+Json = Any
+"""A value of strict JSON: None, bool, int, finite float, str, list or dict with str keys."""
+
+
+def canonical_json(value: Json) -> str:
+    """One spelling per value: sorted keys, no blanks, no NaN.
+
+    Raises:
+        ValueError: NaN or an infinity is inside.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Json) -> str:
+    """Sixteen hex digits that identify a JSON value."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _known(cls: type, data: Mapping[str, Json]) -> dict[str, Json]:
+    """The entries of ``data`` that ``cls`` has a field for: newer files may hold more."""
+    names = {f.name for f in fields(cls)}
+    return {key: value for key, value in data.items() if key in names}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of a sweep. What does not apply to a workload is None.
+
+    Args:
+        workload: zoo name, ``pkg.mod:factory`` or name of the user's function.
+        phase: ``inference``, ``train``, ``prefill`` or ``decode``.
+        mode: ``eager``, ``jit``, ``compile`` or ``graph``.
+        dtype: ``fp32`` (TF32 off), ``tf32`` (fp32 with TF32 on), ``bf16`` or ``fp16``.
+        batch_size: samples per step.
+        layout: ``channels_last`` or ``contiguous``.
+        input: where a step's input comes from: ``device``, ``pinned``, ``pageable`` or ``loader``.
+        gpu_model: NVML's name as a slug (``nvidia-h200``), or ``cpu``.
+        world_size: number of GPUs that work together.
+        params: the user's own pytest parameters, as JSON scalars.
+    """
+
+    workload: str
+    phase: str | None = None
+    mode: str | None = None
+    dtype: str | None = None
+    batch_size: int | None = None
+    layout: str | None = None
+    input: str | None = None
+    gpu_model: str = "cpu"
+    world_size: int = 1
+    params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    @property
+    def case_id(self) -> str:
+        """Hash of the canonical case: equal over runs, machines and orders of parameters."""
+        return digest(self.to_json())
+
+    @property
+    def label(self) -> str:
+        """``resnet50-train-bf16-eager-b32-nvidia-h200``: the id of its pytest item."""
+        batch = None if self.batch_size is None else f"b{self.batch_size}"
+        extras = [
+            self.layout if self.layout not in (None, "contiguous") else None,
+            self.input if self.input not in (None, "device") else None,
+            f"x{self.world_size}" if self.world_size != 1 else None,
+        ]
+        own = [f"{key}={value}" for key, value in sorted(self.params.items())]
+        parts = [self.workload, self.phase, self.dtype, self.mode, batch, *extras, *own, self.gpu_model]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def series(self) -> Case:
+        """The case without its batch size: larger batches of one series are not tried after an out-of-memory."""
+        return replace(self, batch_size=None)
+
+    def to_json(self) -> dict[str, Json]:
+        data = asdict(self)
+        data["params"] = dict(self.params)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        return cls(**_known(cls, data))
+
+
+@dataclass(frozen=True)
+class Value:
+    """One figure of a record.
+
+    Args:
+        value: in the unit's base scale; None when it was not measured (the record's notes say why).
+        unit: see :mod:`joulemark.metrics`.
+        interval: (lo, hi) in the same unit; None when there are too few samples for one.
+        confidence: of the interval.
+        n: number of samples behind it.
+        tier: the instrument: ``cuda_events``, ``host_clock``, ``nvml_energy_counter``, ``nvml_power_integral``, ``rapl`` …
+    """
+
+    value: float | None
+    unit: str
+    interval: tuple[float, float] | None = None
+    confidence: float = 0.95
+    n: int = 0
+    tier: str | None = None
+
+    def __post_init__(self) -> None:
+        for number in (self.value, *(self.interval or ())):
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"a record holds finite numbers or null, not {number!r}")
+
+    def to_json(self) -> dict[str, Json]:
+        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        known = _known(cls, data)
+        if known.get("interval") is not None:
+            known["interval"] = tuple(known["interval"])
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a figure that its reader must know.
+
+    Args:
+        code: stable snake_case name.
+        message: what was seen, with the value.
+        remedy: what to do; empty when nothing helps.
+        flags: whether the record is ``flagged`` for it (kept out of silent comparison).
+    """
+
+    code: str
+    message: str
+    remedy: str = ""
+    flags: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        return cls(**_known(cls, data))
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The state of the device over a window, from its own sensors. What could not be read is None.
+
+    Args:
+        sm_clock_hz, memory_clock_hz: medians.
+        max_sm_clock_hz: the clock that the GPU would reach unhindered.
+        temperature_c: highest.
+        reasons: clock-event reason (``power_cap``, ``thermal`` …) → share of the samples in which it was active.
+        n: number of samples.
+    """
+
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    max_sm_clock_hz: float | None = None
+    temperature_c: float | None = None
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    n: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        return {**asdict(self), "reasons": dict(self.reasons)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        return cls(**_known(cls, data))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one pass saw of one case; a fresh process hands it to its parent in JSON.
+
+    Args:
+        name: the pass: ``latency``, ``steady``, ``cold``, ``graph``, ``power`` …
+        values: figures by metric name.
+        samples: raw samples by name, in base units.
+        missing: metric name → why it was not measured.
+        findings: what the pass itself noticed.
+        conditions: of the device over the pass.
+        windows_utc: (start, end) of the windows whose samples are stored, seconds since the Unix epoch.
+        process: number of the measuring process, from 0.
+    """
+
+    name: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+    samples: Mapping[str, list[float]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    conditions: Conditions | None = None
+    windows_utc: tuple[tuple[float, float], ...] = ()
+    process: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "name": self.name,
+            "values": {key: value.to_json() for key, value in self.values.items()},
+            "samples": {key: list(values) for key, values in self.samples.items()},
+            "missing": dict(self.missing),
+            "findings": [finding.to_json() for finding in self.findings],
+            "conditions": None if self.conditions is None else self.conditions.to_json(),
+            "windows_utc": [list(window) for window in self.windows_utc],
+            "process": self.process,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        known = _known(cls, data)
+        known["values"] = {key: Value.from_json(value) for key, value in data.get("values", {}).items()}
+        known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
+        known["windows_utc"] = tuple((lo, hi) for lo, hi in data.get("windows_utc", ()))
+        if data.get("conditions") is not None:
+            known["conditions"] = Conditions.from_json(data["conditions"])
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of a result file: a case with everything that was measured of it.
+
+    Args:
+        metrics: figures by metric name; a missing figure has ``value`` None and its reason in ``notes``.
+        samples: raw samples by name, pooled over processes in the order of ``processes``.
+        notes: metric name → why it was not measured.
+        window_utc: (start, end) of the whole case, seconds since the Unix epoch.
+        measured_windows_utc: the windows whose samples are stored.
+        processes: per measuring process its own medians, by metric name.
+    """
+
+    case: Case
+    run_id: str
+    outcome: Outcome
+    environment_id: str
+    reason: str | None = None
+    gpu_uuid: str | None = None
+    nodeid: str | None = None
+    metrics: Mapping[str, Value] = field(default_factory=dict)
+    samples: Mapping[str, list[float]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    conditions: Conditions | None = None
+    window_utc: tuple[float, float] | None = None
+    measured_windows_utc: tuple[tuple[float, float], ...] = ()
+    processes: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def case_id(self) -> str:
+        return self.case.case_id
+
+    def value(self, metric: str) -> float | None:
+        """The figure of a metric, None when it was not measured."""
+        found = self.metrics.get(metric)
+        return None if found is None else found.value
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "kind": "record",
+            "schema": SCHEMA,
+            "run_id": self.run_id,
+            "case_id": self.case_id,
+            "case": self.case.to_json(),
+            "nodeid": self.nodeid,
+            "gpu_uuid": self.gpu_uuid,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "metrics": {name: value.to_json() for name, value in self.metrics.items()},
+            "samples": {name: list(values) for name, values in self.samples.items()},
+            "notes": dict(self.notes),
+            "findings": [finding.to_json() for finding in self.findings],
+            "conditions": None if self.conditions is None else self.conditions.to_json(),
+            "window_utc": None if self.window_utc is None else list(self.window_utc),
+            "measured_windows_utc": [list(window) for window in self.measured_windows_utc],
+            "processes": [dict(process) for process in self.processes],
+            "environment_id": self.environment_id,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        known = _known(cls, data)
+        known["case"] = Case.from_json(data["case"])
+        known["metrics"] = {name: Value.from_json(value) for name, value in data.get("metrics", {}).items()}
+        known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
+        known["measured_windows_utc"] = tuple((lo, hi) for lo, hi in data.get("measured_windows_utc", ()))
+        known["processes"] = tuple(data.get("processes", ()))
+        if data.get("window_utc") is not None:
+            known["window_utc"] = tuple(data["window_utc"])
+        if data.get("conditions") is not None:
+            known["conditions"] = Conditions.from_json(data["conditions"])
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a run took place; stored once per run.
+
+    Args:
+        facts: JSON of software, host and GPUs (see ``docs/metrics.md``); a missing fact is None.
+        tiers: instrument → tier in use, or None with its reason in ``notes``.
+        notes: what is off and why.
+    """
+
+    facts: Mapping[str, Json]
+    tiers: Mapping[str, str | None] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment_id(self) -> str:
+        return digest({"facts": dict(self.facts), "tiers": dict(self.tiers)})
+
+    def to_json(self, run_id: str, started_utc: float) -> dict[str, Json]:
+        return {
+            "kind": "environment",
+            "schema": SCHEMA,
+            "run_id": run_id,
+            "environment_id": self.environment_id,
+            "started_utc": started_utc,
+            "facts": dict(self.facts),
+            "tiers": dict(self.tiers),
+            "notes": dict(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        return cls(**_known(cls, data))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A result file, read.
+
+    Args:
+        path: the file; empty for a run in memory.
+        environments: by environment_id, in the order of the file.
+        records: in the order of the file; a case measured again (resume) counts by its last line.
+        completed: whether the file ends with ``completed``; False after a kill or an interrupt.
+        wall_s, measured_s: of the ``end`` lines, added over resumed parts; None when there is none.
+        problems: lines of the file that could not be read, in words.
+        source: ``joulemark`` or ``pytest-benchmark``.
+    """
+
+    path: str
+    run_id: str
+    environments: Mapping[str, Environment]
+    records: tuple[Record, ...]
+    completed: bool
+    wall_s: float | None = None
+    measured_s: float | None = None
+    problems: tuple[str, ...] = ()
+    source: str = "joulemark"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text ready for any printer, identifiers kept character for character.
+
+    Args:
+        columns: headings.
+        rows: cells as text; numbers are already formatted with their units.
+        numeric: indices of columns to align right.
+        notes: lines under the table.
+        title: heading over it.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+    title: str = ""

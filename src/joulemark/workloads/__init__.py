@@ -1,0 +1,1 @@
+"""What is measured: models, their inputs and their steps."""

@@ -1,0 +1,46 @@
+"""What the harness needs of a workload: a name, and a way to build the step of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from joulemark.records import Case
+
+
+@dataclass(frozen=True)
+class Step:
+    """One unit of repeated work, built and ready to run.
+
+    Args:
+        run: performs one step; on a GPU it may return before the device is done.
+        items: items that one step processes.
+        unit: what an item is: ``images``, ``tokens``, ``calls`` …
+        setup: runs before each round, outside the measured window; its result is ignored.
+        capturable: whether ``run`` may be captured into a CUDA graph (static addresses, no host reads).
+        close: releases what the step holds besides memory (data-loader workers, hooks).
+    """
+
+    run: Callable[[], object]
+    items: int = 1
+    unit: str = "calls"
+    setup: Callable[[], object] | None = None
+    capturable: bool = False
+    close: Callable[[], object] | None = None
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """A thing that can be measured in several cases.
+
+    ``build`` may raise :class:`joulemark.errors.Unsupported` for a case that makes no sense for it
+    (a CNN has no ``decode``), and whatever out-of-memory error its framework has.
+    """
+
+    name: str
+    phases: tuple[str, ...]
+
+    def build(self, case: Case, device: str) -> Step:
+        """The step of a case on ``device`` (``cuda:0``, ``cpu``). Heavy: called in the measuring process only."""
+        ...
