@@ -54,34 +54,79 @@ def all_metrics() -> list[Metric]:
 
 
 for _metric in (
-    Metric("device_time_s", "s", "lower", "device time",
-           "time per step on the device's clock, steps issued back to back (CUDA events between them)"),
-    Metric("host_time_s", "s", "lower", "host time",
-           "latency of one lone step: from the call to a synchronized device (host clock)"),
-    Metric("device_time_cold_s", "s", "lower", "cold L2",
-           "device time of one lone step after the L2 cache was flushed"),
-    Metric("device_time_graph_s", "s", "lower", "in graph",
-           "device time of the step replayed as a CUDA graph: launches cost next to nothing"),
-    Metric("throughput_per_s", "1/s", "higher", "items/s",
-           "items (images, tokens) per second with steps issued back to back"),
-    Metric("energy_per_item_j", "J", "lower", "energy/item",
-           "energy of the whole board per item over aligned windows"),
+    Metric(
+        "device_time_s",
+        "s",
+        "lower",
+        "device time",
+        "time per step on the device's clock, steps issued back to back (CUDA events between them)",
+    ),
+    Metric(
+        "host_time_s",
+        "s",
+        "lower",
+        "host time",
+        "latency of one lone step: from the call to a synchronized device (host clock)",
+    ),
+    Metric(
+        "device_time_cold_s", "s", "lower", "cold L2", "device time of one lone step after the L2 cache was flushed"
+    ),
+    Metric(
+        "device_time_graph_s",
+        "s",
+        "lower",
+        "in graph",
+        "device time of the step replayed as a CUDA graph: launches cost next to nothing",
+    ),
+    Metric(
+        "throughput_per_s",
+        "1/s",
+        "higher",
+        "items/s",
+        "items (images, tokens) per second with steps issued back to back",
+    ),
+    Metric("energy_per_item_j", "J", "lower", "energy/item", "energy of the whole board per item over aligned windows"),
     Metric("power_w", "W", "neither", "power", "mean power of the board over the energy windows"),
-    Metric("dynamic_energy_per_item_j", "J", "lower", "dyn. energy/item",
-           "energy per item above the board's static power with clocks up"),
-    Metric("peak_memory_bytes", "B", "lower", "peak memory",
-           "peak of memory allocated on the device; on a CPU, of the process's resident set"),
+    Metric(
+        "dynamic_energy_per_item_j",
+        "J",
+        "lower",
+        "dyn. energy/item",
+        "energy per item above the board's static power with clocks up",
+    ),
+    Metric(
+        "peak_memory_bytes",
+        "B",
+        "lower",
+        "peak memory",
+        "peak of memory allocated on the device; on a CPU, of the process's resident set",
+    ),
     Metric("sm_clock_hz", "Hz", "neither", "SM clock", "median SM clock over the windows"),
     Metric("memory_clock_hz", "Hz", "neither", "memory clock", "median memory clock over the windows"),
     Metric("temperature_c", "degC", "neither", "temp.", "highest GPU temperature over the windows"),
     Metric("warmup_s", "s", "lower", "warm-up", "build, compile and warm-up before the first sample"),
-    Metric("sampler_slowdown", "1", "neither", "sampler cost",
-           "step time beside the power sampler over step time without it, minus 1"),
+    Metric(
+        "sampler_slowdown",
+        "1",
+        "neither",
+        "sampler cost",
+        "step time beside the power sampler over step time without it, minus 1",
+    ),
 ):
     register(_metric)
 
 
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"), (1e-12, "p"))
+_PREFIXES: tuple[tuple[float, str], ...] = (
+    (1e12, "T"),
+    (1e9, "G"),
+    (1e6, "M"),
+    (1e3, "k"),
+    (1.0, ""),
+    (1e-3, "m"),
+    (1e-6, "µ"),
+    (1e-9, "n"),
+)
+_PREFIXES += ((1e-12, "p"), (1e-15, "f"))
 _BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, ""))
 
 

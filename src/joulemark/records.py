@@ -112,7 +112,7 @@ class Value:
         interval: (lo, hi) in the same unit; None when there are too few samples for one.
         confidence: of the interval.
         n: number of samples behind it.
-        tier: the instrument: ``cuda_events``, ``host_clock``, ``nvml_energy_counter``, ``nvml_power_integral``, ``rapl`` …
+        tier: the instrument: ``cuda_events``, ``host_clock``, ``nvml_energy_counter``, ``rapl`` …
     """
 
     value: float | None
@@ -358,6 +358,8 @@ class Run:
         wall_s, measured_s: of the ``end`` lines, added over resumed parts; None when there is none.
         problems: lines of the file that could not be read, in words.
         source: ``joulemark`` or ``pytest-benchmark``.
+        started_utc: when the run began, seconds since the Unix epoch; None when the file does not say.
+        reason: why the run is not complete, of its last ``end`` line.
     """
 
     path: str
@@ -369,6 +371,8 @@ class Run:
     measured_s: float | None = None
     problems: tuple[str, ...] = ()
     source: str = "joulemark"
+    started_utc: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ def summarize(samples: Sequence[float], confidence: float = 0.95) -> Summary:
     """
     data = np.sort(np.asarray(samples, dtype=float))
     if data.size == 0 or not np.isfinite(data).all():
-        raise ValueError(f"a summary needs finite samples, got {data.size} of which {int(np.isfinite(data).sum())} finite")
+        finite = int(np.isfinite(data).sum())
+        raise ValueError(f"a summary needs finite samples, got {data.size} of which {finite} finite")
     q1, median, q3 = (float(q) for q in np.quantile(data, (0.25, 0.5, 0.75)))
     n = int(data.size)
     if n < 2:
@@ -124,7 +125,10 @@ def ratio_interval_of_means(
 
 
 def outliers(samples: Sequence[float], k: float = 3.0) -> list[int]:
-    """Indices of samples more than ``k`` interquartile ranges outside the quartiles (Tukey, *Exploratory Data Analysis*)."""
+    """Indices of samples more than ``k`` interquartile ranges outside the quartiles.
+
+    Source: Tukey, *Exploratory Data Analysis*, 1977.
+    """
     data = np.asarray(samples, dtype=float)
     if data.size < 4:
         return []

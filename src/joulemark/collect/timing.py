@@ -1,0 +1,346 @@
+"""Two clocks for a step: the host's, fenced by the device, and the device's own (CUDA events)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from joulemark.errors import Unsupported
+
+Run = Callable[[], object]
+Stop = Callable[[Sequence[float]], str | None]
+"""Sees the samples so far; says why to stop, or None to go on."""
+
+_SIDE_STREAM_TAIL_S = 30e-6
+"""A device that is still busy this long after the current stream ended works on another stream."""
+
+
+@dataclass(frozen=True)
+class LoneSamples:
+    """Samples of lone steps: each begins and ends on a synchronized device.
+
+    Args:
+        host_s: from the call to the synchronized device, per iteration.
+        device_s: between CUDA events around the step, per iteration; empty without a device clock.
+        side_streams: work outside the current stream was seen; ``device_s`` then ends at the device-wide fence.
+        start, end: first and last edge on ``time.perf_counter``.
+        stopped: why the loop ended.
+    """
+
+    host_s: list[float]
+    device_s: list[float]
+    side_streams: bool
+    start: float
+    end: float
+    stopped: str
+
+
+@dataclass(frozen=True)
+class SteadySamples:
+    """Step times of an unbroken run of steps.
+
+    Args:
+        step_s: per step, on the clock of the timer's tier.
+        start, end: on ``time.perf_counter``.
+        stopped: why the loop ended.
+    """
+
+    step_s: list[float]
+    start: float
+    end: float
+    stopped: str
+
+
+class Timer(Protocol):
+    """How one kind of device is fenced and timed."""
+
+    tier: str
+    device: str
+
+    def synchronize(self) -> None:
+        """Wait for all work on all streams of the device."""
+        ...
+
+    def lone(self, run: Run, setup: Run | None, stop: Stop, iterations: int = 1) -> LoneSamples: ...
+
+    def steady(self, run: Run, stop: Stop, during: Run | None = None) -> SteadySamples: ...
+
+    def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]: ...
+
+    def flush_l2(self) -> Run | None: ...
+
+    def capture(self, run: Run) -> Run: ...
+
+
+class HostTimer:
+    """Timer of work that is done when the call returns."""
+
+    tier = "host_clock"
+    device = "cpu"
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the host's back."""
+
+    def lone(self, run: Run, setup: Run | None, stop: Stop, iterations: int = 1) -> LoneSamples:
+        """Time rounds of ``iterations`` calls until ``stop`` says why to end."""
+        clock = time.perf_counter
+        samples: list[float] = []
+        reason, start = None, clock()
+        while reason is None:
+            if setup is not None:
+                setup()
+            begin = clock()
+            for _ in range(iterations):
+                run()
+            samples.append((clock() - begin) / iterations)
+            reason = stop(samples)
+        return LoneSamples(samples, [], False, start, clock(), reason)
+
+    def steady(self, run: Run, stop: Stop, during: Run | None = None) -> SteadySamples:
+        """On a host, steps back to back are lone steps."""
+        lone = self.lone(run, None, stop)
+        if during is not None:
+            during()
+        return SteadySamples(lone.host_s, lone.start, lone.end, lone.stopped)
+
+    def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
+        """Repeat the step for ``seconds``; (time, steps done) after each chunk, first entry before any."""
+        del step_s
+        clock = time.perf_counter
+        begin = clock()
+        progress = [(begin, 0)]
+        while progress[-1][0] - begin < seconds:
+            run()
+            progress.append((clock(), progress[-1][1] + 1))
+        return progress
+
+    def flush_l2(self) -> Run | None:
+        """A host's caches are not flushed."""
+        return None
+
+    def capture(self, run: Run) -> Run:
+        """A host has no CUDA graphs.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("a CUDA graph needs a CUDA device", "choose another mode")
+
+
+class CudaTimer:
+    """Timer of asynchronous work on one CUDA device, by torch.
+
+    Args:
+        device: torch's name of the device.
+    """
+
+    tier = "cuda_events"
+    _chunk_s = 0.025
+
+    def __init__(self, device: str = "cuda:0") -> None:
+        import torch
+
+        self._torch: Any = torch
+        self.device = device
+        torch.cuda.set_device(device)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        self._torch.cuda.synchronize()
+
+    def _event(self) -> Any:
+        return self._torch.cuda.Event(enable_timing=True)
+
+    def lone(self, run: Run, setup: Run | None, stop: Stop, iterations: int = 1) -> LoneSamples:
+        """Time lone rounds, each between two device-wide fences."""
+        clock, fence = time.perf_counter, self.synchronize
+        host: list[float] = []
+        near: list[float] = []
+        far: list[float] = []
+        tails: list[float] = []
+        reason, first = None, clock()
+        while reason is None:
+            if setup is not None:
+                setup()
+            opened, closed, fenced = self._event(), self._event(), self._event()
+            fence()
+            begin = clock()
+            opened.record()
+            for _ in range(iterations):
+                run()
+            closed.record()
+            closed.synchronize()
+            stream_end = clock()
+            fence()
+            end = clock()
+            fenced.record()
+            fenced.synchronize()
+            host.append((end - begin) / iterations)
+            near.append(opened.elapsed_time(closed) * 1e-3 / iterations)
+            far.append(opened.elapsed_time(fenced) * 1e-3 / iterations)
+            tails.append(end - stream_end)
+            reason = stop(host)
+        side = median(tails) > max(_SIDE_STREAM_TAIL_S, 0.02 * median(host) * iterations)
+        return LoneSamples(host, far if side else near, side, first, clock(), reason)
+
+    def steady(self, run: Run, stop: Stop, during: Run | None = None) -> SteadySamples:
+        """Time steps issued back to back: CUDA events between them, the queue never drained on purpose.
+
+        The host may run ahead by two chunks of about 25 ms, as it does in a real loop.
+        """
+        self.synchronize()
+        lead = time.perf_counter()
+        run()
+        run()
+        self.synchronize()
+        per_step = max((time.perf_counter() - lead) / 2, 1e-6)
+        chunk = max(1, min(256, round(self._chunk_s / per_step)))
+        run()
+        events = [self._event()]
+        events[0].record()
+        samples: list[float] = []
+        reason, start = None, time.perf_counter()
+        while reason is None:
+            for _ in range(chunk):
+                run()
+                events.append(self._event())
+                events[-1].record()
+            if during is not None:
+                during()
+                during = None
+            ready = len(events) - chunk
+            events[ready - 1].synchronize()
+            for index in range(len(samples) + 1, ready):
+                samples.append(events[index - 1].elapsed_time(events[index]) * 1e-3)
+            reason = stop(samples) if samples else None
+        self.synchronize()
+        for index in range(len(samples) + 1, len(events)):
+            samples.append(events[index - 1].elapsed_time(events[index]) * 1e-3)
+        return SteadySamples(samples, start, time.perf_counter(), reason)
+
+    def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
+        """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete."""
+        clock = time.perf_counter
+        chunk = max(1, round(self._chunk_s / max(step_s, 1e-6)))
+        self.synchronize()
+        begin = clock()
+        progress = [(begin, 0)]
+        pending: list[tuple[Any, int]] = []
+        issued = 0
+        while clock() - begin < seconds:
+            for _ in range(chunk):
+                run()
+            issued += chunk
+            mark = self._event()
+            mark.record()
+            pending.append((mark, issued))
+            if len(pending) > 2:
+                done, count = pending.pop(0)
+                done.synchronize()
+                progress.append((clock(), count))
+        for done, count in pending:
+            done.synchronize()
+            progress.append((clock(), count))
+        self.synchronize()
+        return progress
+
+    def flush_l2(self) -> Run | None:
+        """A function that overwrites the L2 cache twice over, or None where its size is unknown."""
+        size = int(getattr(self._torch.cuda.get_device_properties(self.device), "L2_cache_size", 0) or 0)
+        if size == 0:
+            return None
+        scratch = self._torch.empty(2 * size, dtype=self._torch.uint8, device=self.device)
+
+        def flush() -> None:
+            scratch.bitwise_not_()
+
+        return flush
+
+    def capture(self, run: Run) -> Run:
+        """Capture one step into a CUDA graph and return its replay.
+
+        Raises:
+            Unsupported: the step cannot be captured; the reason is CUDA's own.
+        """
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        self.synchronize()
+        try:
+            with torch.cuda.graph(graph):
+                run()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise Unsupported(f"the step cannot be captured into a CUDA graph ({first_line(error)})") from error
+        replay: Run = graph.replay
+        return replay
+
+
+def timer_for(device: str) -> Timer:
+    """The timer of a torch device name."""
+    return CudaTimer(device) if device.startswith("cuda") else HostTimer()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its type."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, or one that it was raised from, says that device or host memory ran out.
+
+    Known by type where torch is loaded, otherwise by class name: a framework that is not loaded cannot have raised it.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        name = type(current).__name__
+        if isinstance(current, MemoryError) or "OutOfMemory" in name:
+            return True
+        text = str(current)
+        if isinstance(current, RuntimeError) and (
+            "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text or "can't allocate memory" in text
+        ):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+_POISON = (
+    "illegal memory access",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+    "an illegal instruction",
+    "invalid program counter",
+    "hardware stack error",
+    "uncorrectable ECC",
+    "CUDA_ERROR_ILLEGAL",
+    "cudaErrorAssert",
+)
+
+
+def is_poisoned(error: BaseException) -> bool:
+    """Whether a CUDA error left the context of this process unusable (a sticky error of the CUDA runtime)."""
+    text = str(error)
+    if any(sign in text for sign in _POISON):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

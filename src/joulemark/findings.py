@@ -1,0 +1,126 @@
+"""Rules that look at a record and say what its reader must know about the figures (pure)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from joulemark.metrics import find, format_value
+from joulemark.records import Conditions, Finding, Record, Value
+from joulemark.stats import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+UNSTABLE_IQR = 0.05
+"""Interquartile range over the median beyond which a time is unstable."""
+REASON_SHARE = 0.05
+"""Share of the samples in which a clock-event reason must be active to count."""
+COLD_CLOCK = 0.9
+"""Share of the highest SM clock below which a median clock is cold."""
+WAITING = 0.5
+"""Device time without launches over device time with them, below which the step waits for its launches."""
+
+_THROTTLING = ("thermal", "hw_slowdown", "power_brake")
+_HARMLESS = ("idle",)
+
+
+def findings_of(record: Record) -> tuple[Finding, ...]:
+    """Everything that the rules say about a record that was measured."""
+    return (
+        *unstable(record.metrics, record.samples),
+        *throttled(record.conditions),
+        *cold_clocks(record.conditions),
+        *host_bound(record.metrics),
+    )
+
+
+def unstable(metrics: Mapping[str, Value], samples: Mapping[str, Sequence[float]]) -> list[Finding]:
+    """Flag a time whose interquartile range is more than 5 % of its median, of at least five samples.
+
+    Args:
+        metrics: figures by metric name.
+        samples: raw samples by metric name, in s.
+    """
+    device = metrics.get("device_time_s")
+    name = "host_time_s" if device is None or device.value is None else "device_time_s"
+    series = samples.get(name, ())
+    if len(series) < 5:
+        return []
+    summary = summarize(series)
+    if summary.median <= 0 or summary.iqr / summary.median <= UNSTABLE_IQR:
+        return []
+    metric = find(name)
+    message = (
+        f"{metric.title} varies: interquartile range {summary.iqr / summary.median:.1%} of the median "
+        f"{format_value(summary.median, metric.unit)} over {summary.n} samples"
+    )
+    return [Finding("unstable", message, "stop what else runs on this machine, or raise --bench-budget", flags=True)]
+
+
+def throttled(conditions: Conditions | None) -> list[Finding]:
+    """Flag a window in which heat, a power brake, a hardware slowdown or the power limit held the clocks down."""
+    if conditions is None:
+        return []
+    found = []
+    active = {name: conditions.reasons.get(name, 0.0) for name in _THROTTLING}
+    worst = {name: share for name, share in active.items() if share > REASON_SHARE}
+    if worst:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in worst.items())
+        message = f"the GPU was throttled ({shares} of {conditions.n} samples{_clock_and_heat(conditions)})"
+        found.append(
+            Finding("throttled", message, "let it cool down, and check its cooling and power supply", flags=True)
+        )
+    capped = conditions.reasons.get("power_cap", 0.0)
+    if capped > REASON_SHARE:
+        share = f"{capped:.0%} of {conditions.n} samples"
+        message = f"the power limit held the clocks down in {share}{_clock_and_heat(conditions)}"
+        remedy = "compare it only with runs under the same power limit, or lock a lower clock"
+        found.append(Finding("power_capped", message, remedy, flags=True))
+    return found
+
+
+def _clock_and_heat(conditions: Conditions) -> str:
+    parts = []
+    if conditions.sm_clock_hz is not None:
+        highest = "" if conditions.max_sm_clock_hz is None else f" of {format_value(conditions.max_sm_clock_hz, 'Hz')}"
+        parts.append(f"SM clock {format_value(conditions.sm_clock_hz, 'Hz')}{highest}")
+    if conditions.temperature_c is not None:
+        parts.append(format_value(conditions.temperature_c, "degC"))
+    return "".join(f", {part}" for part in parts)
+
+
+def cold_clocks(conditions: Conditions | None) -> list[Finding]:
+    """Flag a median SM clock under 90 % of the highest for which the driver names no reason."""
+    if conditions is None or not conditions.sm_clock_hz or not conditions.max_sm_clock_hz:
+        return []
+    if any(share > REASON_SHARE for name, share in conditions.reasons.items() if name not in _HARMLESS):
+        return []
+    if conditions.sm_clock_hz >= COLD_CLOCK * conditions.max_sm_clock_hz:
+        return []
+    clock, highest = (format_value(hz, "Hz") for hz in (conditions.sm_clock_hz, conditions.max_sm_clock_hz))
+    message = f"the SM clock was {clock} of {highest}, and the driver names no reason for it"
+    return [Finding("cold_clocks", message, "warm up longer: the GPU had not reached its clocks", flags=True)]
+
+
+def host_bound(metrics: Mapping[str, Value]) -> list[Finding]:
+    """Say that the device waits for launches: replayed as one graph, the step takes less than half its time."""
+    plain, graph = metrics.get("device_time_s"), metrics.get("device_time_graph_s")
+    if plain is None or graph is None or not plain.value or graph.value is None:
+        return []
+    if graph.value >= WAITING * plain.value:
+        return []
+    message = (
+        f"the device waits for launches in {1 - graph.value / plain.value:.0%} of the step: "
+        f"{format_value(plain.value, 's')}, {format_value(graph.value, 's')} as a CUDA graph"
+    )
+    return [Finding("host_bound", message, "use the graph or compile mode, or a bigger batch")]
+
+
+def from_warning(category: str, message: str) -> Finding:
+    """A Python warning that a benchmark gave, as a Finding.
+
+    Args:
+        category: name of its class, ``FutureWarning``.
+        message: its text; blanks and line breaks are drawn together.
+    """
+    return Finding("warning", f"{category}: {' '.join(message.split())}")

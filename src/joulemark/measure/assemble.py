@@ -1,0 +1,152 @@
+"""From the Measurements of one case, of one or several processes, to its Record (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from joulemark.findings import findings_of
+from joulemark.records import Case, Conditions, Finding, Measurement, Outcome, Record, Value
+from joulemark.stats import summarize
+
+_ALWAYS = (
+    "device_time_s",
+    "host_time_s",
+    "throughput_per_s",
+    "energy_per_item_j",
+    "power_w",
+    "peak_memory_bytes",
+    "sm_clock_hz",
+    "temperature_c",
+)
+"""Every record names these, measured or not."""
+
+
+def assemble(
+    case: Case,
+    measurements: Sequence[Measurement],
+    *,
+    run_id: str,
+    environment_id: str,
+    outcome: Outcome,
+    reason: str | None = None,
+    gpu_uuid: str | None = None,
+    nodeid: str | None = None,
+    findings: Iterable[Finding] = (),
+    window_utc: tuple[float, float] | None = None,
+    static_power_w: float | None = None,
+) -> Record:
+    """Join what the passes saw; ``ok`` becomes ``flagged`` when a Finding says so.
+
+    Args:
+        static_power_w: power of the idle board with clocks up, in W, for the dynamic share of the energy.
+    """
+    groups: dict[int, list[Measurement]] = defaultdict(list)
+    for one in measurements:
+        groups[one.process].append(one)
+    per_process = [_figures(group) for _, group in sorted(groups.items())]
+    metrics = _pool(per_process)
+    conditions = next((one.conditions for one in measurements if one.conditions is not None), None)
+    _add_conditions(metrics, conditions)
+    _add_dynamic_energy(metrics, static_power_w)
+    notes = _notes(measurements, metrics, outcome, reason)
+    for name in notes:
+        metrics.setdefault(name, Value(None, _unit(name)))
+    record = Record(
+        case,
+        run_id,
+        outcome,
+        environment_id,
+        reason,
+        gpu_uuid,
+        nodeid,
+        metrics,
+        _samples(measurements),
+        notes,
+        _unique([*findings, *(finding for one in measurements for finding in one.findings)]),
+        conditions,
+        window_utc,
+        tuple(window for one in measurements for window in one.windows_utc),
+        tuple(
+            {name: value.value for name, value in figures.items() if value.value is not None} for figures in per_process
+        ),
+    )
+    if outcome != "ok":
+        return record
+    found = _unique([*record.findings, *findings_of(record)])
+    return replace(record, findings=found, outcome="flagged" if any(one.flags for one in found) else "ok")
+
+
+def _unit(name: str) -> str:
+    from joulemark.metrics import find
+
+    return find(name).unit
+
+
+def _figures(group: list[Measurement]) -> dict[str, Value]:
+    return {name: value for one in group for name, value in one.values.items()}
+
+
+def _pool(per_process: list[dict[str, Value]]) -> dict[str, Value]:
+    """One process speaks for itself; several give the median of their figures, their spread as interval."""
+    if len(per_process) < 2:
+        return dict(per_process[0]) if per_process else {}
+    out: dict[str, Value] = {}
+    for name in dict.fromkeys(name for figures in per_process for name in figures):
+        values = [figures[name] for figures in per_process if name in figures]
+        numbers = [value.value for value in values if value.value is not None]
+        if not numbers:
+            out[name] = values[0]
+            continue
+        summary = summarize(numbers)
+        out[name] = Value(
+            summary.median, values[0].unit, summary.interval, summary.confidence, summary.n, values[0].tier
+        )
+    return out
+
+
+def _samples(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
+    out: dict[str, list[float]] = {}
+    for one in measurements:
+        for name, values in one.samples.items():
+            out.setdefault(name, []).extend(values)
+    return out
+
+
+def _add_conditions(metrics: dict[str, Value], conditions: Conditions | None) -> None:
+    if conditions is None:
+        return
+    for name, value, unit in (
+        ("sm_clock_hz", conditions.sm_clock_hz, "Hz"),
+        ("memory_clock_hz", conditions.memory_clock_hz, "Hz"),
+        ("temperature_c", conditions.temperature_c, "degC"),
+    ):
+        if value is not None:
+            metrics[name] = Value(value, unit, n=conditions.n, tier="nvml")
+
+
+def _add_dynamic_energy(metrics: dict[str, Value], static_power_w: float | None) -> None:
+    energy, power = metrics.get("energy_per_item_j"), metrics.get("power_w")
+    if static_power_w is None or energy is None or power is None or not energy.value or not power.value:
+        return
+    share = 1 - static_power_w / power.value
+    metrics["dynamic_energy_per_item_j"] = Value(
+        energy.value * share, "J", None, energy.confidence, energy.n, energy.tier
+    )
+
+
+def _notes(
+    measurements: Sequence[Measurement], metrics: Mapping[str, Value], outcome: Outcome, reason: str | None
+) -> dict[str, str]:
+    """Why each figure that a record must name is missing."""
+    notes = {name: why for one in measurements for name, why in one.missing.items() if name not in metrics}
+    fallback = reason if outcome not in ("ok", "flagged") and reason else "no instrument of this run reads it"
+    for name in _ALWAYS:
+        if name not in metrics and name not in notes:
+            notes[name] = fallback
+    return notes
+
+
+def _unique(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(dict.fromkeys(findings))

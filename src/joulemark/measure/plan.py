@@ -1,0 +1,82 @@
+"""From the instruments that were asked for to passes that do not disturb each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from joulemark.errors import ConfigurationError
+
+INSTRUMENTS = ("timing", "power")
+"""What ``--bench-collect`` takes in this version."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One run over a case with one set of instruments.
+
+    Args:
+        name: ``latency``, ``steady``, ``power``, ``cold`` or ``graph``.
+        budget_s: wall time of its samples.
+        min_samples: never fewer.
+        target: relative half-width of the interval at which it may stop early.
+    """
+
+    name: str
+    budget_s: float
+    min_samples: int = 5
+    target: float = 0.005
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The passes of a case in the order in which they run, the riskiest (graph capture) last."""
+
+    passes: tuple[Pass, ...]
+
+    @property
+    def nominal_s(self) -> float:
+        """Sum of the budgets, in seconds."""
+        return sum(one.budget_s for one in self.passes)
+
+    def find(self, name: str) -> Pass | None:
+        """The pass of this name."""
+        return next((one for one in self.passes if one.name == name), None)
+
+    def scaled(self, seconds: float) -> Plan:
+        """The same passes in about ``seconds`` instead; no pass shrinks below a quarter."""
+        factor = min(1.0, max(0.25, seconds / self.nominal_s)) if self.passes else 1.0
+        return Plan(tuple(replace(one, budget_s=one.budget_s * factor) for one in self.passes))
+
+
+_FULL = {
+    "latency": Pass("latency", 0.35),
+    "steady": Pass("steady", 0.4),
+    "power": Pass("power", 2.4),
+    "cold": Pass("cold", 0.08, min_samples=3, target=0.01),
+    "graph": Pass("graph", 0.15, target=0.01),
+}
+_QUICK = {"latency": 0.1, "steady": 0.1, "power": 1.3, "cold": 0.03, "graph": 0.05}
+_BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",)}
+
+
+def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick: bool = False) -> Plan:
+    """The passes for a set of instruments on a kind of device.
+
+    Raises:
+        ConfigurationError: an instrument that does not exist.
+    """
+    unknown = [name for name in instruments if name not in INSTRUMENTS]
+    if unknown:
+        raise ConfigurationError(
+            f"there is no instrument {unknown[0]!r}", f"--bench-collect takes {', '.join(INSTRUMENTS)}"
+        )
+    names = {name for instrument in instruments for name in _BY_INSTRUMENT[instrument]} | {"latency"}
+    if not on_gpu:
+        names -= {"cold", "graph", "steady"}
+    if not has_power:
+        names -= {"power"}
+    chosen = [_FULL[name] for name in _FULL if name in names]
+    if quick:
+        chosen = [replace(one, budget_s=_QUICK[one.name], target=max(one.target, 0.01)) for one in chosen]
+    return Plan(tuple(chosen))

@@ -1,0 +1,417 @@
+"""The only loop: runs the passes of a plan over one step and returns what each saw."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from joulemark.collect.memory import MemoryPeak
+from joulemark.collect.power import EnergyReading, PowerSampler, PowerWindow, energy_of
+from joulemark.collect.timing import LoneSamples, Timer, first_line, is_out_of_memory
+from joulemark.errors import JoulemarkError, Unsupported
+from joulemark.findings import from_warning
+from joulemark.measure.plan import Pass, Plan
+from joulemark.measure.stopping import BUDGET, Exactly, Precision
+from joulemark.metrics import find as find_metric
+from joulemark.metrics import format_value
+from joulemark.records import Finding, Measurement, Value
+from joulemark.stats import summarize
+from joulemark.workloads.base import Step
+
+_SHORT_ROUND_S = 20e-6
+"""Rounds shorter than this are repeated inside one timed round: a clock call costs about 0.1 µs."""
+
+
+def value_of(samples: Sequence[float], metric: str, tier: str) -> Value:
+    """The median of samples as a figure of a record."""
+    summary = summarize(samples)
+    unit = find_metric(metric).unit
+    return Value(summary.median, unit, summary.interval, summary.confidence, summary.n, tier)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What came before the first sample.
+
+    Args:
+        seconds: time of all warm-up steps.
+        step_s: the last, warm step (fenced).
+        steps: how many.
+    """
+
+    seconds: float
+    step_s: float
+    steps: int
+
+
+@dataclass
+class Runner:
+    """Measures one step with the instruments of one device.
+
+    Args:
+        timer: of the device that the step runs on.
+        memory: peak memory of that device.
+        power: sampler of the device's power; None when it is off.
+        no_power: why power is off.
+    """
+
+    timer: Timer
+    memory: MemoryPeak
+    power: PowerSampler | None = None
+    no_power: str = "power was not asked for (--bench-collect power)"
+    _epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
+
+    def measure(
+        self,
+        step: Step,
+        plan: Plan,
+        rounds: int | None = None,
+        iterations: int | None = None,
+        warmup_rounds: int | None = None,
+        progress: Callable[[str], None] = lambda _: None,
+        build_s: float = 0.0,
+    ) -> list[Measurement]:
+        """Warm up, then one Measurement per pass; later passes are lost alone if one of them fails.
+
+        Args:
+            step: what to repeat.
+            plan: its passes.
+            rounds, iterations, warmup_rounds: fixed by the user, or None for the pilot to choose.
+            progress: told the name of each pass as it begins.
+            build_s: time that building the step took, in s, for the warm-up figure.
+
+        Raises:
+            Exception: whatever the step raises in its warm-up or in the latency pass (out of memory, say).
+        """
+        progress("warm-up")
+        warm = self._warm_up(step, warmup_rounds)
+        loops = iterations or self._iterations(warm.step_s, step)
+        out: list[Measurement] = []
+        for one in plan.passes:
+            progress(one.name)
+            out.append(self._run_pass(one, step, warm, rounds, loops, out, build_s))
+        return out
+
+    def _run_pass(
+        self,
+        one: Pass,
+        step: Step,
+        warm: WarmUp,
+        rounds: int | None,
+        loops: int,
+        done: list[Measurement],
+        build_s: float,
+    ) -> Measurement:
+        if one.name == "latency":
+            return self._latency(one, step, warm, rounds, loops, build_s)
+        try:
+            if one.name == "steady":
+                return self._steady(one, step)
+            if one.name == "power":
+                return self._power(one, step, _step_time(done))
+            if one.name == "cold":
+                return self._cold(one, step)
+            return self._graph(one, step)
+        except JoulemarkError as error:
+            return Measurement(one.name, missing=_all_missing(one.name, str(error)))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return Measurement(one.name, missing=_all_missing(one.name, "out of memory in this pass"))
+
+    def _warm_up(self, step: Step, rounds: int | None) -> WarmUp:
+        """Run until a step takes no less time than the one before (compilation, caches and clocks have settled)."""
+        times: list[float] = []
+        begin = time.perf_counter()
+        while True:
+            if step.setup is not None:
+                step.setup()
+            self.timer.synchronize()
+            start = time.perf_counter()
+            step.run()
+            self.timer.synchronize()
+            times.append(time.perf_counter() - start)
+            spent = time.perf_counter() - begin
+            if rounds is not None:
+                if len(times) >= max(1, rounds):
+                    break
+                continue
+            settled = len(times) >= 3 and times[-1] > 0.9 * min(times[:-1])
+            if settled or spent > 5 or len(times) >= 50:
+                break
+        return WarmUp(time.perf_counter() - begin, times[-1], len(times))
+
+    @staticmethod
+    def _iterations(step_s: float, step: Step) -> int:
+        """Calls per timed round: one, except for calls that a clock cannot resolve."""
+        if step.setup is not None or step_s >= _SHORT_ROUND_S:
+            return 1
+        return max(1, round(_SHORT_ROUND_S * 5 / max(step_s, 1e-8)))
+
+    def _utc(self, moment: float) -> float:
+        return moment + self._epoch
+
+    def _latency(
+        self, one: Pass, step: Step, warm: WarmUp, rounds: int | None, loops: int, build_s: float
+    ) -> Measurement:
+        stop = Exactly(rounds) if rounds else Precision(one.budget_s, one.target, one.min_samples)
+        with _quiet_collector():
+            lone = self.timer.lone(step.run, step.setup, stop, loops)
+        peak = self.memory.read_bytes()
+        values = {"host_time_s": value_of(lone.host_s, "host_time_s", "host_clock")}
+        values["warmup_s"] = Value(build_s + warm.seconds, "s", n=warm.steps, tier="host_clock")
+        missing: dict[str, str] = {}
+        samples = {"host_time_s": lone.host_s}
+        if lone.device_s:
+            samples["lone_device_time_s"] = lone.device_s
+        if peak is None:
+            missing["peak_memory_bytes"] = "this system does not show the peak of a process's memory"
+        else:
+            values["peak_memory_bytes"] = Value(float(peak), "B", n=1, tier=self.memory.tier)
+        self._device_time_of_lone(step, lone, values, samples, missing)
+        if not lone.device_s or step.setup is not None or lone.side_streams:
+            _throughput(values, samples, step)
+        return Measurement(
+            one.name,
+            values,
+            samples,
+            missing,
+            tuple(_lone_findings(lone, one)),
+            windows_utc=((self._utc(lone.start), self._utc(lone.end)),),
+        )
+
+    def _device_time_of_lone(
+        self,
+        step: Step,
+        lone: LoneSamples,
+        values: dict[str, Value],
+        samples: dict[str, list[float]],
+        missing: dict[str, str],
+    ) -> None:
+        """Without a steady pass (a setup between steps, side streams) the lone steps give the device time."""
+        if not lone.device_s:
+            missing["device_time_s"] = "no CUDA device clock: the step ran on the host"
+        elif step.setup is not None or lone.side_streams:
+            samples["device_time_s"] = lone.device_s
+            values["device_time_s"] = value_of(lone.device_s, "device_time_s", self.timer.tier)
+
+    def _steady(self, one: Pass, step: Step) -> Measurement:
+        if step.setup is not None:
+            raise Unsupported("a setup runs between the steps, so they cannot be issued back to back")
+        stop = Precision(one.budget_s, one.target, one.min_samples)
+        with _quiet_collector():
+            steady = self.timer.steady(step.run, stop)
+        values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
+        samples = {"device_time_s": steady.step_s}
+        _throughput(values, samples, step)
+        return Measurement(
+            one.name,
+            values,
+            samples,
+            {},
+            tuple(_imprecise(steady.stopped, steady.step_s, "device time", one)),
+            windows_utc=((self._utc(steady.start), self._utc(steady.end)),),
+        )
+
+    def _power(self, one: Pass, step: Step, step_s: float) -> Measurement:
+        if self.power is None:
+            raise Unsupported(self.no_power)
+        run = step.run if step.setup is None else _with_setup(step)
+        with _quiet_collector(), self.power.window() as window:
+            progress = self.timer.sustain(run, one.budget_s, step_s)
+        begin = progress[1][0] if len(progress) > 2 else progress[0][0]
+        reading = energy_of(window, begin, progress[-1][0])
+        return self._energy(one, step, step_s, window, reading, progress)
+
+    def _energy(
+        self,
+        one: Pass,
+        step: Step,
+        step_s: float,
+        window: PowerWindow,
+        reading: EnergyReading,
+        progress: list[tuple[float, int]],
+    ) -> Measurement:
+        """J per item: mean power over the aligned windows times the time that an item took in them."""
+        if reading.power_w.value is None or not reading.windows:
+            reason = reading.reason or "the power window held no reading"
+            return Measurement(one.name, missing=_all_missing("power", reason), conditions=window.conditions)
+        start, end = reading.windows[0][0], reading.windows[-1][1]
+        in_window = (end - start) / _steps_between(progress, start, end)
+        per_item = in_window / step.items
+        power = reading.power_w
+        interval = None if power.interval is None else (power.interval[0] * per_item, power.interval[1] * per_item)
+        values = {
+            "power_w": power,
+            "energy_per_item_j": Value(
+                reading.power_w.value * per_item, "J", interval, power.confidence, power.n, power.tier
+            ),
+        }
+        if step.setup is None:
+            values["sampler_slowdown"] = Value(in_window / step_s - 1, "1", n=1, tier=self.timer.tier)
+        samples = {
+            "energy_j": list(reading.energy_j),
+            "energy_window_s": list(reading.window_s),
+            "energy_steps": [_steps_between(progress, lo, hi) for lo, hi in reading.windows],
+        }
+        return Measurement(
+            one.name,
+            values,
+            samples,
+            {},
+            reading.findings,
+            window.conditions,
+            windows_utc=tuple((self._utc(lo), self._utc(hi)) for lo, hi in reading.windows),
+        )
+
+    def _cold(self, one: Pass, step: Step) -> Measurement:
+        flush = self.timer.flush_l2()
+        if flush is None:
+            raise Unsupported("the size of the L2 cache is not known, so it cannot be flushed")
+        setup = _both(step.setup, flush)
+        with _quiet_collector():
+            lone = self.timer.lone(step.run, setup, Precision(one.budget_s, one.target, one.min_samples))
+        return Measurement(
+            one.name,
+            {"device_time_cold_s": value_of(lone.device_s, "device_time_cold_s", self.timer.tier)},
+            {"device_time_cold_s": lone.device_s},
+            windows_utc=((self._utc(lone.start), self._utc(lone.end)),),
+        )
+
+    def _graph(self, one: Pass, step: Step) -> Measurement:
+        if not step.capturable:
+            raise Unsupported("this step is not one that a CUDA graph can hold (host reads, new inputs or its mode)")
+        replay = self.timer.capture(step.run)
+        with _quiet_collector():
+            steady = self.timer.steady(replay, Precision(one.budget_s, one.target, one.min_samples))
+        return Measurement(
+            one.name,
+            {"device_time_graph_s": value_of(steady.step_s, "device_time_graph_s", self.timer.tier)},
+            {"device_time_graph_s": steady.step_s},
+            windows_utc=((self._utc(steady.start), self._utc(steady.end)),),
+        )
+
+
+_METRICS_OF = {
+    "latency": ("host_time_s", "peak_memory_bytes"),
+    "steady": ("device_time_s", "throughput_per_s"),
+    "power": ("power_w", "energy_per_item_j"),
+    "cold": ("device_time_cold_s",),
+    "graph": ("device_time_graph_s",),
+}
+
+
+def _all_missing(name: str, reason: str) -> dict[str, str]:
+    return dict.fromkeys(_METRICS_OF[name], reason)
+
+
+def missing_metrics(plan: Plan, reasons: dict[str, str]) -> dict[str, str]:
+    """Metric → reason for every pass that the plan leaves out and for which a reason is known."""
+    out: dict[str, str] = {}
+    for name, reason in reasons.items():
+        if plan.find(name) is None:
+            out.update(_all_missing(name, reason))
+    return out
+
+
+def _step_time(done: list[Measurement]) -> float:
+    """The best known time of a step issued back to back, in s."""
+    for one in reversed(done):
+        for metric in ("device_time_s", "host_time_s"):
+            value = one.values.get(metric)
+            if value is not None and value.value is not None:
+                return value.value
+    raise ValueError("no pass has timed the step yet")
+
+
+def _throughput(values: dict[str, Value], samples: dict[str, list[float]], step: Step) -> None:
+    name = "device_time_s" if "device_time_s" in values else "host_time_s"
+    time_s = values[name]
+    if not time_s.value:
+        return
+    interval = (
+        None
+        if time_s.interval is None or time_s.interval[0] <= 0
+        else (step.items / time_s.interval[1], step.items / time_s.interval[0])
+    )
+    values["throughput_per_s"] = Value(
+        step.items / time_s.value, "1/s", interval, time_s.confidence, len(samples[name]), time_s.tier
+    )
+
+
+def _steps_between(progress: list[tuple[float, int]], start: float, end: float) -> float:
+    """Steps completed between two moments, interpolated between the known completions."""
+    moments, counts = zip(*progress, strict=True)
+    lo, hi = np.interp((start, end), moments, counts)
+    return float(hi - lo)
+
+
+def _lone_findings(lone: LoneSamples, one: Pass) -> Iterator[Finding]:
+    yield from _imprecise(lone.stopped, lone.host_s, "host time", one)
+    if lone.side_streams:
+        yield Finding(
+            "side_streams",
+            "the step works on streams other than the current one: its device time ends at a device-wide fence",
+        )
+
+
+def _imprecise(stopped: str, samples: Sequence[float], what: str, one: Pass) -> Iterator[Finding]:
+    """A budget that ended before the interval was narrow: said where it is wider than 5 %, ten times the aim."""
+    width = summarize(samples).relative_half_width
+    if stopped == BUDGET and len(samples) > one.min_samples and width > 0.05:
+        yield Finding(
+            "precision_not_reached",
+            f"the interval of the {what} is ±{format_value(100 * width, '1', 2)} % after {len(samples)} samples",
+            "give it more time (--bench-budget), or look for what disturbs the machine",
+        )
+
+
+def _both(first: Callable[[], object] | None, second: Callable[[], object]) -> Callable[[], object]:
+    def setup() -> None:
+        if first is not None:
+            first()
+        second()
+
+    return setup
+
+
+def _with_setup(step: Step) -> Callable[[], object]:
+    def run() -> None:
+        if step.setup is not None:
+            step.setup()
+        step.run()
+
+    return run
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Keep Python's garbage collector out of the samples."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def warnings_as_findings(findings: list[Finding]) -> Iterator[None]:
+    """A warning in a benchmark says something about its figures: it becomes a Finding, once per text."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield
+    texts: set[str] = set()
+    for one in caught:
+        text = first_line(one.message) if isinstance(one.message, Warning) else str(one.message)
+        if text not in texts:
+            texts.add(text)
+            findings.append(from_warning(one.category.__name__, text))

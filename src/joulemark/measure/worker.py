@@ -1,0 +1,208 @@
+"""The one door to a fresh process: cases are measured in a child that can be killed and replaced.
+
+The parent starts ``python -m pytest … --bench --bench-worker PASSES:FILE``. The child collects the same
+items with the same options, so overridden fixtures, hooks and models that come from options all work in it.
+Each answer is a line of JSON in FILE; a socket pair carries the requests and wakes the parent. When the
+parent dies, the child reads the end of the stream and dies too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from joulemark.errors import CaseTimeout, WorkerDied
+from joulemark.records import Json
+
+FD_VARIABLE = "JOULEMARK_WORKER_FD"
+HELLO = "hello"
+
+
+def send(connection: socket.socket, message: Json) -> None:
+    """Send one JSON message as a line."""
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+@dataclass
+class LineReader:
+    """Reads JSON lines off a socket, with a deadline."""
+
+    connection: socket.socket
+    _buffer: bytes = b""
+
+    def read(self, timeout_s: float | None) -> Json:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came in time.
+            EOFError: the other side has ended.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self.connection], [], [], left)
+            if not ready:
+                raise TimeoutError
+            try:
+                data = self.connection.recv(65536)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+
+@dataclass
+class Worker:
+    """A measuring process; started on the first request, replaced after it died or was killed.
+
+    Args:
+        arguments: pytest's arguments for the child, without ``--bench-worker``.
+        passes: the instruments, as ``--bench-collect`` takes them.
+        folder: where answers and the child's output go.
+        environment: of the child process.
+        start_timeout_s: for imports and collection.
+    """
+
+    arguments: Sequence[str]
+    passes: str
+    folder: Path
+    environment: Mapping[str, str]
+    cwd: Path
+    start_timeout_s: float = 300.0
+    hello: Json = None
+    started: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _connection: socket.socket | None = field(default=None, repr=False)
+    _reader: LineReader | None = field(default=None, repr=False)
+    _answers: IO[str] | None = field(default=None, repr=False)
+    _log: Path | None = field(default=None, repr=False)
+
+    def ensure_started(self) -> Json:
+        """Start the child if none runs; its greeting (software facts, baselines).
+
+        Raises:
+            WorkerDied: it ended before it was ready; the message holds the end of its output.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return self.hello
+        self.kill()
+        self.started += 1
+        answers = self.folder / f"measurements-{self.started}.jsonl"
+        answers.touch()
+        self._log = self.folder / f"worker-{self.started}.log"
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "pytest", *self.arguments, "--bench-worker", f"{self.passes}:{answers}"]
+        with theirs, self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, FD_VARIABLE: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._connection, self._reader = ours, LineReader(ours)
+        self._answers = answers.open(encoding="utf-8")
+        try:
+            self.hello = self._reader.read(self.start_timeout_s)[HELLO]
+        except (EOFError, TimeoutError) as error:
+            raise self._death("did not start") from error
+        return self.hello
+
+    def ask(self, nodeid: str, next_nodeid: str | None, timeout_s: float | None, **request: Json) -> Json:
+        """Have one item measured.
+
+        Args:
+            nodeid: pytest's id of the item.
+            next_nodeid: of the item that follows, so that shared fixtures may stay up; None tears all down.
+            timeout_s: the child is killed after it.
+            request: anything else that the child must know (budget, process number).
+
+        Returns:
+            The child's answer, see :func:`joulemark.plugin.child.answer`.
+
+        Raises:
+            CaseTimeout: killed at its timeout.
+            WorkerDied: the child ended without an answer.
+        """
+        self.ensure_started()
+        assert self._connection is not None
+        assert self._reader is not None
+        assert self._answers is not None
+        try:
+            send(self._connection, {"nodeid": nodeid, "next": next_nodeid, **request})
+            self._reader.read(timeout_s)
+        except TimeoutError:
+            self.kill()
+            raise CaseTimeout(
+                f"killed at its timeout of {timeout_s:g} s", "raise --bench-timeout if the case needs longer"
+            ) from None
+        except (EOFError, BrokenPipeError, ConnectionError) as error:
+            raise self._death("ended without an answer") from error
+        return json.loads(self._answers.readline())
+
+    def _death(self, what: str) -> WorkerDied:
+        process, log = self._process, self._log
+        code = None
+        if process is not None:
+            try:
+                code = process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                code = None
+        self.kill()
+        if code is not None and code < 0:
+            try:
+                what += f" (signal {signal.Signals(-code).name})"
+            except ValueError:
+                what += f" (signal {-code})"
+        elif code is not None:
+            what += f" (exit status {code})"
+        return WorkerDied(f"the measuring process {what}", f"the end of its output: {tail(log)}")
+
+    def kill(self) -> None:
+        """End the child and all that it started."""
+        if self._process is not None and self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                self._process.kill()
+            self._process.wait()
+        for resource in (self._connection, self._answers):
+            if resource is not None:
+                resource.close()
+        self._process = self._connection = self._reader = self._answers = None
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Let the child end by itself: its fixtures are torn down; kill it if that takes too long."""
+        if self._process is None:
+            return
+        if self._connection is not None:
+            try:
+                send(self._connection, {"stop": True})
+                self._process.wait(timeout_s)
+            except (subprocess.TimeoutExpired, OSError):
+                self.kill()
+        self.kill()
+
+
+def tail(path: Path | None, characters: int = 1500) -> str:
+    """The end of a text file, for an error message."""
+    if path is None or not path.exists():
+        return "(none)"
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    return text[-characters:] or "(empty)"

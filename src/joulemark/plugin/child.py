@@ -1,0 +1,210 @@
+"""The measuring process: takes items one at a time from its parent and answers with what it measured."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from joulemark.collect.timing import is_out_of_memory, is_poisoned
+from joulemark.errors import Unsupported
+from joulemark.measure.worker import FD_VARIABLE, HELLO, LineReader, send
+from joulemark.plugin.fixture import Bench, Instruments
+from joulemark.plugin.instruments import open_instruments
+from joulemark.plugin.sweep import Target, case_of_function
+
+if TYPE_CHECKING:
+    from joulemark.plugin.options import BenchOptions
+
+BENCH = pytest.StashKey[Bench]()
+REQUEST = pytest.StashKey[dict[str, Any]]()
+
+
+class Measuring:
+    """Builds the fixture ``bench``; its instruments are opened with the first case of a target."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        self.options = options
+        self._instruments: dict[str, Instruments] = {}
+
+    def instruments(self, target: Target, collect: tuple[str, ...]) -> Instruments:
+        """The instruments of a target, opened once per process."""
+        key = target.slug
+        if key not in self._instruments:
+            self._instruments[key] = open_instruments(target, collect)
+        return self._instruments[key]
+
+    def bench(self, item: pytest.Function, case: Any, target: Target) -> Bench:
+        """The fixture's value for one item."""
+        request = item.stash.get(REQUEST, {})
+        collect = self.options.collect
+        instruments = self.instruments(target, collect)
+        instruments.memory.reset()
+        bench = Bench(
+            case or case_of_function(item, target),
+            instruments,
+            collect,
+            self.options.quick,
+            request.get("budget_s"),
+            request.get("process", 0),
+        )
+        item.stash[BENCH] = bench
+        return bench
+
+
+class ChildLoop:
+    """Replaces pytest's own loop over items."""
+
+    def __init__(self, options: BenchOptions, measuring: Measuring, targets: list[Target]) -> None:
+        self.options = options
+        self.measuring = measuring
+        self.targets = targets
+        self._reports: list[pytest.TestReport] = []
+        self._error: BaseException | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Answer requests until the parent says stop or is gone."""
+        if session.config.option.collectonly:
+            return None
+        assert self.options.worker is not None
+        descriptor = os.environ.pop(FD_VARIABLE, None)
+        if descriptor is None:
+            self._all_of(session)
+            return True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        connection = socket.socket(fileno=int(descriptor))
+        requests = _listen(connection)
+        first = self.targets[0]
+        hello = self.measuring.instruments(first, self.options.collect)
+        send(
+            connection,
+            {
+                HELLO: {
+                    "facts": dict(hello.facts),
+                    "no_power": hello.no_power,
+                    "no_clock": hello.no_clock,
+                    "power": None if hello.power is None else hello.power.source.energy_tier,
+                    "pid": os.getpid(),
+                }
+            },
+        )
+        by_id = {item.nodeid: item for item in session.items}
+        with self.options.worker[1].open("a", encoding="utf-8") as answers:
+            while not (request := requests.get()).get("stop"):
+                reply = self._answer(by_id, request)
+                answers.write(json.dumps(reply) + "\n")
+                answers.flush()
+                send(connection, {"done": request["nodeid"]})
+        return True
+
+    def _all_of(self, session: pytest.Session) -> None:
+        """Started by hand with node ids: measure each and write its answer."""
+        assert self.options.worker is not None
+        by_id = {item.nodeid: item for item in session.items}
+        with self.options.worker[1].open("a", encoding="utf-8") as answers:
+            for nodeid in by_id:
+                answers.write(json.dumps(self._answer(by_id, {"nodeid": nodeid, "next": None})) + "\n")
+
+    def _answer(self, by_id: dict[str, pytest.Item], request: dict[str, Any]) -> dict[str, Any]:
+        item = by_id.get(request["nodeid"])
+        if item is None:
+            return {
+                "outcome": "failed",
+                "reason": "the measuring process does not collect this item: its id differs between processes",
+                "measurements": [],
+                "findings": [],
+            }
+        item.stash[REQUEST] = request
+        self._reports, self._error = [], None
+        begin = time.time()
+        following = by_id.get(request.get("next") or "")
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        reply = self._reply(item, (begin, time.time()))
+        _forget(item)
+        return reply
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Note the first exception of the item, whatever phase it came from."""
+        if call.excinfo is not None and self._error is None:
+            self._error = call.excinfo.value
+        report = yield
+        self._reports.append(report)  # type: ignore[arg-type]
+        return report
+
+    def _reply(self, item: pytest.Item, window: tuple[float, float]) -> dict[str, Any]:
+        bench = item.stash.get(BENCH, None)
+        outcome, reason = self._outcome(bench)
+        poisoned = self._error is not None and outcome == "failed" and is_poisoned(self._error)
+        bad = next((report for report in self._reports if report.failed), None)
+        return {
+            "nodeid": item.nodeid,
+            "outcome": outcome,
+            "reason": reason,
+            "poisoned": poisoned,
+            "case": None if bench is None else bench.case.to_json(),
+            "measurements": [] if bench is None else [one.to_json() for one in bench.measurements],
+            "findings": [] if bench is None else [one.to_json() for one in bench.findings],
+            "static_power_w": None if bench is None else bench.instruments.static_power_w,
+            "window_utc": list(window),
+            "longrepr": None if bad is None or outcome != "failed" else bad.longreprtext,
+            "output": "" if bad is None else "\n".join(text for _, text in bad.sections)[-4000:],
+        }
+
+    def _outcome(self, bench: Bench | None) -> tuple[str, str | None]:
+        error = self._error
+        if error is None:
+            if bench is None or not bench.used:
+                return "failed", "the benchmark took the fixture bench and never measured with it"
+            return "ok", None
+        if is_out_of_memory(error):
+            return "oom", "out of memory"
+        if isinstance(error, pytest.skip.Exception):
+            return "unsupported", str(error)
+        if isinstance(error, Unsupported):
+            return "unsupported", str(error)
+        first = str(error).strip().splitlines()
+        return "failed", f"{type(error).__name__}: {first[0] if first else ''}".rstrip(": ")
+
+
+def _listen(connection: socket.socket) -> queue.Queue[dict[str, Any]]:
+    """Requests, read beside the measurement; when the parent is gone this process ends at once."""
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    reader = LineReader(connection)
+
+    def listen() -> None:
+        while True:
+            try:
+                requests.put(reader.read(None))
+            except EOFError:
+                os._exit(1)
+
+    threading.Thread(target=listen, daemon=True, name="joulemark-requests").start()
+    return requests
+
+
+def _forget(item: pytest.Item) -> None:
+    """Drop what keeps a case's memory alive: tracebacks, the fixture's closures, torch's cached blocks."""
+    if BENCH in item.stash:
+        del item.stash[BENCH]
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            os.write(2, b"joulemark: the CUDA context is unusable; this process will be replaced\n")

@@ -1,0 +1,117 @@
+"""Opens the instruments of a measuring process: the device's clock, memory, power and baselines."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Collection
+from typing import Any
+
+from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
+from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power
+from joulemark.collect.timing import HostTimer, Timer, timer_for
+from joulemark.errors import DeviceError
+from joulemark.plugin.fixture import Instruments
+from joulemark.plugin.sweep import Target
+
+_STATIC_WINDOW_S = 1.3
+
+
+def open_instruments(target: Target, collect: Collection[str]) -> Instruments:
+    """What this process has for a target; what is off carries its reason."""
+    device, timer, no_clock = _clock(target)
+    power, no_power = (
+        _power(target) if "power" in collect else (None, "power was not asked for (--bench-collect power)")
+    )
+    memory = memory_peak(device) if device != "cpu" else ProcessMemoryPeak()
+    facts = framework_facts(device)
+    static = None
+    if power is not None and target.on_gpu and device != "cpu":
+        static = _static_power_w(timer, power, facts)
+    return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts)
+
+
+def _clock(target: Target) -> tuple[str, Timer, str]:
+    """The device and its timer; a GPU that torch cannot use leaves the host's clock and a reason."""
+    if not target.on_gpu:
+        return "cpu", HostTimer(), ""
+    if importlib.util.find_spec("torch") is None:
+        return (
+            "cpu",
+            HostTimer(),
+            "torch is not installed, so the device's clock cannot be read (pip install joulemark[torch])",
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu", HostTimer(), "torch sees no CUDA device"
+    return "cuda:0", timer_for("cuda:0"), ""
+
+
+def _power(target: Target) -> tuple[PowerSampler | None, str]:
+    sampler = open_power(target.uuid)
+    if isinstance(sampler.source, NullPowerSource):
+        return None, str(sampler.source.problem)
+    return sampler, ""
+
+
+def describe_power(uuid: str | None) -> str:
+    """Which sensors of a device answer, in words for the session's header."""
+    sampler, why = _power(Target(uuid, "", "", ""))
+    if sampler is None:
+        return f"off: {why}"
+    with sampler:
+        source = sampler.source
+        lacks: list[str] = []
+        for read, name in ((source.read_energy_j, source.energy_tier), (source.read_power_w, source.power_tier)):
+            try:
+                read()
+            except DeviceError as error:
+                lacks.append(f"{name} off: {error}")
+            else:
+                return f"{name} beside the workload" + "".join(f" ({lack})" for lack in lacks)
+    return "off: " + "; ".join(lacks)
+
+
+def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) -> float | None:
+    """Power of the board while it idles with a context and clocks up, in W; stored with its interval."""
+    import torch
+
+    matrix = torch.randn(2048, 2048, device=timer.device)
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        for _ in range(10):
+            matrix @ matrix
+        timer.synchronize()
+    time.sleep(0.15)
+    del matrix
+    torch.cuda.empty_cache()
+    try:
+        value = idle_power(power.source, _STATIC_WINDOW_S)
+    except DeviceError as error:
+        facts["baselines"] = {"static_power_w": None, "why": str(error)}
+        return None
+    facts["baselines"] = {"static_power_w": value.to_json()}
+    return value.value
+
+
+def framework_facts(device: str) -> dict[str, Any]:
+    """Versions and settings of torch as this process has them; empty when it is not loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    cuda = device.startswith("cuda")
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "threads": torch.get_num_threads(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "device_uuid": _device_uuid(torch, device) if cuda else None,
+    }
+
+
+def _device_uuid(torch: Any, device: str) -> str | None:
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}" if not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)

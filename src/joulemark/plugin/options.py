@@ -1,0 +1,223 @@
+"""Everything that the command line and the ini file say to joulemark, read once into a frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulemark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pytest
+
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
+MODES = ("eager", "jit", "compile", "graph")
+INPUTS = ("device", "pinned", "pageable", "loader")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Options of one session. None means: what the benchmark's own marker says, or its default.
+
+    Args:
+        budget_s: wall time of the whole sweep, in s.
+        timeout_s: of one case, in s.
+        worker: (passes, answers file) in a measuring process, None in the parent.
+        isolate: measure in a child process; off under a debugger.
+    """
+
+    enabled: bool = False
+    models: tuple[str, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    modes: tuple[str, ...] | None = None
+    inputs: tuple[str, ...] | None = None
+    gpus: str = "auto"
+    collect: tuple[str, ...] = ("timing", "power")
+    budget_s: float | None = None
+    timeout_s: float | None = 900.0
+    quick: bool = False
+    processes: int = 1
+    results: Path = Path("results")
+    resume: Path | None = None
+    reports: tuple[Path, ...] = ()
+    strict: bool = False
+    anonymize: bool = False
+    worker: tuple[str, Path] | None = None
+    isolate: bool = True
+
+    @classmethod
+    def from_pytest_config(cls, config: pytest.Config) -> BenchOptions:
+        """Read and check all options.
+
+        Raises:
+            ConfigurationError: a value that cannot be, with the option, the value and what it takes.
+        """
+        base = config.invocation_params.dir
+        resume = _text(config, "resume")
+        worker = _text(config, "worker")
+        return cls(
+            enabled=bool(config.getoption("joulemark_bench")),
+            models=_names(config, "models"),
+            batch_sizes=_batch_sizes(config),
+            dtypes=_choices(config, "dtypes", DTYPES),
+            modes=_choices(config, "modes", MODES),
+            inputs=_choices(config, "input", INPUTS),
+            gpus=_text(config, "gpus") or "auto",
+            collect=_choices(config, "collect", ("timing", "power")) or ("timing", "power"),
+            budget_s=_number(config, "budget"),
+            timeout_s=_number(config, "timeout") or cls.timeout_s,
+            quick=_flag(config, "quick"),
+            processes=int(_number(config, "processes") or 1),
+            results=base / (_text(config, "results") or _default_results(config.rootpath)),
+            resume=None if resume is None else base / resume,
+            reports=tuple(base / one for one in _names(config, "report") or ()),
+            strict=_flag(config, "strict"),
+            anonymize=_flag(config, "anonymize"),
+            worker=None if worker is None else _worker(worker),
+            isolate=not (
+                _flag(config, "inprocess") or config.getoption("usepdb", False) or config.getoption("trace", False)
+            ),
+        )
+
+
+_HELP: dict[str, tuple[str, str]] = {
+    "models": (
+        "NAMES",
+        "models to sweep, comma-separated: zoo names (resnet50, bert_base …) and pkg.mod:factory alike",
+    ),
+    "batch-sizes": ("SIZES", "batch sizes, comma-separated; 1:128 means the powers of two from 1 to 128"),
+    "dtypes": ("NAMES", f"number formats, of {', '.join(DTYPES)} (fp32 has TF32 off)"),
+    "modes": ("NAMES", f"how the framework runs the model, of {', '.join(MODES)}"),
+    "gpus": (
+        "WHICH",
+        "auto (one GPU of each model), all, cpu, or CUDA ordinals, UUIDs or model names, comma-separated",
+    ),
+    "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
+    "collect": ("NAMES", "instruments, of timing, power (both are on unless you choose)"),
+    "budget": (
+        "SECONDS",
+        "wall time of the whole sweep; cases share what is left, the last ones are left for --bench-resume",
+    ),
+    "timeout": ("SECONDS", "a case is killed after it and reported as failed (900 unless you choose)"),
+    "processes": ("N", "measure each case in N fresh processes, to see the spread between processes"),
+    "results": (
+        "DIR",
+        "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
+    ),
+    "resume": ("FILE", "go on with the sweep of this file: finished cases are not measured again"),
+    "worker": ("PASSES:FILE", "internal: measure for a parent process"),
+}
+_FLAGS = {
+    "quick": "short passes: a look, not a record",
+    "strict": "flagged and out-of-memory cases fail",
+    "anonymize": "store no host name, no paths, and digests of the GPUs' UUIDs",
+    "inprocess": "measure in this very process (no timeout, no recovery); what --pdb and --trace do too",
+}
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    group = parser.getgroup("joulemark", "joulemark: where a GPU's time and joules go")
+    group.addoption(
+        "--bench",
+        action="store_true",
+        dest="joulemark_bench",
+        default=False,
+        help="run the benchmarks (bench_* folders, or the paths given) instead of the tests; "
+        "example: pytest --bench --bench-models resnet50 --bench-batch-sizes 1:64",
+    )
+    for name, (metavar, about) in _HELP.items():
+        ini = f"bench_{name.replace('-', '_')}"
+        group.addoption(f"--bench-{name}", dest=_dest(name), metavar=metavar, default=None, help=about)
+        if name not in ("worker", "resume"):
+            parser.addini(ini, f"{about} (as --bench-{name})", default=None)
+    group.addoption(
+        "--bench-report",
+        dest=_dest("report"),
+        metavar="FILE",
+        action="append",
+        default=None,
+        help="also write the tables to FILE.md, FILE.csv or FILE.json; may be given several times",
+    )
+    parser.addini("bench_report", "also write the tables to this file (as --bench-report)", default=None)
+    for name, about in _FLAGS.items():
+        group.addoption(f"--bench-{name}", dest=_dest(name), action="store_true", default=False, help=about)
+        parser.addini(f"bench_{name}", f"{about} (as --bench-{name})", type="bool", default=False)
+
+
+def _default_results(root: Path) -> Path:
+    """The project's ``results`` folder where it has one, else a hidden folder that git ignores."""
+    return root / "results" if (root / "results").is_dir() else root / ".joulemark"
+
+
+def _dest(name: str) -> str:
+    return f"joulemark_{name.replace('-', '_')}"
+
+
+def _flag(config: pytest.Config, name: str) -> bool:
+    return bool(config.getoption(_dest(name)) or config.getini(f"bench_{name}"))
+
+
+def _text(config: pytest.Config, name: str) -> str | None:
+    value = config.getoption(_dest(name))
+    if value is None and name not in ("worker", "resume"):
+        value = config.getini(f"bench_{name.replace('-', '_')}")
+    return str(value) if value else None
+
+
+def _names(config: pytest.Config, name: str) -> tuple[str, ...] | None:
+    value = config.getoption(_dest(name))
+    if isinstance(value, list):
+        value = ",".join(value)
+    text = value if value is not None else config.getini(f"bench_{name.replace('-', '_')}")
+    if not text:
+        return None
+    return tuple(dict.fromkeys(part.strip() for part in str(text).split(",") if part.strip()))
+
+
+def _choices(config: pytest.Config, name: str, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
+    names = _names(config, name)
+    for one in names or ():
+        if one not in allowed:
+            raise ConfigurationError(f"--bench-{name} got {one!r}", f"it takes {', '.join(allowed)}")
+    return names
+
+
+def _number(config: pytest.Config, name: str) -> float | None:
+    text = _text(config, name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf") or (name == "processes" and value != int(value)):
+        raise ConfigurationError(f"--bench-{name} got {text!r}", "it takes a positive number")
+    return value
+
+
+def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
+    names = _names(config, "batch-sizes")
+    if names is None:
+        return None
+    sizes: list[int] = []
+    for one in names:
+        first, colon, last = one.partition(":")
+        if not first.isdigit() or int(first) < 1 or (colon and (not last.isdigit() or int(last) < int(first))):
+            raise ConfigurationError(
+                f"--bench-batch-sizes got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
+            )
+        size, end = int(first), int(last) if colon else int(first)
+        while size <= end:
+            sizes.append(size)
+            size *= 2
+    return tuple(sorted(set(sizes)))
+
+
+def _worker(text: str) -> tuple[str, Path]:
+    passes, colon, file = text.partition(":")
+    if not colon or not file:
+        raise ConfigurationError(f"--bench-worker got {text!r}", "it takes PASSES:FILE and is for joulemark itself")
+    return passes, Path(file)

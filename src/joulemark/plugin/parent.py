@@ -1,0 +1,376 @@
+"""The parent of a sweep: has items measured in the child, stores each record as it ends, and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from joulemark.errors import CaseTimeout, ConfigurationError, MeasurementError, WorkerDied
+from joulemark.measure.assemble import assemble
+from joulemark.measure.worker import Worker
+from joulemark.plugin.replay import progress_line, replay
+from joulemark.plugin.sweep import Target, case_of_function
+from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
+from joulemark.stats import union_length
+from joulemark.store import RunWriter
+
+if TYPE_CHECKING:
+    from joulemark.device.gpu import Inventory
+    from joulemark.plugin.options import BenchOptions
+
+CASE = pytest.StashKey[tuple[Case, Target]]()
+TARGETS_VARIABLE = "JOULEMARK_WORKER_TARGETS"
+_DROPPED = (
+    "--lf",
+    "--last-failed",
+    "--ff",
+    "--failed-first",
+    "--nf",
+    "--new-first",
+    "--sw",
+    "--stepwise",
+    "-x",
+    "--exitfirst",
+)
+
+
+def child_arguments(config: pytest.Config) -> list[str]:
+    """The parent's own arguments, with what must not happen twice (reports, early stops) neutralized at the end.
+
+    ``--lf`` and its like are left out: the child collects all items and measures those that it is asked for.
+    """
+    given = [one for one in config.invocation_params.args if str(one) not in _DROPPED]
+    extra = ["--maxfail=0", "--junitxml=", "-q", "--benchmark-disable", "--color=no"]
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        extra += ["-p", "no:cacheprovider"]
+    if config.pluginmanager.hasplugin("xdist"):
+        extra += ["-n0"]
+    return [str(one) for one in given] + extra
+
+
+class Sweep:
+    """State of one session: worker, store, budget and what has been measured so far.
+
+    Args:
+        config: pytest's.
+        options: of the session.
+        targets: devices under test.
+        inventory: GPUs as NVML shows them.
+        path: of the result file.
+        run_id: of this run.
+        finished: ids of cases that a resumed file already holds.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        options: BenchOptions,
+        targets: list[Target],
+        inventory: Inventory,
+        path: Path,
+        run_id: str,
+        finished: frozenset[str] = frozenset(),
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.targets = targets
+        self.inventory = inventory
+        self.path = path
+        self.run_id = run_id
+        self._writer: RunWriter | None = None
+        self.finished = finished
+        self.records: list[Record] = []
+        self.begin = time.time()
+        self.total = 0
+        self.done = 0
+        self.skipped_for_budget = 0
+        self.environment: Environment | None = None
+        self.idle: dict[str, Any] = {}
+        self._oom: dict[str, int] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+        self._worker: Worker | None = None
+        self._worker_target: Target | None = None
+
+    # -- running one item
+
+    def run_item(self, item: pytest.Function, benchmark: Any) -> None:
+        """Measure one item, store its record and turn its outcome into pytest's.
+
+        Raises:
+            pytest.skip.Exception: unsupported here, already in the resumed file, or the budget is spent.
+            pytest.fail.Exception: failed, or flagged or out of memory under ``--bench-strict``.
+        """
+        case, target = self._case(item)
+        if case.case_id in self.finished:
+            pytest.skip("already in the file that is resumed")
+        if self._too_late():
+            self.skipped_for_budget += 1
+            pytest.skip(f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.path}")
+        known = self._oom.get(case.series.case_id)
+        if known is not None and case.batch_size is not None and case.batch_size > known:
+            reply = _reply("oom", f"not tried: batch {known} of this series did not fit")
+        else:
+            reply = self._measure(item, case, target)
+        record = self._record(item, case, target, reply)
+        self._keep(record)
+        item.user_properties.append(("outcome", record.outcome))
+        item.user_properties.append(("case_id", record.case_id))
+        replay(item, benchmark, record)
+        self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
+
+    def _case(self, item: pytest.Function) -> tuple[Case, Target]:
+        if CASE in item.stash:
+            return item.stash[CASE]
+        callspec = getattr(item, "callspec", None)
+        target = callspec.params.get("joulemark_gpu", self.targets[0]) if callspec else self.targets[0]
+        return case_of_function(item, target), target
+
+    def _measure(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
+        """One reply for all processes; a CUDA error is tried once more in a fresh process."""
+        replies: list[dict[str, Any]] = []
+        for process in range(self.options.processes):
+            if process or (self.options.processes > 1 and self._worker is not None):
+                self._restart()
+            reply = self._ask(item, target, process)
+            if reply.get("poisoned"):
+                self._restart()
+                first = reply["reason"]
+                reply = self._ask(item, target, process)
+                if reply.get("poisoned"):
+                    self._restart()
+                    reply["reason"] = f"{reply['reason']} (twice, the second time in a fresh process)"
+                else:
+                    reply["findings"] = [*reply["findings"], _retried(first).to_json()]
+            replies.append(reply)
+            if reply["outcome"] != "ok":
+                break
+        joined = dict(replies[-1])
+        joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
+        joined["findings"] = [one for reply in replies for one in reply["findings"]]
+        joined["window_utc"] = [replies[0]["window_utc"][0], replies[-1]["window_utc"][1]]
+        if joined["outcome"] == "oom" and case.batch_size is not None:
+            self._oom[case.series.case_id] = min(case.batch_size, self._oom.get(case.series.case_id, case.batch_size))
+        return joined
+
+    def _ask(self, item: pytest.Function, target: Target, process: int) -> dict[str, Any]:
+        begin = time.time()
+        try:
+            worker = self._worker_for(target)
+            return dict(
+                worker.ask(
+                    item.nodeid,
+                    None if self.options.processes > 1 else _next_nodeid(item),
+                    self.options.timeout_s,
+                    budget_s=self._share(),
+                    process=process,
+                )
+            )
+        except (CaseTimeout, WorkerDied) as error:
+            what = error.what if isinstance(error, CaseTimeout) else str(error)
+            return {**_reply("failed", what), "window_utc": [begin, time.time()]}
+
+    def _worker_for(self, target: Target) -> Worker:
+        if self._worker is not None and self._worker_target != target:
+            self._worker.close()
+            self._worker = None
+        if self._worker is None:
+            self._worker_target = target
+            self._worker = Worker(
+                child_arguments(self.config),
+                ",".join(self.options.collect),
+                self._folder,
+                child_environment(target, self.targets),
+                self.config.invocation_params.dir,
+            )
+        return self._worker
+
+    def _restart(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+
+    # -- budget
+
+    def _too_late(self) -> bool:
+        return self.options.budget_s is not None and time.time() - self.begin >= self.options.budget_s
+
+    def _share(self) -> float | None:
+        """Seconds for the passes of the next case: an even share of what is left, less what cases cost besides."""
+        if self.options.budget_s is None:
+            return None
+        left = self.options.budget_s - (time.time() - self.begin)
+        return max(0.1, left / max(1, self.total - self.done) - self._overhead())
+
+    def _overhead(self) -> float:
+        """Mean time per case outside its passes so far, in s (building, warm-up, edges)."""
+        recent = [one for one in self.records[-20:] if one.window_utc is not None and one.measured_windows_utc]
+        if not recent:
+            return 1.0
+        spent = sum(one.window_utc[1] - one.window_utc[0] for one in recent if one.window_utc is not None)
+        return max(0.0, (spent - sum(union_length(one.measured_windows_utc) for one in recent)) / len(recent))
+
+    # -- records
+
+    def _record(self, item: pytest.Item, case: Case, target: Target, reply: Mapping[str, Any]) -> Record:
+        environment = self._environment()
+        findings = [Finding.from_json(one) for one in reply["findings"]]
+        if target.note is not None:
+            findings.append(Finding("gpu_unverified", target.note, "name the GPU by its UUID", flags=True))
+        outcome: Outcome = reply["outcome"]
+        uuid = target.uuid
+        if uuid is not None and self.options.anonymize:
+            from joulemark.environment import anonymous
+
+            uuid = anonymous(uuid)
+        return assemble(
+            case,
+            [Measurement.from_json(one) for one in reply["measurements"]],
+            run_id=self.run_id,
+            environment_id=environment.environment_id,
+            outcome=outcome,
+            reason=reply["reason"],
+            gpu_uuid=uuid,
+            nodeid=item.nodeid,
+            findings=findings,
+            window_utc=tuple(reply["window_utc"]),
+            static_power_w=reply.get("static_power_w"),
+        )
+
+    def _environment(self) -> Environment:
+        if self.environment is None:
+            from joulemark.environment import gather
+
+            hello = (self._worker.hello if self._worker is not None else None) or {}
+            framework = dict(hello.get("facts") or {})
+            if self.idle:
+                framework["baselines"] = {**framework.get("baselines", {}), **self.idle}
+            self.environment = gather(
+                self.inventory,
+                self.config.rootpath,
+                anonymize=self.options.anonymize,
+                framework=framework,
+                tiers={
+                    "timing": "host_clock" if hello.get("no_clock") or not self.targets[0].on_gpu else "cuda_events",
+                    "energy": hello.get("power"),
+                },
+                notes={
+                    key: text
+                    for key, text in (("energy", hello.get("no_power")), ("timing", hello.get("no_clock")))
+                    if text
+                },
+            )
+            self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
+        return self.environment
+
+    def _keep(self, record: Record) -> None:
+        assert self._writer is not None
+        self._writer.write(record)
+        self.records.append(record)
+        self.done += 1
+
+    def conclude(self, record: Record, longrepr: str | None, output: str) -> None:
+        """Turn an outcome into pytest's: failed and unsupported raise, so do flagged and oom under strict."""
+        if record.outcome == "unsupported":
+            pytest.skip(record.reason or "unsupported")
+        if record.outcome == "failed":
+            pytest.fail("\n".join(part for part in (record.reason, longrepr, output) if part), pytrace=False)
+        if self.options.strict and record.outcome in ("oom", "flagged"):
+            said = record.reason or "; ".join(one.message for one in record.findings if one.flags)
+            pytest.fail(f"--bench-strict: {record.outcome}: {said}", pytrace=False)
+
+    # -- in process
+
+    def keep_in_process(self, item: pytest.Function, reply: Mapping[str, Any]) -> Record:
+        """Store what this very process measured (``--bench-inprocess``, ``--pdb``)."""
+        case, target = self._case(item)
+        record = self._record(item, case, target, reply)
+        self._keep(record)
+        return record
+
+    # -- the end
+
+    def status(self, record: Record) -> str:
+        """``[12/96, 2 min left] resnet50-… 1.23 ms``."""
+        done, total = self.done, max(self.total, self.done)
+        spent = time.time() - self.begin
+        left = spent / max(1, done) * (total - done)
+        estimate = "" if done == total else f", about {_duration(left)} left"
+        return f"[{done}/{total}{estimate}] {record.case.label}: {progress_line(record)}"
+
+    def close(self, completed: bool, reason: str | None) -> None:
+        """End the worker and mark the file."""
+        if self._worker is not None:
+            if completed:
+                self._worker.close()
+            else:
+                self._worker.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._writer is not None:
+            self._writer.end(completed=completed, wall_s=self.wall_s, measured_s=self.measured_s, reason=reason)
+            self._writer.close()
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of the session so far, in s."""
+        return time.time() - self.begin
+
+    @property
+    def measured_s(self) -> float:
+        """Union of the windows whose samples are stored, in s."""
+        return union_length(window for record in self.records for window in record.measured_windows_utc)
+
+
+def _retried(first: str | None) -> Finding:
+    return Finding("retried", f"a CUDA error ended the first try ({first}); measured in a fresh process", flags=True)
+
+
+def _reply(outcome: str, reason: str) -> dict[str, Any]:
+    now = time.time()
+    return {"outcome": outcome, "reason": reason, "measurements": [], "findings": [], "window_utc": [now, now]}
+
+
+def _next_nodeid(item: pytest.Item) -> str | None:
+    """The item after this one: fixtures that both share stay up in the child."""
+    items = item.session.items
+    index = items.index(item) + 1
+    return items[index].nodeid if index < len(items) else None
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def child_environment(target: Target, targets: list[Target]) -> dict[str, str]:
+    """The child sees the GPU under test alone, by UUID, and the parent's list of targets."""
+    described = [
+        {"uuid": one.uuid, "slug": one.slug, "model": one.model, "name": one.name, "note": one.note} for one in targets
+    ]
+    return {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": target.uuid or "",
+        TARGETS_VARIABLE: json.dumps({"targets": described, "current": target.slug}),
+    }
+
+
+def targets_from_parent() -> list[Target] | None:
+    """In a child: the parent's targets, the one of this process first; None in a parent."""
+    text = os.environ.get(TARGETS_VARIABLE)
+    if text is None:
+        return None
+    data = json.loads(text)
+    targets = [Target(**one) for one in data["targets"]]
+    if not targets:
+        raise ConfigurationError(
+            f"{TARGETS_VARIABLE} names no target", "it is set by joulemark for its measuring processes"
+        )
+    return sorted(targets, key=lambda one: one.slug != data["current"])
+
+
+__all__ = ["CASE", "MeasurementError", "Sweep", "child_arguments", "child_environment", "targets_from_parent"]

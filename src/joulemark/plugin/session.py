@@ -1,0 +1,353 @@
+"""What ``--bench`` adds to a pytest session, in the parent and in the measuring process alike."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
+from joulemark.plugin.options import BenchOptions
+from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
+from joulemark.records import Case
+
+if TYPE_CHECKING:
+    from joulemark.device.gpu import Inventory
+    from joulemark.plugin.fixture import Bench
+    from joulemark.plugin.child import Measuring
+    from joulemark.plugin.parent import Sweep
+    from joulemark.workloads.base import Step, Workload
+
+_SESSION = pytest.StashKey["BenchSession"]()
+
+
+def session_of(config: pytest.Config) -> BenchSession:
+    """The session's state.
+
+    Raises:
+        pytest.UsageError: a fixture of joulemark was asked for outside ``--bench``.
+    """
+    try:
+        return config.stash[_SESSION]
+    except KeyError:
+        raise pytest.UsageError("the fixtures bench and workload need --bench") from None
+
+
+def configure(config: pytest.Config) -> None:
+    """Check the options, find the devices and register the session.
+
+    Raises:
+        pytest.UsageError: an option is wrong, or conflicts with another plugin.
+    """
+    try:
+        options = BenchOptions.from_pytest_config(config)
+        _refuse_conflicts(config)
+        session = BenchSession(config, options)
+    except JoulemarkError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[_SESSION] = session
+    config.pluginmanager.register(session, "joulemark-session")
+    _choose_paths(config)
+    config.addinivalue_line("python_files", "bench_*.py")
+    config.addinivalue_line("python_functions", "bench_*")
+
+
+def _refuse_conflicts(config: pytest.Config) -> None:
+    workers = getattr(config.option, "numprocesses", None)
+    if hasattr(config, "workerinput") or workers or getattr(config.option, "tx", None):
+        raise ConfigurationError(
+            f"--bench got -n {workers}: benchmarks that run side by side on one device would time each other",
+            "drop -n (or give -n 0)",
+        )
+
+
+def _choose_paths(config: pytest.Config) -> None:
+    """Without paths: the root's bench_* folders; where there are none, the invocation folder."""
+    source = config.args_source
+    if source not in (pytest.Config.ArgsSource.TESTPATHS, pytest.Config.ArgsSource.INVOCATION_DIR):
+        return
+    folders = sorted(str(path) for path in config.rootpath.glob("bench_*") if path.is_dir())
+    config.args[:] = folders or [str(config.invocation_params.dir)]
+
+
+class BenchSession:
+    """Hooks of a session with ``--bench``.
+
+    In the parent, items are measured through :class:`joulemark.plugin.parent.Sweep`; in the measuring
+    process (``--bench-worker``) and under a debugger, the fixtures do the work.
+    """
+
+    def __init__(self, config: pytest.Config, options: BenchOptions) -> None:
+        from joulemark.device.gpu import probe_gpus
+        from joulemark.plugin.parent import targets_from_parent
+
+        self.config = config
+        self.options = options
+        self.own: dict[str, Workload] = {}
+        self.sweep: Sweep | None = None
+        self.measuring: Measuring | None = None
+        self.stray: list[str] = []
+        self._interrupted = False
+        self.is_child = options.worker is not None
+        inherited = targets_from_parent() if self.is_child else None
+        self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ)
+        self.targets = inherited or self._targets()
+        if self.is_child or not options.isolate:
+            self._configure_measuring()
+        if not self.is_child:
+            self._configure_parent()
+
+    def _targets(self) -> list[Target]:
+        from joulemark.device.gpu import select_gpus
+
+        assert self.inventory is not None
+        chosen = select_gpus(self.inventory.visible, self.options.gpus)
+        slugs = [one.gpu.slug for one in chosen]
+        out = []
+        for one in chosen:
+            twin = slugs.count(one.gpu.slug) > 1
+            slug = (
+                f"{one.gpu.slug}-{one.gpu.uuid.removeprefix('GPU-').removeprefix('MIG-')[:8]}" if twin else one.gpu.slug
+            )
+            out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, None if one.verified else one.why))
+        return out or [CPU]
+
+    def _configure_measuring(self) -> None:
+        from joulemark.plugin.child import ChildLoop, Measuring
+
+        self.measuring = Measuring(self.options)
+        if self.is_child:
+            loop = ChildLoop(self.options, self.measuring, self.targets)
+            self.config.pluginmanager.register(loop, "joulemark-child")
+        elif self.targets[0].on_gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.targets[0].uuid or ""
+
+    def _configure_parent(self) -> None:
+        from joulemark.plugin.parent import Sweep
+        from joulemark.report import check_report_path
+        from joulemark.store import finished_case_ids, new_path, new_run_id, read_run
+
+        for path in self.options.reports:
+            check_report_path(path)
+        assert self.inventory is not None
+        finished: frozenset[str] = frozenset()
+        if self.options.resume is not None:
+            run = read_run(self.options.resume)
+            finished = frozenset(finished_case_ids(run))
+            path, run_id = self.options.resume, run.run_id
+        else:
+            run_id = new_run_id()
+            folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
+            path = new_path(self.options.results, folder, time.time(), run_id)
+        self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished)
+
+    # -- collection
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Ask the project's hook for own workloads, before anything is collected; make a cancelled job end in order."""
+        for given in self.config.hook.pytest_joulemark_workloads(config=self.config):
+            self.own.update(given or {})
+        if not self.is_child:
+            signal.signal(signal.SIGTERM, _interrupt)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
+        if "bench" not in metafunc.fixturenames:
+            return
+        try:
+            marker = SweepMarker.read(metafunc.definition.iter_markers("bench"))
+            if "joulemark_case" in metafunc.fixturenames:
+                swept = cells(marker, self.options, self.targets, self.own)
+                metafunc.parametrize(
+                    ("joulemark_case", "joulemark_gpu"), swept, indirect=True, ids=[case.label for case, _ in swept]
+                )
+            elif len(self.targets) > 1:
+                metafunc.parametrize(
+                    "joulemark_gpu", self.targets, indirect=True, ids=[one.slug for one in self.targets]
+                )
+        except ConfigurationError as error:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid}: {error}") from error
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep the items that measure."""
+        kept = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
+        dropped = [item for item in items if item not in set(kept)]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = kept
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """In the parent, fixtures other than pytest-benchmark's are left to the measuring process."""
+        from joulemark.plugin import replay
+        from joulemark.plugin.parent import CASE
+
+        if self.sweep is None:
+            return
+        self.sweep.total = len(session.items)
+        has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
+        for item in session.items:
+            if not isinstance(item, pytest.Function):
+                continue
+            callspec = getattr(item, "callspec", None)
+            if callspec is not None and "joulemark_case" in callspec.params:
+                item.stash[CASE] = (callspec.params["joulemark_case"], callspec.params["joulemark_gpu"])
+            if self.options.isolate:
+                item.fixturenames = ["benchmark"] if has_benchmark else []
+                if has_benchmark:
+                    replay.prepare(item)
+
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> None:
+        """A function that takes ``bench`` under a name that pytest does not collect would be lost without a word."""
+        if not inspect.isfunction(obj) or not isinstance(collector, (pytest.Module, pytest.Class)):
+            return
+        patterns = self.config.getini("python_functions")
+        takes = "bench" in inspect.signature(obj).parameters
+        if takes and not name.startswith(tuple(one.rstrip("*") for one in patterns)) and not _is_fixture(obj):
+            self.stray.append(f"{collector.nodeid}::{name}")
+
+    # -- running
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """In the parent: measure in the child instead of calling the function."""
+        if self.sweep is None or not self.options.isolate:
+            return None
+        if not self.config.pluginmanager.hasplugin("benchmark"):
+            pytest.skip("joulemark needs pytest-benchmark: leave out -p no:benchmark")
+        self.sweep.run_item(pyfuncitem, pyfuncitem.funcargs.get("benchmark"))
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """In one process, the record is made when the item has ended."""
+        if self.sweep is None or self.options.isolate:
+            return (yield)
+        begin = time.time()
+        result = yield
+        self._keep_in_process(item, begin)
+        return result
+
+    def _keep_in_process(self, item: pytest.Item, begin: float) -> None:
+        from joulemark.plugin.child import BENCH
+
+        bench = item.stash.get(BENCH, None)
+        if bench is None or not bench.measurements or self.sweep is None or not isinstance(item, pytest.Function):
+            return
+        self.sweep.keep_in_process(
+            item,
+            {
+                "outcome": "ok",
+                "reason": None,
+                "window_utc": [begin, time.time()],
+                "measurements": [one.to_json() for one in bench.measurements],
+                "findings": [one.to_json() for one in bench.findings],
+                "static_power_w": bench.instruments.static_power_w,
+            },
+        )
+
+    def make_bench(self, request: pytest.FixtureRequest, target: Target) -> Bench:
+        """The value of the fixture ``bench``."""
+        assert self.measuring is not None
+        item = request.node
+        callspec = getattr(item, "callspec", None)
+        case = callspec.params.get("joulemark_case") if callspec is not None else None
+        bench = self.measuring.bench(item, case, target)
+        for instrument in SweepMarker.read(item.iter_markers("bench")).requires:
+            try:
+                bench.require(instrument)
+            except Unsupported as error:
+                pytest.skip(str(error))
+        return bench
+
+    def build(self, bench: Bench) -> Step:
+        """The value of the fixture ``workload``."""
+        return workload_of(bench.case, self.own, self.config.rootpath).build(bench.case, bench.device)
+
+    # -- talking
+
+    def pytest_report_header(self) -> list[str]:
+        """Which devices, clocks and instruments are in use and what is off and why."""
+        if self.sweep is None:
+            return []
+        from joulemark.plugin.header import header_lines
+
+        return header_lines(self)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Progress is a line per case, not a dot."""
+        if self.sweep is not None and report.when == "call" and report.passed:
+            outcome = dict(report.user_properties).get("outcome")
+            return ("oom", "", "OOM") if outcome == "oom" else (str(outcome or "passed"), "", "PASSED")
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the line of the case that has just ended."""
+        if self.sweep is None or report.when != "call" or not self.sweep.records:
+            return
+        record = self.sweep.records[-1]
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and record.nodeid == report.nodeid and reporter.verbosity >= 0:
+            from joulemark.report.escape import printable
+
+            reporter.ensure_newline()
+            reporter.write_line(printable(self.sweep.status(record)))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Mark the file as interrupted."""
+        self._interrupted = True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Close the file; a run that measured nothing exits 5."""
+        if self.sweep is None or session.config.option.collectonly:
+            return
+        complete = self.sweep.done >= self.sweep.total and not self._interrupted
+        reason = "interrupted" if self._interrupted else None
+        if not complete and reason is None:
+            reason = "budget spent" if self.sweep.skipped_for_budget else "not all cases were measured"
+        self.sweep.close(complete or bool(self.sweep.finished and not self._interrupted), reason)
+        measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
+        if exitstatus == 0 and not measured and not self.sweep.finished:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Tables, Findings, and where the records are."""
+        if self.sweep is None or self.config.option.collectonly:
+            return
+        from joulemark.plugin.header import write_summary
+
+        write_summary(self, terminalreporter)
+
+    def pytest_benchmark_update_machine_info(self, config: pytest.Config, machine_info: dict[str, Any]) -> None:
+        """GPU, driver and framework for pytest-benchmark's own file."""
+        if self.sweep is not None and self.sweep.environment is not None:
+            machine_info["joulemark"] = dict(self.sweep.environment.facts)
+
+
+def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Workload:
+    """The workload that a case names: the project's own, a ``pkg.mod:factory``, or the zoo's."""
+    from joulemark.workloads import loader, zoo
+
+    if case.workload in own:
+        return own[case.workload]
+    if ":" in case.workload:
+        return loader.load(case.workload, search=(Path.cwd(), rootpath))
+    return zoo.find(case.workload)
+
+
+def _is_fixture(obj: object) -> bool:
+    return hasattr(obj, "_pytestfixturefunction") or type(obj).__name__ == "FixtureFunctionDefinition"
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(f"signal {signal.Signals(number).name}")

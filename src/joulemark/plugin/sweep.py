@@ -1,0 +1,182 @@
+"""From markers and options to the cells of a sweep, one pytest item each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from joulemark.errors import ConfigurationError
+from joulemark.records import Case
+
+if TYPE_CHECKING:
+    import pytest
+
+    from joulemark.plugin.options import BenchOptions
+    from joulemark.workloads.base import Workload
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+_BATCH_NAMES = ("batch_size", "batch")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where cases run: a GPU by UUID, or the CPU.
+
+    Args:
+        uuid: None for the CPU.
+        slug: ``nvidia-h200``, ``cpu``; with the UUID's first digits where several GPUs of one model are swept.
+        model: the slug without them.
+        name: NVML's name.
+        note: why its identity is not certain; None when it is.
+    """
+
+    uuid: str | None
+    slug: str
+    model: str
+    name: str
+    note: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.uuid is not None
+
+
+CPU = Target(None, "cpu", "cpu", "CPU")
+
+
+@dataclass(frozen=True)
+class SweepMarker:
+    """The arguments of ``@pytest.mark.bench(…)``: what a benchmark sweeps unless the options say otherwise.
+
+    Args:
+        models: zoo names or ``pkg.mod:factory``.
+        phases: of ``inference``, ``train``, ``prefill``, ``decode``; a model takes part in those it has.
+        batch_sizes, dtypes, modes, inputs: axes.
+        layout: ``contiguous`` or ``channels_last`` (of models with images).
+        cpu: axes to use instead on a machine without a GPU.
+        requires: instruments without which the case is skipped, with the reason.
+    """
+
+    models: tuple[str, ...] = ("resnet18",)
+    phases: tuple[str, ...] = ("inference",)
+    batch_sizes: tuple[int, ...] = (1, 8, 64)
+    dtypes: tuple[str, ...] = ("fp32",)
+    modes: tuple[str, ...] = ("eager",)
+    inputs: tuple[str, ...] = ("device",)
+    layout: str = "channels_last"
+    cpu: Mapping[str, Any] | None = None
+    requires: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, marks: Iterable[pytest.Mark]) -> SweepMarker:
+        """Join the markers of an item, the closest first.
+
+        Raises:
+            ConfigurationError: a positional or an unknown argument, by name.
+        """
+        known = {one.name for one in fields(cls)}
+        joined: dict[str, Any] = {}
+        for mark in marks:
+            if mark.args:
+                raise ConfigurationError(f"@pytest.mark.bench got {mark.args[0]!r}", "it takes keyword arguments only")
+            for name, value in mark.kwargs.items():
+                if name not in known:
+                    raise ConfigurationError(
+                        f"@pytest.mark.bench got the argument {name!r}", f"it takes {', '.join(sorted(known))}"
+                    )
+                joined.setdefault(name, value)
+        return cls(**{name: _as_tuple(name, value) for name, value in joined.items()})
+
+    def on(self, target: Target) -> SweepMarker:
+        """The marker as it holds on a target."""
+        if target.on_gpu or not self.cpu:
+            return self
+        merged = {one.name: getattr(self, one.name) for one in fields(self)} | {
+            name: _as_tuple(name, value) for name, value in self.cpu.items()
+        }
+        return SweepMarker(**merged)
+
+
+def _as_tuple(name: str, value: Any) -> Any:
+    if name in ("layout", "cpu"):
+        return value
+    return (value,) if isinstance(value, (str, int)) else tuple(value)
+
+
+def cells(
+    marker: SweepMarker, options: BenchOptions, targets: Iterable[Target], own: Mapping[str, Workload]
+) -> list[tuple[Case, Target]]:
+    """The cells of a sweep, series by series, batches rising within each.
+
+    Raises:
+        ConfigurationError: a model that does not exist.
+    """
+    out: list[tuple[Case, Target]] = []
+    for target in targets:
+        policy = marker.on(target)
+        models = options.models or policy.models
+        axes = product(
+            models,
+            policy.phases,
+            options.inputs or policy.inputs,
+            options.dtypes or policy.dtypes,
+            options.modes or policy.modes,
+            sorted(options.batch_sizes or policy.batch_sizes),
+        )
+        for model, phase, source, dtype, mode, batch in axes:
+            name, phases, images = describe(model, own)
+            if phase in phases:
+                layout = policy.layout if images else "contiguous"
+                out.append((Case(name, phase, mode, dtype, batch, layout, source, target.slug), target))
+    return out
+
+
+def describe(model: str, own: Mapping[str, Workload]) -> tuple[str, tuple[str, ...], bool]:
+    """Canonical name of a model, the phases it has, and whether its input is images; without importing torch.
+
+    Raises:
+        ConfigurationError: no such model.
+    """
+    from joulemark.workloads import loader, zoo
+
+    if model in own:
+        return model, tuple(own[model].phases), False
+    if ":" in model:
+        loader.check(model)
+        return model, ("inference", "train"), False
+    name = zoo.canonical(model)
+    return name, zoo.phases(name), zoo.takes_images(name)
+
+
+def case_of_function(item: pytest.Function, target: Target) -> Case:
+    """The case of a benchmark that takes no ``workload``: its name and its own parameters.
+
+    Raises:
+        ConfigurationError: the item's id holds a memory address, so no later run could find it again.
+    """
+    if _ADDRESS.search(item.name):
+        raise ConfigurationError(
+            f"the id {item.name!r} holds a memory address", "give the parameters ids: pytest.param(…, id='name')"
+        )
+    params = dict(_plain_params(item))
+    batch = next((params.pop(name) for name in _BATCH_NAMES if isinstance(params.get(name), int)), None)
+    function = getattr(item, "originalname", None) or item.name
+    prefix = f"{item.cls.__name__}." if item.cls else ""
+    return Case(prefix + function, batch_size=batch, gpu_model=target.slug, params=params)  # type: ignore[arg-type]
+
+
+def _plain_params(item: pytest.Function) -> Iterator[tuple[str, str | int | float | bool | None]]:
+    """The user's own parameters as JSON scalars; anything else by its pytest id."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return
+    for name, value in callspec.params.items():
+        if name.startswith("joulemark_"):
+            continue
+        if value is None or isinstance(value, (str, int, bool)) or (isinstance(value, float) and value == value):
+            yield name, value
+        else:
+            yield name, callspec.id

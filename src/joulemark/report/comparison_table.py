@@ -1,0 +1,87 @@
+"""A comparison as a table: a row per figure, and under it what is on one side only and the verdict."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from joulemark.metrics import find, format_value
+from joulemark.records import Table
+from joulemark.report.compare import OUTCOME, VERDICTS, Comparison, Row
+from joulemark.report.tables import names_of
+
+
+def table_of(comparison: Comparison) -> Table:
+    """The comparison for a printer: a row per figure, what is on one side only and the summary under it."""
+    rows = tuple(
+        (
+            row.key,
+            row.metric if row.metric == OUTCOME else find(row.metric).title,
+            _shown(row.base, row.unit),
+            _shown(row.new, row.unit),
+            "-" if row.ratio is None else f"{row.ratio:.3f}x",
+            "-" if row.interval is None else f"{row.interval[0]:.3f}..{row.interval[1]:.3f}",
+            (row.verdict.upper() if row.verdict == "regressed" else row.verdict)
+            + ("" if row.gated else " (not gated)"),
+        )
+        for row in comparison.rows
+    )
+    return Table(
+        columns=("case", "metric", "base", "new", "ratio", "interval", "verdict"),
+        rows=rows,
+        numeric=frozenset({2, 3, 4, 5}),
+        notes=tuple(_notes(comparison)),
+        title=f"{Path(comparison.base).name} -> {Path(comparison.new).name}",
+    )
+
+
+def _verdict(row: Row) -> str:
+    text = "REGRESSED" if row.verdict == "regressed" else row.verdict
+    return text if row.gated else f"{text} (not gated)"
+
+
+def _shown(value: float | str | None, unit: str) -> str:
+    if isinstance(value, str):
+        return value.upper() if value in ("oom", "failed") else value
+    return format_value(value, unit)
+
+
+def _notes(comparison: Comparison) -> Iterable[str]:
+    by_note: dict[str, list[str]] = defaultdict(list)
+    for row in comparison.rows:
+        for note in row.notes:
+            if note not in comparison.messages and row.key not in by_note[note]:
+                by_note[note].append(row.key)
+    for note, keys in by_note.items():
+        yield f"{names_of(keys)}: {note}"
+    yield from comparison.messages
+    for name, (old, current) in comparison.environment.items():
+        yield f"{name}: {'unknown' if old is None else old} -> {'unknown' if current is None else current}"
+    if comparison.only_in_new:
+        yield f"only in NEW ({len(comparison.only_in_new)}): {', '.join(comparison.only_in_new)}"
+    if comparison.only_in_base:
+        yield f"missing in NEW ({len(comparison.only_in_base)}): {', '.join(comparison.only_in_base)}"
+    yield (
+        f"spread assumed: two runs of the same thing differ by up to ±{comparison.spread:.1%}; "
+        f"a worsening counts beyond {comparison.threshold:.1%}"
+    )
+    yield summary_line(comparison)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def summary_line(comparison: Comparison) -> str:
+    """``4 cases compared, 4 rows: 1 regressed, 3 same; …; verdict: regressed``."""
+    counts = Counter(row.verdict for row in comparison.rows)
+    listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "none"
+    means = ", ".join(f"{find(name).title} {mean:.4f}x" for name, mean in comparison.geometric_means().items())
+    parts = [
+        f"compared {_count(comparison.compared, 'case')}, {_count(len(comparison.rows), 'row')}: {listed}",
+        f"{len(comparison.only_in_new)} new, {len(comparison.only_in_base)} missing",
+        *([f"geometric mean of ratios: {means}"] if means else []),
+        f"verdict: {comparison.verdict}",
+    ]
+    return "; ".join(parts)

@@ -1,0 +1,67 @@
+"""Text from outside, made harmless for the place where it is printed and otherwise left character for character."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_MARKDOWN = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def printable(text: str) -> str:
+    r"""Text on one line in which nothing steers a terminal or hides: ``\x1b``, ``\n``, ``\u202e`` stand for themselves.
+
+    Control and format characters (escape sequences, line breaks, marks that turn the direction of writing,
+    characters without width) and lone surrogates are spelt out.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_spelt(char) if unicodedata.category(char) in _INVISIBLE else char for char in text)
+
+
+def _spelt(char: str) -> str:
+    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char) or ascii(char)[1:-1]
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, in a table cell or beside one: no markup, no HTML, no links, no new cell.
+
+    Underscores within words are left alone, as GitHub leaves them.
+    """
+    plain = "".join(_HTML.get(char, char) for char in printable(text))
+    return _MARKDOWN.sub(lambda match: "\\" + match.group(), plain)
+
+
+def csv_text(text: str) -> str:
+    """A text cell that no spreadsheet takes for a formula: an apostrophe goes before ``= + - @``, tab and return."""
+    return "'" + text if text.startswith(_FORMULA) else text
+
+
+def display_width(text: str) -> int:
+    """Columns that printable text takes in a terminal: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def shorten(text: str, width: int) -> str:
+    """Printable text within a number of terminal columns, its middle replaced by ``…`` if need be."""
+    if display_width(text) <= width:
+        return text
+    head, tail = "", ""
+    left, right = 0, len(text) - 1
+    while left <= right:
+        grow_head = display_width(head) <= display_width(tail)
+        char = text[left] if grow_head else text[right]
+        if display_width(head) + display_width(tail) + display_width(char) + 1 > width:
+            break
+        if grow_head:
+            head, left = head + char, left + 1
+        else:
+            tail, right = char + tail, right - 1
+    return f"{head}…{tail}"

@@ -1,0 +1,119 @@
+"""From runs to text in a chosen format, and to a file whose name chooses it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from joulemark.errors import ConfigurationError
+from joulemark.records import Run
+from joulemark.report import csv, jsonout, markdown, terminal
+from joulemark.report.tables import tables_of
+
+Format = Literal["terminal", "markdown", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_BY_SUFFIX: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".json": "json"}
+_WAYS_OUT = "use a name that ends in .md, .csv or .json"
+
+
+def render(runs: Sequence[Run], form: Format, width: int | None = None) -> str:
+    """Runs as text.
+
+    Args:
+        runs: as read from the store or made by a sweep.
+        form: ``terminal``, ``markdown``, ``csv`` or ``json``.
+        width: of the terminal, in columns; its own by default.
+    """
+    if form == "csv":
+        return csv.render(runs)
+    if form == "json":
+        return jsonout.render(runs)
+    tables = tables_of(runs)
+    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+
+
+def format_of(path: Path) -> Format:
+    """The format that a report's file name asks for.
+
+    Raises:
+        ConfigurationError: its suffix stands for none.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[suffix]
+    what = "HTML reports are not available yet" if suffix in (".html", ".htm") else "no report format has this suffix"
+    raise ConfigurationError(f"{what} (report {str(path)!r})", _WAYS_OUT)
+
+
+def check_report_path(path: Path) -> None:
+    """Refuse a report that could not be written, before a sweep spends its time.
+
+    Raises:
+        ConfigurationError: of an unknown suffix, in a folder that cannot be made or written, or in the place of
+            a file that is no report.
+    """
+    format_of(path)
+    if path.is_dir():
+        raise ConfigurationError(f"the report {path} is a folder", "give a file name in it")
+    if path.exists():
+        _refuse_foreign(path)
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"the report {path} cannot be written: no access to {folder}", "choose another folder")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """A report may replace a report; a JSON file of another kind may be somebody's only copy of a run."""
+    if path.suffix.lower() != ".json" or path.stat().st_size == 0:
+        return
+    with path.open("rb") as file:
+        head = file.read(200)
+    if jsonout.SCHEMA.encode() not in head:
+        raise ConfigurationError(f"{path} is there already and is not a joulemark report", "choose another name")
+
+
+def write_report(runs: Sequence[Run], path: Path, form: Format | None = None) -> None:
+    """Write a report; its file is whole or not there, even if the process dies meanwhile.
+
+    Args:
+        runs: to report on.
+        path: its suffix chooses the format; missing folders are made.
+        form: chosen by hand, whatever the suffix.
+
+    Raises:
+        ConfigurationError: as of :func:`check_report_path`, or the disk refuses.
+    """
+    if form is None:
+        check_report_path(path)
+    elif path.exists():
+        _refuse_foreign(path)
+    write_text(render(runs, form or format_of(path), width=200), path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Put a text into a file at once.
+
+    Raises:
+        ConfigurationError: the disk refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigurationError(
+            f"the report {path} cannot be written ({error.strerror or error})", "choose another place"
+        ) from error

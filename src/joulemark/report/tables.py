@@ -1,0 +1,221 @@
+"""From stored runs to tables of text, with a note under the table for everything that a reader must know."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulemark.metrics import find, format_value
+from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
+
+SHOWN_METRICS = (
+    "device_time_s",
+    "host_time_s",
+    "throughput_per_s",
+    "energy_per_item_j",
+    "power_w",
+    "peak_memory_bytes",
+    "sm_clock_hz",
+    "temperature_c",
+)
+"""Metrics of the table, the most important first; csv and json hold all."""
+
+_WITH_INTERVAL = frozenset({"device_time_s", "host_time_s", "energy_per_item_j"})
+_MEASURED = frozenset({"ok", "flagged"})
+_OUTCOME_TEXT = {"oom": "OOM", "failed": "FAILED"}
+_FIGURE = re.compile(r"\d[\d.,]*(e[+-]?\d+)?\s?([pnµmkMGTK]?i?(s|J|W|B|Hz)\b|%|°C)?")
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[Record], str | None]
+    numeric: bool = False
+
+
+def _text(name: str) -> Callable[[Record], str | None]:
+    def cell(record: Record) -> str | None:
+        value = getattr(record.case, name)
+        return None if value is None else str(value)
+
+    return cell
+
+
+def _param(name: str) -> Callable[[Record], str | None]:
+    return lambda record: str(record.case.params[name]) if name in record.case.params else None
+
+
+def table_of(run: Run) -> Table:
+    """The table of one run: a row per record, columns for what was measured, notes for what was not and why."""
+    columns = [*_identity_columns(run.records), *_metric_columns(run.records)]
+    numbered = _notes_of_findings(run.records)
+    marks = {
+        case_id: ",".join(str(number) for number, (_, ids) in enumerate(numbered, 1) if case_id in ids)
+        for case_id in {record.case_id for record in run.records}
+    }
+    rows = tuple(
+        (*(_or_missing(column.cell(record), column.numeric) for column in columns), _outcome(record, marks))
+        for record in run.records
+    )
+    return Table(
+        columns=(*(column.title for column in columns), "outcome"),
+        rows=rows,
+        numeric=frozenset(index for index, column in enumerate(columns) if column.numeric),
+        notes=(
+            *(f"[{number}] {text}" for number, (text, _) in enumerate(numbered, 1)),
+            *notes_of_missing(run.records),
+            *(f"file: {problem}" for problem in run.problems),
+            summary_line(run),
+        ),
+        title=_title(run),
+    )
+
+
+def tables_of(runs: Sequence[Run]) -> list[Table]:
+    """One table per run."""
+    return [table_of(run) for run in runs]
+
+
+def _or_missing(cell: str | None, numeric: bool) -> str:
+    if cell is not None:
+        return cell
+    return "n/a" if numeric else "-"
+
+
+def _outcome(record: Record, marks: Mapping[str, str]) -> str:
+    text = _OUTCOME_TEXT.get(record.outcome, record.outcome)
+    mark = marks[record.case_id]
+    return f"{text} [{mark}]" if mark else text
+
+
+def _title(run: Run) -> str:
+    gpus = " ".join(sorted({record.case.gpu_model for record in run.records}))
+    drivers = sorted({str(one.facts.get("driver")) for one in run.environments.values() if one.facts.get("driver")})
+    parts = [Path(run.path).name, gpus, f"driver {', '.join(drivers)}" if drivers else ""]
+    return " | ".join(part for part in parts if part)
+
+
+def _identity_columns(records: Sequence[Record]) -> list[_Column]:
+    """Workload and the axes of the case; an axis that is None or at its default everywhere has no column."""
+    columns = [_Column("workload", _text("workload"))]
+    for name, title, default in (
+        ("phase", "phase", None),
+        ("dtype", "dtype", None),
+        ("mode", "mode", None),
+        ("layout", "layout", "contiguous"),
+        ("input", "input", "device"),
+    ):
+        if any(getattr(record.case, name) not in (None, default) for record in records):
+            columns.append(_Column(title, _text(name)))
+    columns += [_Column(name, _param(name)) for name in _param_names(records)]
+    if len({record.case.gpu_model for record in records}) > 1:
+        columns.append(_Column("gpu", _text("gpu_model")))
+    if any(record.case.world_size != 1 for record in records):
+        columns.append(_Column("gpus", _text("world_size"), numeric=True))
+    if any(record.case.batch_size is not None for record in records):
+        columns.append(_Column("batch", _text("batch_size"), numeric=True))
+    return columns
+
+
+def _param_names(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(name for record in records for name in record.case.params))
+
+
+def _metric_columns(records: Sequence[Record]) -> list[_Column]:
+    measured = [name for name in SHOWN_METRICS if any(record.value(name) is not None for record in records)]
+    return [_Column(find(name).title, _figure(name), numeric=True) for name in measured]
+
+
+def _figure(name: str) -> Callable[[Record], str | None]:
+    def cell(record: Record) -> str | None:
+        found = record.metrics.get(name)
+        if found is None or found.value is None:
+            return _OUTCOME_TEXT.get(record.outcome) if name == "device_time_s" else None
+        return format_figure(found) if name in _WITH_INTERVAL else format_value(found.value, found.unit)
+
+    return cell
+
+
+def format_figure(value: Value) -> str:
+    """A figure with half its interval in per cent of it: ``1.23 ms ±0.4%``."""
+    text = format_value(value.value, value.unit)
+    if value.value and value.interval is not None:
+        half = (value.interval[1] - value.interval[0]) / 2 / abs(value.value)
+        text += f" ±{half * 100:.1f}%"
+    return text
+
+
+def names_of(labels: Sequence[str]) -> str:
+    """``resnet50-…`` or ``resnet50-… and 4 more``."""
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+
+
+def _notes_of_findings(records: Sequence[Record]) -> list[tuple[str, frozenset[str]]]:
+    """One note per kind of Finding and per reason of a failure, with the cases that it is about."""
+    groups: dict[tuple[str, str, str], tuple[list[Record], Finding]] = {}
+    for record in records:
+        for finding in _findings_and_reason(record):
+            # The same thing was seen of several cases, each with its own figures: the first one's are shown.
+            key = (finding.code, _FIGURE.sub("#", finding.message), finding.remedy)
+            members, _ = groups.setdefault(key, ([], finding))
+            if not members or members[-1] is not record:
+                members.append(record)
+    notes = []
+    for members, finding in groups.values():
+        remedy = f" ({finding.remedy})" if finding.remedy else ""
+        text = f"{names_of([record.case.label for record in members])}: {finding.message}{remedy}"
+        notes.append((text, frozenset(record.case_id for record in members)))
+    return notes
+
+
+def _findings_and_reason(record: Record) -> list[Finding]:
+    found = list(record.findings)
+    if record.outcome not in _MEASURED:
+        what = {"oom": "out of memory", "failed": "FAILED", "unsupported": "not supported"}[record.outcome]
+        reason = record.reason or ""
+        message = reason if reason.lower().startswith(what.lower()) else f"{what}: {reason}" if reason else what
+        found.insert(0, Finding(record.outcome, message))
+    return found
+
+
+def notes_of_missing(records: Sequence[Record]) -> list[str]:
+    """Why figures of the measured records are missing: whole columns together by reason, then single cells."""
+    measured = [record for record in records if record.outcome in _MEASURED]
+    missing: dict[tuple[str, str], list[Record]] = {}
+    for record in measured:
+        for name, why in record.notes.items():
+            if record.value(name) is None:
+                missing.setdefault((name, why), []).append(record)
+    absent = {name for name, _ in missing if all(record.value(name) is None for record in records)}
+    by_reason: dict[str, list[str]] = {}
+    for (name, why), members in missing.items():
+        everyone = name in absent and len(members) == len(measured)
+        what = (
+            find(name).title if everyone else f"{find(name).title} of {names_of([one.case.label for one in members])}"
+        )
+        by_reason.setdefault(why, []).append(what)
+    return [f"not measured: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+
+
+def summary_line(run: Run) -> str:
+    """``12 cases: 10 ok, 1 flagged, 1 oom; measured 42.0 s of 61.2 s (69 %)``, and whether the run is complete."""
+    counts = Counter(record.outcome for record in run.records)
+    total = f"{len(run.records)} case{'' if len(run.records) == 1 else 's'}"
+    listed = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
+    parts = [f"{total}: {listed}" if listed else total]
+    efficiency = efficiency_of(run)
+    if efficiency is not None:
+        parts.append(f"measured {run.measured_s:.1f} s of {run.wall_s:.1f} s ({efficiency:.0%})")
+    if not run.completed:
+        parts.append(f"INCOMPLETE ({run.reason})" if run.reason else "INCOMPLETE")
+    return "; ".join(parts)
+
+
+def efficiency_of(run: Run) -> float | None:
+    """Share of a sweep's wall time whose samples are stored; None when the file does not say."""
+    if run.measured_s is None or not run.wall_s:
+        return None
+    return run.measured_s / run.wall_s
