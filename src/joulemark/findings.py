@@ -31,6 +31,7 @@ def findings_of(record: Record) -> tuple[Finding, ...]:
         *throttled(record.conditions),
         *cold_clocks(record.conditions),
         *host_bound(record.metrics),
+        *sampler_disturbs(record.metrics),
     )
 
 
@@ -114,6 +115,21 @@ def host_bound(metrics: Mapping[str, Value]) -> list[Finding]:
         f"{format_value(plain.value, 's')}, {format_value(graph.value, 's')} as a CUDA graph"
     )
     return [Finding("host_bound", message, "use the graph or compile mode, or a bigger batch")]
+
+
+def sampler_disturbs(metrics: Mapping[str, Value]) -> list[Finding]:
+    """Steps beside the power sampler that took another time than without it, by more than a tenth."""
+    found = metrics.get("sampler_slowdown")
+    if found is None or found.value is None or abs(found.value) <= 0.1:
+        return []
+    longer = "longer" if found.value > 0 else "shorter"
+    return [
+        Finding(
+            "power_step_time",
+            f"steps in the energy window took {abs(found.value):.0%} {longer} than in the timing pass",
+            "energy per item is of those steps; a step that waits for the host varies with the host's load",
+        )
+    ]
 
 
 def from_warning(category: str, message: str) -> Finding:

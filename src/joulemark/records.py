@@ -56,6 +56,7 @@ class Case:
         gpu_model: NVML's name as a slug (``nvidia-h200``), or ``cpu``.
         world_size: number of GPUs that work together.
         params: the user's own pytest parameters, as JSON scalars.
+        benchmark: function that swept the workload; None where the workload itself is the function.
     """
 
     workload: str
@@ -68,6 +69,7 @@ class Case:
     gpu_model: str = "cpu"
     world_size: int = 1
     params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    benchmark: str | None = None
 
     @property
     def case_id(self) -> str:

@@ -325,7 +325,7 @@ def check_record(record: Record) -> None:
 
 def _check_case(case: Case) -> None:
     _check_texts((case.workload, case.gpu_model))
-    _check_texts((case.phase, case.mode, case.dtype, case.layout, case.input), optional=True)
+    _check_texts((case.phase, case.mode, case.dtype, case.layout, case.input, case.benchmark), optional=True)
     for number in (case.batch_size, case.world_size):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
             raise ValueError(f"{number!r} is not a whole number")

@@ -83,6 +83,7 @@ class FakeGpu:
     Args:
         name, uuid, pci_bus_id, memory_bytes, memory_used_bytes, power_limit_w: its facts.
         power_w: true power, in W.
+        instant_power_w: what the instant sensor shows, where that is not the true power.
         has_instant_power: whether there is an instant sensor besides the averaging one.
         energy_period_s: time between updates of the energy counter; None for a GPU without one.
         energy_start_j: what the counter showed at ``born``.
@@ -104,6 +105,7 @@ class FakeGpu:
     uuid: str = "GPU-5a3c0000-0000-4000-8000-000000000000"
     pci_bus_id: str = "00000000:1B:00.0"
     power_w: Level = 300.0
+    instant_power_w: Level | None = None
     has_instant_power: bool = True
     energy_period_s: float | None = 0.1
     energy_start_j: float = 1e6
@@ -350,7 +352,8 @@ class FakeNvml:
     def nvmlDeviceGetFieldValues(self, device: Any, fields: Sequence[int]) -> list[SimpleNamespace]:
         gpu = self._touch(device, "power_instant")
         code = gpu.errors.get("power_instant", 0 if gpu.has_instant_power else _NOT_SUPPORTED)
-        milliwatts = 0 if code else round(gpu.level(gpu.power_w) / _SI_PREFIX_STEP)
+        shown = gpu.power_w if gpu.instant_power_w is None else gpu.instant_power_w
+        milliwatts = 0 if code else round(gpu.level(shown) / _SI_PREFIX_STEP)
         value = SimpleNamespace(uiVal=milliwatts)
         return [SimpleNamespace(nvmlReturn=code if f == 186 else 3, valueType=1, value=value) for f in fields]
 
@@ -490,7 +493,7 @@ def backend_from_file(path: str) -> FakeNvml:
     try:
         scenario = json.loads(Path(path).read_text(encoding="utf-8"))
         return backend_of(scenario)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"JOULEMARK_FAKE_GPUS={path} is no scenario ({type(error).__name__}: {error})",
             "see joulemark.testing for its form, or unset the variable",
@@ -538,6 +541,7 @@ def _gpu_of(entry: Mapping[str, Any], clock: Callable[[], float], born: float) -
         uuid=entry["uuid"],
         pci_bus_id=entry["pci"],
         power_w=_level(entry, "power_mw", 0.0),
+        instant_power_w=_level(entry, "power_instant_mw", 0.0),
         has_instant_power="power_instant_mw" in entry,
         energy_period_s=float(counter.get("period_s", 0.1)),
         energy_start_j=float(counter.get("start_mj", 0.0)) * _SI_PREFIX_STEP,

@@ -54,17 +54,22 @@ class ProcessMemoryPeak:
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
+        self._stale = False
 
     def reset(self) -> str | None:
         """Restart the peak at the current resident set."""
         try:
             (self._proc / "clear_refs").write_text("5")
+            self._stale = False
         except OSError as error:
+            self._stale = True
             return f"the peak of the resident set cannot be reset here ({error.strerror or error})"
         return None
 
     def read_bytes(self) -> int | None:
-        """``VmHWM``, None where the kernel does not show it."""
+        """``VmHWM``, None where the kernel does not show it, or would show the peak of an earlier case."""
+        if self._stale:
+            return None
         try:
             status = (self._proc / "status").read_text()
         except OSError:

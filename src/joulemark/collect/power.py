@@ -280,7 +280,7 @@ class Recorder:
     condition_s = 0.1
     _dense_s = 1e-3
     _sparse_s = 0.02
-    _early = 0.85
+    _early = 0.9
 
     def __init__(
         self, source: PowerSource, window: PowerWindow, clock: Callable[[], float], seed: int | None = None

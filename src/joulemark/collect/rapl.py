@@ -28,7 +28,7 @@ class RaplSource:
     more than that), which a sampler does.
 
     Args:
-        root: folder of the powercap class.
+        root: folder of the powercap class, by default :data:`POWERCAP`.
     """
 
     energy_tier = "rapl"
@@ -36,9 +36,9 @@ class RaplSource:
     update_s = 1e-3
     power_is_instant = False
 
-    def __init__(self, root: Path = POWERCAP) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         self.name = "CPU packages"
-        self._root = root
+        self._root = root or POWERCAP
         self._packages: list[_Package] = []
 
     def open(self) -> None:

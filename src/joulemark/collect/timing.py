@@ -67,7 +67,7 @@ class Timer(Protocol):
 
     def lone(self, run: Run, setup: Run | None, stop: Stop, iterations: int = 1) -> LoneSamples: ...
 
-    def steady(self, run: Run, stop: Stop, during: Run | None = None) -> SteadySamples: ...
+    def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples: ...
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]: ...
 
@@ -100,11 +100,9 @@ class HostTimer:
             reason = stop(samples)
         return LoneSamples(samples, [], False, start, clock(), reason)
 
-    def steady(self, run: Run, stop: Stop, during: Run | None = None) -> SteadySamples:
+    def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples:
         """On a host, steps back to back are lone steps."""
         lone = self.lone(run, None, stop)
-        if during is not None:
-            during()
         return SteadySamples(lone.host_s, lone.start, lone.end, lone.stopped)
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
@@ -187,18 +185,18 @@ class CudaTimer:
         side = median(tails) > max(_SIDE_STREAM_TAIL_S, 0.02 * median(host) * iterations)
         return LoneSamples(host, far if side else near, side, first, clock(), reason)
 
-    def steady(self, run: Run, stop: Stop, during: Run | None = None) -> SteadySamples:
+    def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples:
         """Time steps issued back to back: CUDA events between them, the queue never drained on purpose.
 
         The host may run ahead by two chunks of about 25 ms, as it does in a real loop.
+
+        Args:
+            run: the step.
+            stop: sees the samples of the chunks that are complete.
+            step_s: about the time of a step, in s.
         """
         self.synchronize()
-        lead = time.perf_counter()
-        run()
-        run()
-        self.synchronize()
-        per_step = max((time.perf_counter() - lead) / 2, 1e-6)
-        chunk = max(1, min(256, round(self._chunk_s / per_step)))
+        chunk = max(1, min(256, round(self._chunk_s / max(step_s, 1e-6))))
         run()
         events = [self._event()]
         events[0].record()
@@ -209,9 +207,6 @@ class CudaTimer:
                 run()
                 events.append(self._event())
                 events[-1].record()
-            if during is not None:
-                during()
-                during = None
             ready = len(events) - chunk
             events[ready - 1].synchronize()
             for index in range(len(samples) + 1, ready):

@@ -216,10 +216,10 @@ def probe_gpus(environ: Mapping[str, str], probe: Probe | None = None, backend: 
     return Inventory(tuple(gpus), tuple(visible), None, driver or driver_of_kernel(), cuda, simulated)
 
 
-def driver_of_kernel(path: Path = PROC_DRIVER) -> str | None:
-    """Driver version that the kernel module tells of itself; None without one."""
+def driver_of_kernel(path: Path | None = None) -> str | None:
+    """Driver version that the kernel module tells of itself in ``path``; None without one."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = (path or PROC_DRIVER).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     found = re.search(r"NVRM version:.*?\s(\d{3,}\.\d+(?:\.\d+)?)\s", text)

@@ -44,9 +44,19 @@ class Plan:
         return next((one for one in self.passes if one.name == name), None)
 
     def scaled(self, seconds: float) -> Plan:
-        """The same passes in about ``seconds`` instead; no pass shrinks below a quarter."""
-        factor = min(1.0, max(0.25, seconds / self.nominal_s)) if self.passes else 1.0
-        return Plan(tuple(replace(one, budget_s=one.budget_s * factor) for one in self.passes))
+        """The same passes in about ``seconds`` instead; no pass shrinks below a quarter.
+
+        Power keeps its time as long as the others can give: a shorter energy window would be flagged.
+        """
+        power = sum(one.budget_s for one in self.passes if one.name == "power")
+        others = self.nominal_s - power
+        if others and seconds >= power + others / 4:
+            factors = {"power": 1.0}
+            rest = min(1.0, (seconds - power) / others)
+        else:
+            factors = {}
+            rest = min(1.0, max(0.25, seconds / self.nominal_s)) if self.passes else 1.0
+        return Plan(tuple(replace(one, budget_s=one.budget_s * factors.get(one.name, rest)) for one in self.passes))
 
 
 _FULL = {

@@ -90,6 +90,7 @@ class Runner:
             Exception: whatever the step raises in its warm-up or in the latency pass (out of memory, say).
         """
         progress("warm-up")
+        gc.collect()
         warm = self._warm_up(step, warmup_rounds)
         loops = iterations or self._iterations(warm.step_s, step)
         out: list[Measurement] = []
@@ -112,15 +113,15 @@ class Runner:
             return self._latency(one, step, warm, rounds, loops, build_s)
         try:
             if one.name == "steady":
-                return self._steady(one, step)
+                return self._steady(one, step, _step_time(done))
             if one.name == "power":
                 return self._power(one, step, _step_time(done))
             if one.name == "cold":
-                return self._cold(one, step)
-            return self._graph(one, step)
+                return self._cold(one, step, _step_time(done))
+            return self._graph(one, step, _step_time(done))
         except JoulemarkError as error:
             return Measurement(one.name, missing=_all_missing(one.name, str(error)))
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return Measurement(one.name, missing=_all_missing(one.name, "out of memory in this pass"))
@@ -201,12 +202,12 @@ class Runner:
             samples["device_time_s"] = lone.device_s
             values["device_time_s"] = value_of(lone.device_s, "device_time_s", self.timer.tier)
 
-    def _steady(self, one: Pass, step: Step) -> Measurement:
+    def _steady(self, one: Pass, step: Step, step_s: float) -> Measurement:
         if step.setup is not None:
             raise Unsupported("a setup runs between the steps, so they cannot be issued back to back")
         stop = Precision(one.budget_s, one.target, one.min_samples)
         with _quiet_collector():
-            steady = self.timer.steady(step.run, stop)
+            steady = self.timer.steady(step.run, stop, step_s)
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
         _throughput(values, samples, step)
@@ -270,7 +271,8 @@ class Runner:
             windows_utc=tuple((self._utc(lo), self._utc(hi)) for lo, hi in reading.windows),
         )
 
-    def _cold(self, one: Pass, step: Step) -> Measurement:
+    def _cold(self, one: Pass, step: Step, step_s: float) -> Measurement:
+        _refuse_long(step_s, "the state of the L2 cache at its start is lost in it")
         flush = self.timer.flush_l2()
         if flush is None:
             raise Unsupported("the size of the L2 cache is not known, so it cannot be flushed")
@@ -284,12 +286,13 @@ class Runner:
             windows_utc=((self._utc(lone.start), self._utc(lone.end)),),
         )
 
-    def _graph(self, one: Pass, step: Step) -> Measurement:
+    def _graph(self, one: Pass, step: Step, step_s: float) -> Measurement:
+        _refuse_long(step_s, "its launches are hidden behind its kernels")
         if not step.capturable:
             raise Unsupported("this step is not one that a CUDA graph can hold (host reads, new inputs or its mode)")
         replay = self.timer.capture(step.run)
         with _quiet_collector():
-            steady = self.timer.steady(replay, Precision(one.budget_s, one.target, one.min_samples))
+            steady = self.timer.steady(replay, Precision(one.budget_s, one.target, one.min_samples), step_s)
         return Measurement(
             one.name,
             {"device_time_graph_s": value_of(steady.step_s, "device_time_graph_s", self.timer.tier)},
@@ -318,6 +321,14 @@ def missing_metrics(plan: Plan, reasons: dict[str, str]) -> dict[str, str]:
         if plan.find(name) is None:
             out.update(_all_missing(name, reason))
     return out
+
+
+_LONG_STEP_S = 0.05
+
+
+def _refuse_long(step_s: float, why: str) -> None:
+    if step_s > _LONG_STEP_S:
+        raise Unsupported(f"a step of {format_value(step_s, 's')} is long: {why}")
 
 
 def _step_time(done: list[Measurement]) -> float:
@@ -393,7 +404,6 @@ def _with_setup(step: Step) -> Callable[[], object]:
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
     """Keep Python's garbage collector out of the samples."""
-    gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:

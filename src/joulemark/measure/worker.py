@@ -9,6 +9,7 @@ parent dies, the child reads the end of the stream and dies too.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -16,7 +17,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -26,6 +28,7 @@ from joulemark.records import Json
 
 FD_VARIABLE = "JOULEMARK_WORKER_FD"
 HELLO = "hello"
+_LOOK_S = 1.0
 
 
 def send(connection: socket.socket, message: Json) -> None:
@@ -40,19 +43,28 @@ class LineReader:
     connection: socket.socket
     _buffer: bytes = b""
 
-    def read(self, timeout_s: float | None) -> Json:
+    def read(self, timeout_s: float | None, is_alive: Callable[[], bool] | None = None) -> Json:
         """The next message.
+
+        Args:
+            timeout_s: None waits for ever.
+            is_alive: of the other side; asked once a second, since a process that it forked may hold the socket open.
 
         Raises:
             TimeoutError: none came in time.
             EOFError: the other side has ended.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        ended = False
         while b"\n" not in self._buffer:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self.connection], [], [], left)
-            if not ready:
-                raise TimeoutError
+            wait = min(deadline - time.monotonic(), math.inf if is_alive is None else _LOOK_S)
+            if not self._ready(0.0 if ended else wait):
+                if ended:
+                    raise EOFError
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+                ended = is_alive is not None and not is_alive()
+                continue
             try:
                 data = self.connection.recv(65536)
             except ConnectionError as error:
@@ -62,6 +74,10 @@ class LineReader:
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         return json.loads(line)
+
+    def _ready(self, wait_s: float) -> bool:
+        ready, _, _ = select.select([self.connection], [], [], None if math.isinf(wait_s) else max(0.0, wait_s))
+        return bool(ready)
 
 
 @dataclass
@@ -119,7 +135,7 @@ class Worker:
         self._connection, self._reader = ours, LineReader(ours)
         self._answers = answers.open(encoding="utf-8")
         try:
-            self.hello = self._reader.read(self.start_timeout_s)[HELLO]
+            self.hello = self._reader.read(self.start_timeout_s, self._is_alive)[HELLO]
         except (EOFError, TimeoutError) as error:
             raise self._death("did not start") from error
         return self.hello
@@ -146,7 +162,7 @@ class Worker:
         assert self._answers is not None
         try:
             send(self._connection, {"nodeid": nodeid, "next": next_nodeid, **request})
-            self._reader.read(timeout_s)
+            self._reader.read(timeout_s, self._is_alive)
         except TimeoutError:
             self.kill()
             raise CaseTimeout(
@@ -154,7 +170,13 @@ class Worker:
             ) from None
         except (EOFError, BrokenPipeError, ConnectionError) as error:
             raise self._death("ended without an answer") from error
+        except BaseException:
+            self.kill()  # its answer must not be taken for that of the next request
+            raise
         return json.loads(self._answers.readline())
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def _death(self, what: str) -> WorkerDied:
         process, log = self._process, self._log
@@ -176,11 +198,9 @@ class Worker:
 
     def kill(self) -> None:
         """End the child and all that it started."""
-        if self._process is not None and self._process.poll() is None:
-            try:
+        if self._process is not None:
+            with suppress(ProcessLookupError):  # neither the child nor anything that it started is left
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                self._process.kill()
             self._process.wait()
         for resource in (self._connection, self._answers):
             if resource is not None:

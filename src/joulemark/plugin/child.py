@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from joulemark.collect.timing import is_out_of_memory, is_poisoned
+from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
 from joulemark.measure.worker import FD_VARIABLE, HELLO, LineReader, send
 from joulemark.plugin.fixture import Bench, Instruments
 from joulemark.plugin.instruments import open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
+from joulemark.records import Finding
 
 if TYPE_CHECKING:
     from joulemark.plugin.options import BenchOptions
@@ -71,6 +72,7 @@ class ChildLoop:
         self.targets = targets
         self._reports: list[pytest.TestReport] = []
         self._error: BaseException | None = None
+        self._announced: str | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -87,6 +89,9 @@ class ChildLoop:
         requests = _listen(connection)
         first = self.targets[0]
         hello = self.measuring.instruments(first, self.options.collect)
+        # What the imports left will not become garbage: collections between cases then take no time.
+        gc.collect()
+        gc.freeze()
         send(
             connection,
             {
@@ -126,13 +131,31 @@ class ChildLoop:
                 "findings": [],
             }
         item.stash[REQUEST] = request
-        self._reports, self._error = [], None
         begin = time.time()
-        following = by_id.get(request.get("next") or "")
+        trouble = self._tear_down_for(item)
+        self._announced = request.get("next")
+        following = by_id.get(self._announced or "")
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         reply = self._reply(item, (begin, time.time()))
+        reply["findings"] += trouble
+        # The exception's frames hold the case's memory.
+        self._reports, self._error = [], None
         _forget(item)
         return reply
+
+    def _tear_down_for(self, item: pytest.Item) -> list[dict[str, Any]]:
+        """Where another item comes than the one announced (its series ended, say), end the fixtures it does not share.
+
+        pytest has no public call for it; rerun plugins use this one too.
+        """
+        if self._announced in (None, item.nodeid):
+            return []
+        try:
+            item.session._setupstate.teardown_exact(item)
+        except Exception as error:
+            text = f"a fixture of earlier cases failed in its teardown ({type(error).__name__}: {first_line(error)})"
+            return [Finding("teardown_failed", text).to_json()]
+        return []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
@@ -145,7 +168,7 @@ class ChildLoop:
 
     def _reply(self, item: pytest.Item, window: tuple[float, float]) -> dict[str, Any]:
         bench = item.stash.get(BENCH, None)
-        outcome, reason = self._outcome(bench)
+        outcome, reason = outcome_of(self._error, bench)
         poisoned = self._error is not None and outcome == "failed" and is_poisoned(self._error)
         bad = next((report for report in self._reports if report.failed), None)
         return {
@@ -162,20 +185,19 @@ class ChildLoop:
             "output": "" if bad is None else "\n".join(text for _, text in bad.sections)[-4000:],
         }
 
-    def _outcome(self, bench: Bench | None) -> tuple[str, str | None]:
-        error = self._error
-        if error is None:
-            if bench is None or not bench.used:
-                return "failed", "the benchmark took the fixture bench and never measured with it"
-            return "ok", None
-        if is_out_of_memory(error):
-            return "oom", "out of memory"
-        if isinstance(error, pytest.skip.Exception):
-            return "unsupported", str(error)
-        if isinstance(error, Unsupported):
-            return "unsupported", str(error)
-        first = str(error).strip().splitlines()
-        return "failed", f"{type(error).__name__}: {first[0] if first else ''}".rstrip(": ")
+
+def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, str | None]:
+    """Outcome and reason of an item, from its first exception and its fixture."""
+    if error is None:
+        if bench is None or not bench.used:
+            return "failed", "the benchmark took the fixture bench and never measured with it"
+        return "ok", None
+    if is_out_of_memory(error):
+        return "oom", "out of memory"
+    if isinstance(error, (pytest.skip.Exception, Unsupported)):
+        return "unsupported", str(error)
+    first = str(error).strip().splitlines()
+    return "failed", f"{type(error).__name__}: {first[0] if first else ''}".rstrip(": ")
 
 
 def _listen(connection: socket.socket) -> queue.Queue[dict[str, Any]]:
@@ -188,6 +210,8 @@ def _listen(connection: socket.socket) -> queue.Queue[dict[str, Any]]:
             try:
                 requests.put(reader.read(None))
             except EOFError:
+                if os.getpgrp() == os.getpid():
+                    os.killpg(0, signal.SIGKILL)  # what the benchmark started goes too
                 os._exit(1)
 
     threading.Thread(target=listen, daemon=True, name="joulemark-requests").start()

@@ -119,6 +119,9 @@ class Bench:
         """
         if setup is not None and (iterations or 1) != 1:
             raise ConfigurationError(f"pedantic got a setup and iterations={iterations}", "a setup needs iterations=1")
+        for name, number in (("rounds", rounds), ("iterations", iterations)):
+            if number is not None and number < 1:
+                raise ConfigurationError(f"pedantic got {name}={number}", "give at least 1, or leave it out")
         given: list[Any] = [tuple(args), dict(kwargs or {})]
         last: list[T] = []
 

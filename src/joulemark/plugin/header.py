@@ -26,8 +26,12 @@ def header_lines(session: BenchSession) -> list[str]:
         lines.append(f"  {_gpu_line(gpu)}" if gpu else "  CPU: no GPU is measured" + _why_no_gpu(session))
         if target.note:
             lines.append(f"  ! {target.note}")
+    if inventory.simulated:
+        lines.append("  ! these GPUs are simulated: no figure of power or energy is real")
     if inventory.problem is not None:
         lines.append(f"  ! {inventory.problem}")
+    if not session.config.pluginmanager.hasplugin("benchmark"):
+        lines.append("  ! joulemark needs pytest-benchmark and measures nothing without it: leave out -p no:benchmark")
     lines += [f"  {one}" for one in _instrument_lines(session)]
     limits = [f"timeout {options.timeout_s:g} s per case"] if options.isolate and options.timeout_s else []
     limits += [f"budget {options.budget_s:g} s"] if options.budget_s else []
@@ -83,7 +87,7 @@ def _version(package: str) -> str | None:
 
 def write_summary(session: BenchSession, reporter: Any) -> None:
     """The tables, what was collected nowhere, the reports and the file."""
-    from joulemark.report import render, write_report
+    from joulemark.report.output import render, write_report
 
     sweep = session.sweep
     assert sweep is not None
@@ -99,7 +103,7 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         sweep.run_id,
         {} if sweep.environment is None else {sweep.environment.environment_id: sweep.environment},
         tuple(sweep.records),
-        sweep.done >= sweep.total,
+        sweep.completed,
         sweep.wall_s,
         sweep.measured_s,
     )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from joulemark.collect.framework import device_uuid
 from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
 from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power
 from joulemark.collect.timing import HostTimer, Timer, timer_for
@@ -96,6 +97,15 @@ def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) ->
     return value.value
 
 
+def idle_baseline(uuid: str) -> dict[str, Any]:
+    """Power of the board before this session holds a context on it, in W, with its interval; or why there is none."""
+    with open_power(uuid) as sampler:
+        try:
+            return {"idle_power_w": idle_power(sampler.source, _STATIC_WINDOW_S).to_json()}
+        except DeviceError as error:
+            return {"idle_power_w": None, "idle_why": str(error)}
+
+
 def framework_facts(device: str) -> dict[str, Any]:
     """Versions and settings of torch as this process has them; empty when it is not loaded."""
     torch = sys.modules.get("torch")
@@ -108,10 +118,5 @@ def framework_facts(device: str) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "threads": torch.get_num_threads(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "device_uuid": _device_uuid(torch, device) if cuda else None,
+        "device_uuid": device_uuid(device),
     }
-
-
-def _device_uuid(torch: Any, device: str) -> str | None:
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return None if uuid is None else f"GPU-{uuid}" if not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)

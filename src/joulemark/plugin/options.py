@@ -25,6 +25,7 @@ class BenchOptions:
         timeout_s: of one case, in s.
         worker: (passes, answers file) in a measuring process, None in the parent.
         isolate: measure in a child process; off under a debugger.
+        rootdir: pytest's, where the modules of ``pkg.mod:factory`` are looked for too.
     """
 
     enabled: bool = False
@@ -46,6 +47,7 @@ class BenchOptions:
     anonymize: bool = False
     worker: tuple[str, Path] | None = None
     isolate: bool = True
+    rootdir: Path | None = None
 
     @classmethod
     def from_pytest_config(cls, config: pytest.Config) -> BenchOptions:
@@ -58,6 +60,7 @@ class BenchOptions:
         resume = _text(config, "resume")
         worker = _text(config, "worker")
         return cls(
+            rootdir=config.rootpath,
             enabled=bool(config.getoption("joulemark_bench")),
             models=_names(config, "models"),
             batch_sizes=_batch_sizes(config),

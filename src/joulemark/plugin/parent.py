@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pytest
 from joulemark.errors import CaseTimeout, ConfigurationError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
 from joulemark.measure.worker import Worker
+from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
@@ -28,29 +30,18 @@ if TYPE_CHECKING:
 
 CASE = pytest.StashKey[tuple[Case, Target]]()
 TARGETS_VARIABLE = "JOULEMARK_WORKER_TARGETS"
-_DROPPED = (
-    "--lf",
-    "--last-failed",
-    "--ff",
-    "--failed-first",
-    "--nf",
-    "--new-first",
-    "--sw",
-    "--stepwise",
-    "-x",
-    "--exitfirst",
-)
 
 
 def child_arguments(config: pytest.Config) -> list[str]:
     """The parent's own arguments, with what must not happen twice (reports, early stops) neutralized at the end.
 
-    ``--lf`` and its like are left out: the child collects all items and measures those that it is asked for.
+    The plugins behind ``--lf`` and its like are off: the child collects all items and measures those that it is
+    asked for.
     """
-    given = [one for one in config.invocation_params.args if str(one) not in _DROPPED]
-    extra = ["--maxfail=0", "--junitxml=", "-q", "--benchmark-disable", "--color=no"]
-    if config.pluginmanager.hasplugin("cacheprovider"):
-        extra += ["-p", "no:cacheprovider"]
+    given = config.invocation_params.args
+    extra = ["--maxfail=0", "--junitxml=", "-q", "--color=no", "-Wdefault"]
+    for plugin in ("lfplugin", "nfplugin", "stepwiseplugin"):
+        extra += ["-p", f"no:{plugin}"]
     if config.pluginmanager.hasplugin("xdist"):
         extra += ["-n0"]
     return [str(one) for one in given] + extra
@@ -94,6 +85,8 @@ class Sweep:
         self.skipped_for_budget = 0
         self.environment: Environment | None = None
         self.idle: dict[str, Any] = {}
+        self.completed = False
+        self._nodeids: dict[str, str] = {}
         self._oom: dict[str, int] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
         self._worker: Worker | None = None
@@ -108,7 +101,13 @@ class Sweep:
             pytest.skip.Exception: unsupported here, already in the resumed file, or the budget is spent.
             pytest.fail.Exception: failed, or flagged or out of memory under ``--bench-strict``.
         """
-        case, target = self._case(item)
+        try:
+            case, target = self._case(item)
+        except ConfigurationError as error:
+            pytest.fail(str(error), pytrace=False)
+        twin = self._nodeids.setdefault(case.case_id, item.nodeid)
+        if twin != item.nodeid:
+            pytest.fail(f"{case.label} is the case of {twin} already: rename one of the two functions", pytrace=False)
         if case.case_id in self.finished:
             pytest.skip("already in the file that is resumed")
         if self._too_late():
@@ -182,6 +181,8 @@ class Sweep:
             self._worker.close()
             self._worker = None
         if self._worker is None:
+            if target.uuid is not None and "power" in self.options.collect and not self.idle:
+                self.idle = idle_baseline(target.uuid)
             self._worker_target = target
             self._worker = Worker(
                 child_arguments(self.config),
@@ -251,20 +252,19 @@ class Sweep:
             framework = dict(hello.get("facts") or {})
             if self.idle:
                 framework["baselines"] = {**framework.get("baselines", {}), **self.idle}
-            self.environment = gather(
+            found = gather(
                 self.inventory,
                 self.config.rootpath,
                 anonymize=self.options.anonymize,
                 framework=framework,
-                tiers={
-                    "timing": "host_clock" if hello.get("no_clock") or not self.targets[0].on_gpu else "cuda_events",
-                    "energy": hello.get("power"),
-                },
-                notes={
-                    key: text
-                    for key, text in (("energy", hello.get("no_power")), ("timing", hello.get("no_clock")))
-                    if text
-                },
+                options=[str(one) for one in self.config.invocation_params.args],
+            )
+            clock = "host_clock" if hello.get("no_clock") or not self.targets[0].on_gpu else "cuda_events"
+            seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
+            self.environment = replace(
+                found,
+                tiers={**found.tiers, "timing": clock, "energy": hello.get("power")},
+                notes={**found.notes, **{name: why for name, why in seen.items() if why}},
             )
             self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
         return self.environment
@@ -306,6 +306,7 @@ class Sweep:
 
     def close(self, completed: bool, reason: str | None) -> None:
         """End the worker and mark the file."""
+        self.completed = completed
         if self._worker is not None:
             if completed:
                 self._worker.close()

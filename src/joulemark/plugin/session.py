@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +54,26 @@ def configure(config: pytest.Config) -> None:
     except JoulemarkError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_SESSION] = session
+    # A project may turn warnings into errors for its tests; in a benchmark a warning is a Finding.
+    config.known_args_namespace.pythonwarnings = [*(config.known_args_namespace.pythonwarnings or ()), "default"]
+    _adapt_pytest_benchmark(config, options)
     config.pluginmanager.register(session, "joulemark-session")
     _choose_paths(config)
     config.addinivalue_line("python_files", "bench_*.py")
     config.addinivalue_line("python_functions", "bench_*")
+
+
+def _adapt_pytest_benchmark(config: pytest.Config, options: BenchOptions) -> None:
+    """Our tables hold the same figures: its own appear with its own comparison. In a child it is off."""
+    if not config.pluginmanager.hasplugin("benchmark"):
+        return
+    config.option.benchmark_only = False  # --bench keeps benchmarks only, and by their own fixture
+    if options.worker is not None:
+        config.option.benchmark_disable, config.option.benchmark_enable = True, False
+        config.option.benchmark_skip = False
+        config.option.benchmark_compare = config.option.benchmark_compare_fail = None
+    if not config.option.benchmark_compare:
+        config.option.benchmark_quiet = True
 
 
 def _refuse_conflicts(config: pytest.Config) -> None:
@@ -84,6 +102,7 @@ class BenchSession:
     """
 
     def __init__(self, config: pytest.Config, options: BenchOptions) -> None:
+        from joulemark.collect.framework import framework_uuids
         from joulemark.device.gpu import probe_gpus
         from joulemark.plugin.parent import targets_from_parent
 
@@ -94,9 +113,13 @@ class BenchSession:
         self.measuring: Measuring | None = None
         self.stray: list[str] = []
         self._interrupted = False
+        self._uncollected = False
+        self._concluded = 0
+        self._error: BaseException | None = None
+        self._sigterm: Any = None
         self.is_child = options.worker is not None
         inherited = targets_from_parent() if self.is_child else None
-        self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ)
+        self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ, framework_uuids)
         self.targets = inherited or self._targets()
         if self.is_child or not options.isolate:
             self._configure_measuring()
@@ -130,7 +153,7 @@ class BenchSession:
 
     def _configure_parent(self) -> None:
         from joulemark.plugin.parent import Sweep
-        from joulemark.report import check_report_path
+        from joulemark.report.output import check_report_path
         from joulemark.store import finished_case_ids, new_path, new_run_id, read_run
 
         for path in self.options.reports:
@@ -154,8 +177,13 @@ class BenchSession:
         """Ask the project's hook for own workloads, before anything is collected; make a cancelled job end in order."""
         for given in self.config.hook.pytest_joulemark_workloads(config=self.config):
             self.own.update(given or {})
-        if not self.is_child:
-            signal.signal(signal.SIGTERM, _interrupt)
+        if self.is_child:
+            return
+        if threading.current_thread() is threading.main_thread():
+            self._sigterm = signal.signal(signal.SIGTERM, _interrupt)
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and reporter.verbosity == 0:
+            reporter.showfspath = False
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
@@ -164,7 +192,7 @@ class BenchSession:
         try:
             marker = SweepMarker.read(metafunc.definition.iter_markers("bench"))
             if "joulemark_case" in metafunc.fixturenames:
-                swept = cells(marker, self.options, self.targets, self.own)
+                swept = cells(metafunc.function.__name__, marker, self.options, self.targets, self.own)
                 metafunc.parametrize(
                     ("joulemark_case", "joulemark_gpu"), swept, indirect=True, ids=[case.label for case, _ in swept]
                 )
@@ -173,7 +201,7 @@ class BenchSession:
                     "joulemark_gpu", self.targets, indirect=True, ids=[one.slug for one in self.targets]
                 )
         except ConfigurationError as error:
-            raise pytest.UsageError(f"{metafunc.definition.nodeid}: {error}") from error
+            raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from error
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -208,9 +236,8 @@ class BenchSession:
         """A function that takes ``bench`` under a name that pytest does not collect would be lost without a word."""
         if not inspect.isfunction(obj) or not isinstance(collector, (pytest.Module, pytest.Class)):
             return
-        patterns = self.config.getini("python_functions")
         takes = "bench" in inspect.signature(obj).parameters
-        if takes and not name.startswith(tuple(one.rstrip("*") for one in patterns)) and not _is_fixture(obj):
+        if takes and not _is_collected(name, self.config.getini("python_functions")) and not _is_fixture(obj):
             self.stray.append(f"{collector.nodeid}::{name}")
 
     # -- running
@@ -235,17 +262,26 @@ class BenchSession:
         self._keep_in_process(item, begin)
         return result
 
-    def _keep_in_process(self, item: pytest.Item, begin: float) -> None:
-        from joulemark.plugin.child import BENCH
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """In one process, note the first exception of the item."""
+        if self.sweep is not None and not self.options.isolate and call.excinfo is not None and self._error is None:
+            self._error = call.excinfo.value
+        return (yield)
 
-        bench = item.stash.get(BENCH, None)
-        if bench is None or not bench.measurements or self.sweep is None or not isinstance(item, pytest.Function):
+    def _keep_in_process(self, item: pytest.Item, begin: float) -> None:
+        from joulemark.plugin.child import BENCH, outcome_of
+
+        bench, error = item.stash.get(BENCH, None), self._error
+        self._error = None
+        if bench is None or self.sweep is None or not isinstance(item, pytest.Function):
             return
+        outcome, reason = outcome_of(error, bench)
         self.sweep.keep_in_process(
             item,
             {
-                "outcome": "ok",
-                "reason": None,
+                "outcome": outcome,
+                "reason": reason,
                 "window_utc": [begin, time.time()],
                 "measurements": [one.to_json() for one in bench.measurements],
                 "findings": [one.to_json() for one in bench.findings],
@@ -269,7 +305,10 @@ class BenchSession:
 
     def build(self, bench: Bench) -> Step:
         """The value of the fixture ``workload``."""
-        return workload_of(bench.case, self.own, self.config.rootpath).build(bench.case, bench.device)
+        from joulemark.measure.runner import warnings_as_findings
+
+        with warnings_as_findings(bench.findings):
+            return workload_of(bench.case, self.own, self.config.rootpath).build(bench.case, bench.device)
 
     # -- talking
 
@@ -284,10 +323,11 @@ class BenchSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Progress is a line per case, not a dot."""
-        if self.sweep is not None and report.when == "call" and report.passed:
-            outcome = dict(report.user_properties).get("outcome")
-            return ("oom", "", "OOM") if outcome == "oom" else (str(outcome or "passed"), "", "PASSED")
-        return None
+        if self.sweep is None or report.when != "call" or hasattr(report, "wasxfail"):
+            return None
+        outcome = str(dict(report.user_properties).get("outcome", report.outcome))
+        category = report.outcome if not report.passed or outcome == "ok" else outcome
+        return category, "", outcome.upper()
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -302,6 +342,14 @@ class BenchSession:
             reporter.ensure_newline()
             reporter.write_line(printable(self.sweep.status(record)))
 
+    def pytest_runtest_logfinish(self) -> None:
+        """Count the items that came to an end, skipped ones too."""
+        self._concluded += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be imported leaves the sweep incomplete."""
+        self._uncollected |= report.failed
+
     def pytest_keyboard_interrupt(self) -> None:
         """Mark the file as interrupted."""
         self._interrupted = True
@@ -309,16 +357,25 @@ class BenchSession:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the file; a run that measured nothing exits 5."""
+        if self._sigterm is not None:
+            signal.signal(signal.SIGTERM, self._sigterm)
         if self.sweep is None or session.config.option.collectonly:
             return
-        complete = self.sweep.done >= self.sweep.total and not self._interrupted
-        reason = "interrupted" if self._interrupted else None
-        if not complete and reason is None:
-            reason = "budget spent" if self.sweep.skipped_for_budget else "not all cases were measured"
-        self.sweep.close(complete or bool(self.sweep.finished and not self._interrupted), reason)
+        reason = self._why_incomplete()
+        self.sweep.close(reason is None, reason)
         measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
         if exitstatus == 0 and not measured and not self.sweep.finished:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def _why_incomplete(self) -> str | None:
+        assert self.sweep is not None
+        if self._interrupted:
+            return "interrupted"
+        if self.sweep.skipped_for_budget:
+            return "budget spent"
+        if self._uncollected:
+            return "not all files could be collected"
+        return "not all cases were measured" if self._concluded < self.sweep.total else None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Tables, Findings, and where the records are."""
@@ -328,10 +385,21 @@ class BenchSession:
 
         write_summary(self, terminalreporter)
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, config: pytest.Config, machine_info: dict[str, Any]) -> None:
-        """GPU, driver and framework for pytest-benchmark's own file."""
-        if self.sweep is not None and self.sweep.environment is not None:
-            machine_info["joulemark"] = dict(self.sweep.environment.facts)
+        """GPUs and driver for pytest-benchmark's own file, as they are known before anything was measured.
+
+        It compares this with the stored one from the start: what differs between two runs has no place in it.
+        """
+        if self.inventory is None:
+            return
+        from joulemark.environment import anonymous, gpu_facts
+
+        gpus = [gpu_facts(gpu) for gpu in self.inventory.gpus]
+        if self.options.anonymize:
+            gpus = [{**facts, "uuid": anonymous(str(facts["uuid"]))} for facts in gpus]
+        driver, cuda_driver = self.inventory.driver, self.inventory.cuda_driver
+        machine_info["joulemark"] = {"gpus": gpus, "driver": driver, "cuda_driver": cuda_driver}
 
 
 def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Workload:
@@ -341,8 +409,13 @@ def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Work
     if case.workload in own:
         return own[case.workload]
     if ":" in case.workload:
-        return loader.load(case.workload, search=(Path.cwd(), rootpath))
+        return loader.load(case.workload, rootpath)
     return zoo.find(case.workload)
+
+
+def _is_collected(name: str, patterns: list[str]) -> bool:
+    """Whether pytest takes a function of this name: by prefix, or by shell pattern."""
+    return any(name.startswith(one) or fnmatch(name, one) for one in patterns)
 
 
 def _is_fixture(obj: object) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark.errors import ConfigurationError
@@ -107,7 +109,7 @@ def _as_tuple(name: str, value: Any) -> Any:
 
 
 def cells(
-    marker: SweepMarker, options: BenchOptions, targets: Iterable[Target], own: Mapping[str, Workload]
+    benchmark: str, marker: SweepMarker, options: BenchOptions, targets: Iterable[Target], own: Mapping[str, Workload]
 ) -> list[tuple[Case, Target]]:
     """The cells of a sweep, series by series, batches rising within each.
 
@@ -127,14 +129,16 @@ def cells(
             sorted(options.batch_sizes or policy.batch_sizes),
         )
         for model, phase, source, dtype, mode, batch in axes:
-            name, phases, images = describe(model, own)
+            name, phases, images = describe(model, own, options.rootdir)
             if phase in phases:
                 layout = policy.layout if images else "contiguous"
-                out.append((Case(name, phase, mode, dtype, batch, layout, source, target.slug), target))
+                out.append(
+                    (Case(name, phase, mode, dtype, batch, layout, source, target.slug, benchmark=benchmark), target)
+                )
     return out
 
 
-def describe(model: str, own: Mapping[str, Workload]) -> tuple[str, tuple[str, ...], bool]:
+def describe(model: str, own: Mapping[str, Workload], rootdir: Path | None = None) -> tuple[str, tuple[str, ...], bool]:
     """Canonical name of a model, the phases it has, and whether its input is images; without importing torch.
 
     Raises:
@@ -145,14 +149,14 @@ def describe(model: str, own: Mapping[str, Workload]) -> tuple[str, tuple[str, .
     if model in own:
         return model, tuple(own[model].phases), False
     if ":" in model:
-        loader.check(model)
+        loader.check(model, rootdir)
         return model, ("inference", "train"), False
     name = zoo.canonical(model)
     return name, zoo.phases(name), zoo.takes_images(name)
 
 
 def case_of_function(item: pytest.Function, target: Target) -> Case:
-    """The case of a benchmark that takes no ``workload``: its name and its own parameters.
+    """The case of a benchmark that takes no ``workload``: its file's and its own name, and its own parameters.
 
     Raises:
         ConfigurationError: the item's id holds a memory address, so no later run could find it again.
@@ -165,7 +169,7 @@ def case_of_function(item: pytest.Function, target: Target) -> Case:
     batch = next((params.pop(name) for name in _BATCH_NAMES if isinstance(params.get(name), int)), None)
     function = getattr(item, "originalname", None) or item.name
     prefix = f"{item.cls.__name__}." if item.cls else ""
-    return Case(prefix + function, batch_size=batch, gpu_model=target.slug, params=params)  # type: ignore[arg-type]
+    return Case(f"{item.path.stem}.{prefix}{function}", batch_size=batch, gpu_model=target.slug, params=params)  # type: ignore[arg-type]
 
 
 def _plain_params(item: pytest.Function) -> Iterator[tuple[str, str | int | float | bool | None]]:
@@ -176,7 +180,7 @@ def _plain_params(item: pytest.Function) -> Iterator[tuple[str, str | int | floa
     for name, value in callspec.params.items():
         if name.startswith("joulemark_"):
             continue
-        if value is None or isinstance(value, (str, int, bool)) or (isinstance(value, float) and value == value):
+        if value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value)):
             yield name, value
         else:
             yield name, callspec.id

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import Better, all_metrics, find
 from joulemark.records import Case, Json, Outcome, Record, Run, Value
+from joulemark.report.names import namer
 
 SCHEMA = "joulemark/compare/1"
 DEFAULT_METRICS = (
@@ -41,7 +42,9 @@ class Row:
     """One figure of one case on both sides.
 
     Args:
-        key: the case in words; its GPU model is not part of it where the two sides differ in that.
+        key: the case in words; its GPU model is not part of it where the two sides differ in that, and the
+            function that swept it is where several swept the same.
+        case_id: of the case, in the new run.
         metric: its name, or ``outcome`` where one side has no figures at all.
         base, new: figures in base units, or the two outcomes; None when not measured.
         unit: of both.
@@ -53,6 +56,7 @@ class Row:
     """
 
     key: str
+    case_id: str
     metric: str
     base: float | str | None
     new: float | str | None
@@ -66,6 +70,7 @@ class Row:
     def to_json(self) -> Json:
         return {
             "key": self.key,
+            "case_id": self.case_id,
             "metric": self.metric,
             "base": self.base,
             "new": self.new,
@@ -193,12 +198,16 @@ def compare(
     """
     _check(metrics, spread, threshold)
     pairs, only_base, only_new, messages = _pair(base, new)
+    skipped = [pair.key for pair in pairs if pair.base.outcome == pair.new.outcome == "unsupported"]
+    pairs = [pair for pair in pairs if not pair.base.outcome == pair.new.outcome == "unsupported"]
+    if skipped:
+        messages.append(f"unsupported on both sides ({len(skipped)}): {', '.join(skipped)}")
     rows = [row for pair in pairs for row in _rows(pair, metrics, spread, threshold)]
     for side, run in (("BASE", base), ("NEW", new)):
         if not run.completed:
             messages.append(f"{side} is incomplete ({run.reason or 'its file has problems'}): {run.path}")
         messages += [f"{side}: {problem}" for problem in run.problems]
-    if not pairs:
+    if not pairs and not skipped:
         messages.append("nothing in common: no case is in both files")
     return Comparison(
         base.path,
@@ -247,38 +256,37 @@ def _pair(base: Run, new: Run) -> tuple[list[_Pair], list[str], list[str], list[
     ours_by_series = Counter(
         _without_gpu(record.case) for case, record in new_by_case.items() if case not in old_by_case
     )
+    name = namer(record.case for record in (*old_by_case.values(), *new_by_case.values()))
     pairs: list[_Pair] = []
-    only_new: list[str] = []
+    only_new: list[Record] = []
     for case_id, record in new_by_case.items():
         if case_id in old_by_case:
-            pairs.append(_Pair(record.case.label, old_by_case[case_id], record))
+            pairs.append(_Pair(name(record.case), old_by_case[case_id], record))
             continue
         series = _without_gpu(record.case)
         others = by_series[series]
         if len(others) == 1 and ours_by_series[series] == 1:
-            pairs.append(_other_gpu(others[0], record))
+            pairs.append(_other_gpu(name, others[0], record))
             del left_base[others[0].case_id]
         else:
-            only_new.append(case_id)
-    messages += _hints(left_base.values(), [new_by_case[case_id] for case_id in only_new])
+            only_new.append(record)
+    messages += _hints(left_base.values(), only_new)
     messages += sorted({note for pair in pairs for note in pair.notes})
-    labels = [new_by_case[case_id].case.label for case_id in only_new]
-    return pairs, [record.case.label for record in left_base.values()], labels, messages
+    return pairs, [name(one.case) for one in left_base.values()], [name(one.case) for one in only_new], messages
 
 
-def _hints(base: Iterable[Record], new: Sequence[Record]) -> list[str]:
+def _hints(base: Iterable[Record], new: Iterable[Record]) -> list[str]:
     """Cases that look like one whose parameters were extended or cut between the runs."""
+    candidates: dict[str, list[Case]] = defaultdict(list)
+    for record in new:
+        candidates[replace(record.case, params={}).case_id].append(record.case)
     found = []
-    for old in base:
-        for record in new:
-            one, other = old.case.params.items(), record.case.params.items()
-            same = replace(old.case, params={}) == replace(record.case, params={})
-            if same and one != other and (one <= other or other <= one):
-                names = ", ".join(sorted(name for name, _ in one ^ other))
-                verb = "came" if one <= other else "went"
-                found.append(
-                    f"not paired, since the parameter {names} {verb}: {old.case.label} and {record.case.label}"
-                )
+    for record in base:
+        old = record.case.params.items()
+        for case in candidates.get(replace(record.case, params={}).case_id, ()):
+            if old <= case.params.items() or case.params.items() <= old:
+                names = ", ".join(sorted(name for name, _ in old ^ case.params.items()))
+                found.append(f"not paired, one has the parameter {names} more: {record.case.label} and {case.label}")
     return found
 
 
@@ -297,14 +305,14 @@ def _without_gpu(case: Case) -> str:
     return replace(case, gpu_model="").case_id
 
 
-def _other_gpu(base: Record, new: Record) -> _Pair:
+def _other_gpu(name: Callable[[Case], str], base: Record, new: Record) -> _Pair:
     models = (base.case.gpu_model, new.case.gpu_model)
     note = (
         f"GPU unknown on one side ({models[0]} → {models[1]}): shown, not gated"
         if "unknown" in models
         else f"different GPU models ({models[0]} → {models[1]}): shown, not gated"
     )
-    key = replace(new.case, gpu_model="").label
+    key = name(replace(new.case, gpu_model=""))
     return _Pair(key, base, new, gated=False, notes=(note,))
 
 
@@ -342,6 +350,7 @@ def _flag_notes(pair: _Pair) -> Iterable[str]:
 def _one_sided(pair: _Pair, name: str, base: Value | None, new: Value | None, note: str) -> Row:
     return Row(
         pair.key,
+        pair.new.case_id,
         name,
         None if base is None else base.value,
         None if new is None else new.value,
@@ -369,7 +378,7 @@ def _outcome_row(pair: _Pair) -> Row:
         note = f"{base} → {new}" + (f": {pair.new.reason}" if pair.new.reason and new not in _MEASURED else "")
         # What base could not do either is no news; what it could is.
         gated = gated and base in (*_MEASURED, "oom") and new != "oom"
-    return Row(pair.key, OUTCOME, base, new, "", None, None, verdict, gated, (*pair.notes, note))
+    return Row(pair.key, pair.new.case_id, OUTCOME, base, new, "", None, None, verdict, gated, (*pair.notes, note))
 
 
 def _metric_row(
@@ -390,7 +399,19 @@ def _metric_row(
     alone = [side for side, value in sides if value.interval is None and metric.unit != "B"]
     if alone and ratio is not None:
         notes.append(f"no interval in {' and '.join(alone)}: its own spread is unknown")
-    return Row(pair.key, name, base.value, new.value, metric.unit, ratio, interval, verdict, pair.gated, tuple(notes))
+    return Row(
+        pair.key,
+        pair.new.case_id,
+        name,
+        base.value,
+        new.value,
+        metric.unit,
+        ratio,
+        interval,
+        verdict,
+        pair.gated,
+        tuple(notes),
+    )
 
 
 def ratio_of(base: Value, new: Value, spread: float) -> tuple[float | None, tuple[float, float] | None]:

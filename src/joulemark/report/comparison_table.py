@@ -9,7 +9,7 @@ from pathlib import Path
 from joulemark.metrics import find, format_value
 from joulemark.records import Table
 from joulemark.report.compare import OUTCOME, VERDICTS, Comparison, Row
-from joulemark.report.tables import names_of
+from joulemark.report.names import first_of
 
 
 def table_of(comparison: Comparison) -> Table:
@@ -18,17 +18,17 @@ def table_of(comparison: Comparison) -> Table:
         (
             row.key,
             row.metric if row.metric == OUTCOME else find(row.metric).title,
-            _shown(row.base, row.unit),
-            _shown(row.new, row.unit),
             "-" if row.ratio is None else f"{row.ratio:.3f}x",
             "-" if row.interval is None else f"{row.interval[0]:.3f}..{row.interval[1]:.3f}",
+            _shown(row.base, row.unit),
+            _shown(row.new, row.unit),
             (row.verdict.upper() if row.verdict == "regressed" else row.verdict)
             + ("" if row.gated else " (not gated)"),
         )
         for row in comparison.rows
     )
     return Table(
-        columns=("case", "metric", "base", "new", "ratio", "interval", "verdict"),
+        columns=("case", "metric", "ratio", "interval", "base", "new", "verdict"),
         rows=rows,
         numeric=frozenset({2, 3, 4, 5}),
         notes=tuple(_notes(comparison)),
@@ -54,7 +54,7 @@ def _notes(comparison: Comparison) -> Iterable[str]:
             if note not in comparison.messages and row.key not in by_note[note]:
                 by_note[note].append(row.key)
     for note, keys in by_note.items():
-        yield f"{names_of(keys)}: {note}"
+        yield f"{first_of(keys)}: {note}"
     yield from comparison.messages
     for name, (old, current) in comparison.environment.items():
         yield f"{name}: {'unknown' if old is None else old} -> {'unknown' if current is None else current}"

@@ -69,7 +69,4 @@ def _row(run: Run, record: Record, params: Sequence[str], metrics: Sequence[str]
 
 
 def _cell(value: object) -> object:
-    if isinstance(value, str):
-        # Lone surrogates cannot be encoded, and a NUL ends a cell early in many readers.
-        return csv_text(value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00"))
-    return value
+    return csv_text(value) if isinstance(value, str) else value

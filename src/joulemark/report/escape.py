@@ -8,6 +8,7 @@ import unicodedata
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_NOT_IN_CSV = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -36,8 +37,12 @@ def markdown(text: str) -> str:
 
 
 def csv_text(text: str) -> str:
-    """A text cell that no spreadsheet takes for a formula: an apostrophe goes before ``= + - @``, tab and return."""
-    return "'" + text if text.startswith(_FORMULA) else text
+    """A text cell that no spreadsheet takes for a formula: an apostrophe goes before ``= + - @``, tab and return.
+
+    Line breaks stay (their cell is quoted), other control characters and lone surrogates are spelt out.
+    """
+    plain = _NOT_IN_CSV.sub(lambda match: ascii(match.group())[1:-1], text)
+    return "'" + plain if plain.startswith(_FORMULA) else plain
 
 
 def display_width(text: str) -> int:

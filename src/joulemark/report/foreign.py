@@ -13,7 +13,7 @@ from joulemark.errors import UnreadableInput
 from joulemark.metrics import all_metrics
 from joulemark.records import Case, Environment, Finding, Json, Outcome, Record, Run, Value, canonical_json, digest
 from joulemark.stats import summarize
-from joulemark.store import check_record, read_run
+from joulemark.store import check_record, find_runs, read_run
 
 UNKNOWN_GPU = "unknown"
 """GPU model of a result whose file does not name one."""
@@ -229,10 +229,22 @@ def _figures(extra: Mapping[str, Json]) -> dict[str, Value]:
     }
 
 
-def read_results(paths: Sequence[Path]) -> list[Run]:
-    """Read several stored runs.
+def read_results(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Read several stored runs, of a folder all that it holds.
+
+    Returns:
+        the runs, those of a folder newest first, and a line for each file of a folder that cannot be used.
 
     Raises:
-        UnreadableInput: one of them cannot be used.
+        UnreadableInput: a file that is named cannot be used.
     """
-    return [read_result(path) for path in paths]
+    runs: list[Run] = []
+    unusable: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            listing = find_runs(path, suffixes=(".jsonl", ".json"), read=read_result)
+            runs += listing.runs
+            unusable += listing.unusable
+        else:
+            runs.append(read_result(path))
+    return runs, unusable

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joulemark.metrics import find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
+from joulemark.report.names import first_of, namer
 
 SHOWN_METRICS = (
     "device_time_s",
@@ -48,35 +49,57 @@ def _param(name: str) -> Callable[[Record], str | None]:
     return lambda record: str(record.case.params[name]) if name in record.case.params else None
 
 
-def table_of(run: Run) -> Table:
-    """The table of one run: a row per record, columns for what was measured, notes for what was not and why."""
-    columns = [*_identity_columns(run.records), *_metric_columns(run.records)]
+def tables_of(runs: Sequence[Run]) -> list[Table]:
+    """The tables of runs, one after the other."""
+    return [table for run in runs for table in tables_of_run(run)]
+
+
+def tables_of_run(run: Run) -> list[Table]:
+    """A table per benchmark function: a row per record, columns for what was measured.
+
+    Functions without a workload share one where their parameters have the same names. Cases of a function that
+    are all unsupported have no table. The notes, of all tables, stand under the last.
+    """
     numbered = _notes_of_findings(run.records)
     marks = {
-        case_id: ",".join(str(number) for number, (_, ids) in enumerate(numbered, 1) if case_id in ids)
-        for case_id in {record.case_id for record in run.records}
+        record.case_id: ",".join(str(number) for number, (_, ids) in enumerate(numbered, 1) if record.case_id in ids)
+        for record in run.records
     }
+    notes = (
+        *(f"[{number}] {text}" for number, (text, _) in enumerate(numbered, 1)),
+        *notes_of_missing(run.records),
+        *(f"file: {problem}" for problem in run.problems),
+        summary_line(run),
+    )
+    groups = _groups(run.records)
+    names = [name if len(groups) > 1 else None for name in groups]
+    tables = [
+        _table(records, marks, _title(run, name)) for name, records in zip(names, groups.values(), strict=True)
+    ] or [Table((), (), title=_title(run, None))]
+    return [*tables[:-1], replace(tables[-1], notes=notes)]
+
+
+def _groups(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records by the function that swept them, or else by the names of their parameters."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        key = record.case.benchmark or f"by {', '.join(record.case.params)}".removesuffix("by ")
+        groups.setdefault(key, []).append(record)
+    return {key: found for key, found in groups.items() if any(one.outcome != "unsupported" for one in found)}
+
+
+def _table(records: Sequence[Record], marks: Mapping[str, str], title: str) -> Table:
+    columns = [*_identity_columns(records), *_metric_columns(records)]
     rows = tuple(
         (*(_or_missing(column.cell(record), column.numeric) for column in columns), _outcome(record, marks))
-        for record in run.records
+        for record in records
     )
     return Table(
         columns=(*(column.title for column in columns), "outcome"),
         rows=rows,
         numeric=frozenset(index for index, column in enumerate(columns) if column.numeric),
-        notes=(
-            *(f"[{number}] {text}" for number, (text, _) in enumerate(numbered, 1)),
-            *notes_of_missing(run.records),
-            *(f"file: {problem}" for problem in run.problems),
-            summary_line(run),
-        ),
-        title=_title(run),
+        title=title,
     )
-
-
-def tables_of(runs: Sequence[Run]) -> list[Table]:
-    """One table per run."""
-    return [table_of(run) for run in runs]
 
 
 def _or_missing(cell: str | None, numeric: bool) -> str:
@@ -91,10 +114,10 @@ def _outcome(record: Record, marks: Mapping[str, str]) -> str:
     return f"{text} [{mark}]" if mark else text
 
 
-def _title(run: Run) -> str:
+def _title(run: Run, group: str | None) -> str:
     gpus = " ".join(sorted({record.case.gpu_model for record in run.records}))
     drivers = sorted({str(one.facts.get("driver")) for one in run.environments.values() if one.facts.get("driver")})
-    parts = [Path(run.path).name, gpus, f"driver {', '.join(drivers)}" if drivers else ""]
+    parts = [Path(run.path).name, gpus, f"driver {', '.join(drivers)}" if drivers else "", group]
     return " | ".join(part for part in parts if part)
 
 
@@ -126,14 +149,14 @@ def _param_names(records: Iterable[Record]) -> list[str]:
 
 def _metric_columns(records: Sequence[Record]) -> list[_Column]:
     measured = [name for name in SHOWN_METRICS if any(record.value(name) is not None for record in records)]
-    return [_Column(find(name).title, _figure(name), numeric=True) for name in measured]
+    return [_Column(find(name).title, _figure(name, leading=name == measured[0]), numeric=True) for name in measured]
 
 
-def _figure(name: str) -> Callable[[Record], str | None]:
+def _figure(name: str, leading: bool) -> Callable[[Record], str | None]:
     def cell(record: Record) -> str | None:
         found = record.metrics.get(name)
         if found is None or found.value is None:
-            return _OUTCOME_TEXT.get(record.outcome) if name == "device_time_s" else None
+            return _OUTCOME_TEXT.get(record.outcome) if leading else None
         return format_figure(found) if name in _WITH_INTERVAL else format_value(found.value, found.unit)
 
     return cell
@@ -148,13 +171,9 @@ def format_figure(value: Value) -> str:
     return text
 
 
-def names_of(labels: Sequence[str]) -> str:
-    """``resnet50-…`` or ``resnet50-… and 4 more``."""
-    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-
-
 def _notes_of_findings(records: Sequence[Record]) -> list[tuple[str, frozenset[str]]]:
     """One note per kind of Finding and per reason of a failure, with the cases that it is about."""
+    name = namer(record.case for record in records)
     groups: dict[tuple[str, str, str], tuple[list[Record], Finding]] = {}
     for record in records:
         for finding in _findings_and_reason(record):
@@ -166,7 +185,7 @@ def _notes_of_findings(records: Sequence[Record]) -> list[tuple[str, frozenset[s
     notes = []
     for members, finding in groups.values():
         remedy = f" ({finding.remedy})" if finding.remedy else ""
-        text = f"{names_of([record.case.label for record in members])}: {finding.message}{remedy}"
+        text = f"{first_of([name(record.case) for record in members])}: {finding.message}{remedy}"
         notes.append((text, frozenset(record.case_id for record in members)))
     return notes
 
@@ -183,6 +202,7 @@ def _findings_and_reason(record: Record) -> list[Finding]:
 
 def notes_of_missing(records: Sequence[Record]) -> list[str]:
     """Why figures of the measured records are missing: whole columns together by reason, then single cells."""
+    name_of = namer(record.case for record in records)
     measured = [record for record in records if record.outcome in _MEASURED]
     missing: dict[tuple[str, str], list[Record]] = {}
     for record in measured:
@@ -194,7 +214,9 @@ def notes_of_missing(records: Sequence[Record]) -> list[str]:
     for (name, why), members in missing.items():
         everyone = name in absent and len(members) == len(measured)
         what = (
-            find(name).title if everyone else f"{find(name).title} of {names_of([one.case.label for one in members])}"
+            find(name).title
+            if everyone
+            else f"{find(name).title} of {first_of([name_of(one.case) for one in members])}"
         )
         by_reason.setdefault(why, []).append(what)
     return [f"not measured: {', '.join(names)}: {why}" for why, names in by_reason.items()]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TextIO
 
@@ -13,7 +14,10 @@ from joulemark.records import Table
 from joulemark.report.escape import display_width, printable, shorten
 
 _LONGEST_CELL = 48
+_READABLE_CELL = 40
 _SHORTEST_CELL = 8
+_LONG_HEADING = 10
+_INTERVAL = re.compile(r" ±\d[\d.]*%$")
 
 
 def print_tables(tables: Iterable[Table], stream: TextIO | None = None, width: int | None = None) -> None:
@@ -36,8 +40,9 @@ def render(tables: Iterable[Table], width: int | None = None) -> str:
 def render_table(table: Table, width: int) -> str:
     """One table as text.
 
-    Too wide for the terminal, it first loses its numeric columns from the right (the last column, the outcome,
-    stays), named in a note; then the longest text cells are shortened in their middle.
+    Too wide for the terminal, it gives up in this order, as far as it must: columns that say the same in every
+    row (said once above it), headings on one line, the middle of long cells, intervals, and numeric columns from the
+    right. The first and the last column stay, and what is not shown is named in a note.
 
     Args:
         table: of any text.
@@ -48,16 +53,16 @@ def render_table(table: Table, width: int) -> str:
         columns=tuple(printable(title) for title in table.columns),
         rows=tuple(tuple(printable(cell) for cell in row) for row in table.rows),
     )
-    fitted, dropped = _fit(plain, width)
-    notes = [printable(note) for note in table.notes]
-    if dropped:
-        notes.insert(
-            0, f"not shown for want of width: {', '.join(dropped)} (widen the terminal, or use another format)"
-        )
+    fitted, said, hidden = _fit(plain, width)
     lines = [shorten(printable(table.title), width)] if table.title else []
+    if said:
+        lines += _wrap(f"in all rows: {', '.join(said)}", width)
     if fitted.rows:
         lines += _grid(fitted)
-    lines += [line for note in notes for line in _wrap(note, width)]
+    if hidden:
+        note = f"not shown for want of width: {', '.join(hidden)} (widen the terminal, or use another format)"
+        lines += _wrap(note, width)
+    lines += [line for note in table.notes for line in _wrap(printable(note), width)]
     return "\n".join(lines)
 
 
@@ -66,18 +71,53 @@ def _wrap(note: str, width: int) -> list[str]:
     return textwrap.wrap(note, max(width, 20), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def _fit(table: Table, width: int) -> tuple[Table, list[str]]:
+def _fit(table: Table, width: int) -> tuple[Table, list[str], list[str]]:
+    """The table within a width, what all its rows have in common, and what is not shown."""
+    said: list[str] = []
+    hidden: list[str] = []
+    if _width(table) > width and len(table.rows) > 1:
+        table, said = _without_constants(table)
+    if _width(table) > width:
+        table = replace(table, columns=tuple(_broken(title) for title in table.columns))
+    table = _shortened_to_fit(table, width, _LONGEST_CELL, _LONGEST_CELL)
+    if _width(table) > width and any(_INTERVAL.search(cell) for row in table.rows for cell in row):
+        table = replace(table, rows=tuple(tuple(_INTERVAL.sub("", cell) for cell in row) for row in table.rows))
+        hidden.append("intervals")
+    table = _shortened_to_fit(table, width, _LONGEST_CELL, _READABLE_CELL)
+    table, dropped = _without_figures(table, width, kept=2)
+    table = _shortened_to_fit(table, width, _READABLE_CELL, _SHORTEST_CELL)
+    table, more = _without_figures(table, width, kept=1)
+    return table, said, hidden + more + dropped
+
+
+def _without_figures(table: Table, width: int, kept: int) -> tuple[Table, list[str]]:
     dropped: list[str] = []
-    fitted = _shortened(table, _LONGEST_CELL) if _width(table) > width else table
-    while _width(fitted) > width and len(fitted.numeric) > 1:
-        index = max(fitted.numeric)
-        dropped.insert(0, fitted.columns[index])
-        fitted = _without(fitted, index)
-    longest = _LONGEST_CELL
-    while _width(fitted) > width and longest > _SHORTEST_CELL:
+    while _width(table) > width and len(table.numeric) > kept:
+        index = max(table.numeric)
+        dropped.insert(0, table.columns[index].replace("/\n", "/").replace("\n", " "))
+        table = _without(table, index)
+    return table, dropped
+
+
+def _shortened_to_fit(table: Table, width: int, longest: int, shortest: int) -> Table:
+    while _width(table) > width and longest >= shortest:
+        table = _shortened(table, longest)
         longest -= 1
-        fitted = _shortened(fitted, longest)
-    return fitted, dropped
+    return table
+
+
+def _broken(title: str) -> str:
+    return "\n".join((title if len(title) < _LONG_HEADING else title.replace("/", "/ ")).split())
+
+
+def _without_constants(table: Table) -> tuple[Table, list[str]]:
+    said: list[str] = []
+    for index in range(len(table.columns) - 2, 0, -1):
+        cells = {row[index] for row in table.rows}
+        if index not in table.numeric and len(cells) == 1:
+            said.insert(0, f"{table.columns[index]} {cells.pop()}")
+            table = _without(table, index)
+    return table, said
 
 
 def _without(table: Table, index: int) -> Table:
@@ -90,36 +130,49 @@ def _without(table: Table, index: int) -> Table:
 
 
 def _shortened(table: Table, longest: int) -> Table:
+    """Text cells cut in their middle; figures and the last column, the outcome, are left whole."""
+    last = len(table.columns) - 1
+    whole = table.numeric | {last}
     return replace(
         table,
-        columns=tuple(shorten(title, longest) for title in table.columns),
+        columns=tuple(
+            title if i == last else "\n".join(shorten(line, longest) for line in title.split("\n"))
+            for i, title in enumerate(table.columns)
+        ),
         rows=tuple(
-            tuple(cell if i in table.numeric else shorten(cell, longest) for i, cell in enumerate(row))
-            for row in table.rows
+            tuple(cell if i in whole else shorten(cell, longest) for i, cell in enumerate(row)) for row in table.rows
         ),
     )
 
 
-def _column_widths(table: Table) -> list[int]:
+def _widths(table: Table) -> list[int]:
     return [
-        max(display_width(cell) for cell in (table.columns[index], *(row[index] for row in table.rows)))
-        for index in range(len(table.columns))
+        max(display_width(text) for text in (*title.split("\n"), *(row[index] for row in table.rows)))
+        for index, title in enumerate(table.columns)
     ]
 
 
 def _width(table: Table) -> int:
-    return sum(_column_widths(table)) + 2 * (len(table.columns) - 1)
+    return sum(_widths(table)) + 2 * (len(table.columns) - 1)
 
 
 def _grid(table: Table) -> list[str]:
     from tabulate import tabulate
 
     text = tabulate(
-        table.rows,
-        headers=table.columns,
-        tablefmt="simple",
+        # The headings are rows of their own: as headings, tabulate would widen every column by two.
+        [*_heading_rows(table.columns), ["-" * width for width in _widths(table)], *table.rows],
+        tablefmt="plain",
         # Numbers come formatted: what looks like one may be a hash, a version or a serial.
         disable_numparse=True,
         colalign=["right" if index in table.numeric else "left" for index in range(len(table.columns))],
     )
     return [line.rstrip() for line in text.splitlines()]
+
+
+def _heading_rows(titles: Sequence[str]) -> list[list[str]]:
+    """Headings of several lines, the last of which stand directly over their columns."""
+    parts = [title.split("\n") for title in titles]
+    height = max(map(len, parts))
+    padded = [[""] * (height - len(part)) + part for part in parts]
+    return [[part[line] for part in padded] for line in range(height)]

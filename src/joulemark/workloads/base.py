@@ -38,8 +38,15 @@ class Workload(Protocol):
     (a CNN has no ``decode``), and whatever out-of-memory error its framework has.
     """
 
-    name: str
-    phases: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """What tables and ids call it."""
+        ...
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Of ``inference``, ``train``, ``prefill``, ``decode``."""
+        ...
 
     def build(self, case: Case, device: str) -> Step:
         """The step of a case on ``device`` (``cuda:0``, ``cpu``). Heavy: called in the measuring process only."""

@@ -85,7 +85,8 @@ def autocast(dtype: str, device: str) -> AbstractContextManager[object]:
 
     if dtype not in _HALVES:
         return nullcontext()
-    return torch.autocast(torch.device(device).type, getattr(torch, _HALVES[dtype]))
+    context: AbstractContextManager[object] = torch.autocast(torch.device(device).type, getattr(torch, _HALVES[dtype]))
+    return context
 
 
 def scaler(dtype: str, device: str) -> torch.amp.GradScaler | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Draw: TypeAlias = "Callable[[int, torch.Generator, str], torch.Tensor | tuple[torch.Tensor, ...]]"
-"""``draw(batch_size, generator, device)``: fresh random tensors on ``device``, the samples along their first dimension."""
+"""``draw(batch_size, generator, device)``: fresh random tensors on ``device``, samples along their first dimension."""
 
 Optimize: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
 """Makes the optimizer of parameters that already are on their device."""

@@ -1,0 +1,282 @@
+"""The command line ``joulemark``: reads what was stored, describes the machine, and never needs torch."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from joulemark import __version__
+from joulemark.errors import ConfigurationError, DeviceError, JoulemarkError
+
+if TYPE_CHECKING:
+    from joulemark.device.gpu import GpuState, Inventory
+    from joulemark.records import Json
+
+# Heavier modules are imported by the command that needs them: --help answers at once.
+
+EXIT_REFUSED, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+_FORMATS = ("terminal", "markdown", "csv", "json")
+
+_ABOUT = """\
+Where a GPU's time and joules go: the reader's half of `pytest --bench`.
+
+examples:
+  joulemark env                                   what can be measured here, and what would be missing
+  joulemark report results/nvidia-h200/           tables of stored runs
+  joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
+  joulemark trace trace.json.gz                   is the GPU waiting for the framework?
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: arguments without the program's name; by default those of the process.
+
+    Returns:
+        The exit code: 0 fine, 1 regressed or refused, 2 wrong use or unreadable input, 3 not to be decided.
+    """
+    _tolerate_narrow_encodings()
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_WRONG
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except JoulemarkError as error:
+        _say(f"error: {error}")
+        return EXIT_WRONG
+    except BrokenPipeError:
+        # The reader has seen enough; Python would complain again when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+def _tolerate_narrow_encodings() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _say(message: str) -> None:
+    from joulemark.report.escape import printable
+
+    print(f"joulemark: {printable(message)}", file=sys.stderr)
+
+
+def _print_json(document: Json) -> None:
+    from joulemark.report.jsonout import dumps
+
+    sys.stdout.write(dumps(document))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "joulemark", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"joulemark {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, about, example, add_arguments, run in (
+        (
+            "env",
+            "GPUs, driver and software here, and what can be measured with them",
+            "joulemark env --check && pytest --bench",
+            _add_env,
+            _env,
+        ),
+        (
+            "report",
+            "tables of stored runs (joulemark's and pytest-benchmark's)",
+            "joulemark report results/cpu/ --out summary.md",
+            _add_report,
+            _report,
+        ),
+        (
+            "compare",
+            "two stored runs, row by row, with a verdict",
+            "joulemark compare main.jsonl branch.jsonl --metrics device_time_s,energy_per_item_j",
+            _add_compare,
+            _compare,
+        ),
+        (
+            "trace",
+            "how busy a torch.profiler trace shows the GPU, and what it waits for",
+            "joulemark trace trace.json.gz --json",
+            _add_trace,
+            _trace,
+        ),
+    ):
+        command = commands.add_parser(
+            name,
+            help=about,
+            description=f"{about[0].upper()}{about[1:]}.",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        add_arguments(command)
+    return parser
+
+
+def _add_env(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/env.schema.json)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 without a GPU, or when it is busy, throttled or shared, and say why",
+    )
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="a result file, or a folder of them")
+    parser.add_argument("--format", choices=_FORMATS, help="terminal unless --out's suffix says otherwise")
+    parser.add_argument("--out", type=Path, metavar="F", help="write to F (.md, .csv or .json) instead of the terminal")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("base", type=Path, metavar="BASE", help="the result file to compare with")
+    parser.add_argument("new", type=Path, metavar="NEW", help="the result file in question")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/compare.schema.json)")
+    parser.add_argument("--metrics", metavar="NAMES", help="comma-separated, of the names in the result files")
+    parser.add_argument(
+        "--spread",
+        type=_fraction,
+        metavar="FRACTION",
+        help="what two runs of the same thing are assumed to differ by: 0.02 or 2%% (2%% unless you say)",
+    )
+    parser.add_argument(
+        "--threshold", type=_fraction, metavar="FRACTION", help="smallest worsening that counts (5%% unless you say)"
+    )
+    parser.add_argument("--fail-on-missing", action="store_true", help="exit 1 when NEW lacks rows or figures of BASE")
+    parser.epilog = f"{parser.epilog}\n\nexit codes: 0 nothing worse, 1 regressed, 2 unreadable, 3 cannot be decided"
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a Chrome trace, .json or .json.gz")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/trace.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="what changed from A to B")
+    parser.epilog = f"{parser.epilog}\n\nexit codes: 0 all complete, 2 unreadable, 3 a trace is incomplete"
+
+
+def _fraction(text: str) -> float:
+    number = text.strip()
+    try:
+        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%") from None
+
+
+def _report(args: argparse.Namespace) -> int:
+    from joulemark.report import foreign, output
+
+    if args.out is not None and args.format is None:
+        output.check_report_path(args.out)
+    runs, unusable = foreign.read_results(args.results)
+    for line in unusable:
+        _say(f"left out: {line}")
+    if not runs:
+        raise ConfigurationError(f"no usable result in {', '.join(map(str, args.results))}", "run pytest --bench first")
+    if args.out is not None:
+        output.write_report(runs, args.out, args.format)
+        _say(f"wrote {args.out}")
+    else:
+        sys.stdout.write(output.render(runs, args.format or "terminal"))
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from joulemark.report import compare, comparison_table, foreign, terminal
+
+    metrics = compare.DEFAULT_METRICS if args.metrics is None else tuple(filter(None, args.metrics.split(",")))
+    comparison = compare.compare(
+        foreign.read_result(args.base),
+        foreign.read_result(args.new),
+        tuple(name.strip() for name in metrics),
+        compare.DEFAULT_SPREAD if args.spread is None else args.spread,
+        compare.DEFAULT_THRESHOLD if args.threshold is None else args.threshold,
+    )
+    if args.json:
+        _print_json(comparison.to_json())
+        for message in comparison.messages:
+            _say(message)
+    else:
+        terminal.print_tables([comparison_table.table_of(comparison)])
+    return compare.exit_code(comparison, args.fail_on_missing)
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from joulemark import trace
+    from joulemark.report import trace_view
+
+    if bool(args.files) == (args.diff is not None):
+        raise ConfigurationError(
+            f"trace got {len(args.files)} files and {'a' if args.diff else 'no'} --diff", "give FILE…, or --diff A B"
+        )
+    if args.diff is not None:
+        base, new = (trace.analyse_files([path]) for path in args.diff)
+        document = trace.diff(base, new)
+        sides = [document["base"], document["new"]]
+    else:
+        document = trace.analyse_files(args.files)
+        sides = document["files"]
+    if args.json or args.format == "json":
+        _print_json(document)
+    else:
+        form: Literal["terminal", "markdown"] = "markdown" if args.format == "markdown" else "terminal"
+        view = trace_view.render_diff if "base" in document else trace_view.render
+        sys.stdout.write(view(document, form))
+    for side in sides:
+        if side["error"]:
+            _say(f"error: {side['error']}")
+    return trace.exit_code(document)
+
+
+def _env(args: argparse.Namespace) -> int:
+    from joulemark.device.gpu import probe_gpus
+    from joulemark.environment import gather, preflight
+    from joulemark.report import environment_view
+    from joulemark.report.escape import printable
+
+    inventory = probe_gpus(os.environ)
+    environment = gather(inventory, Path.cwd())
+    states = _states(inventory)
+    verdict = preflight(inventory, states, os.getpid()) if args.check else None
+    if args.json:
+        _print_json(environment_view.document(inventory, environment, states, verdict))
+    else:
+        for line in environment_view.lines(inventory, environment, states):
+            print(printable(line))
+    if verdict is None:
+        return 0
+    for doubt in verdict.doubts:
+        _say(f"not checked: {doubt}")
+    for refusal in verdict.refusals:
+        _say(f"refused: {refusal}")
+    return EXIT_REFUSED if verdict.refusals else 0
+
+
+def _states(inventory: Inventory) -> dict[str, GpuState | DeviceError]:
+    from joulemark.device.gpu import gpu_state
+    from joulemark.device.nvml import Nvml
+
+    states: dict[str, GpuState | DeviceError] = {}
+    if not inventory.visible:
+        return states
+    with Nvml() as nvml:
+        for one in inventory.visible:
+            try:
+                states[one.gpu.uuid] = gpu_state(nvml, one.gpu.uuid)
+            except DeviceError as error:
+                states[one.gpu.uuid] = error
+    return states

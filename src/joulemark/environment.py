@@ -1,0 +1,316 @@
+"""Where a run takes place: software, host and GPUs, and which instrument stands behind each kind of figure."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joulemark import __version__
+from joulemark.collect.rapl import RaplSource
+from joulemark.device.clocks import HINDERING
+from joulemark.device.gpu import Gpu, GpuState, Inventory
+from joulemark.device.nvml import Nvml
+from joulemark.errors import DeviceError, NotSupported
+from joulemark.metrics import format_value
+from joulemark.records import Environment, Json, digest
+from joulemark.store import git_commit
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "triton",
+    "numpy",
+    "scipy",
+    "pytest",
+    "pytest-benchmark",
+    "nvidia-ml-py",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cuda-cupti-cu12",
+    "nvidia-cuda-cupti",
+    "cuda-core",
+)
+"""Distributions whose versions can move a figure."""
+
+_NO_COUNTERS = "hardware counters are not in this version"
+BUSY_UTILIZATION = 0.05
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]{7,}")
+_PATH = re.compile(r"(?<![^\s=:,'\"])(?:~|\.{1,2})?/[^\s,:=]*")
+
+
+def anonymous(uuid: str) -> str:
+    """A digest that stands for a GPU's UUID: equal for equal GPUs, of the same kind (``GPU-``, ``MIG-``)."""
+    kind = uuid[:4] if uuid[:4] in ("GPU-", "MIG-") else ""
+    return f"{kind}{digest(uuid)}"
+
+
+def gather(
+    inventory: Inventory,
+    cwd: Path,
+    *,
+    anonymize: bool = False,
+    framework: Mapping[str, Json] | None = None,
+    tiers: Mapping[str, str | None] | None = None,
+    notes: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    backend: Any = None,
+) -> Environment:
+    """Describe this machine for the first line of a result file.
+
+    Args:
+        inventory: of :func:`joulemark.device.gpu.probe_gpus`.
+        cwd: folder whose git commit counts.
+        anonymize: leave out the host's name, paths, and UUIDs but for a digest.
+        framework: what the framework says of itself in the measuring process (``cuda``, ``cudnn`` …), merged in.
+        tiers: instruments that are in use, where the caller has opened them; found out here by default.
+        notes: what is off and why, of these.
+        options: the command line as given.
+        backend: a stand-in for pynvml.
+    """
+    if tiers is None:
+        tiers, notes = tiers_of(inventory, backend)
+    facts: dict[str, Json] = {
+        "joulemark": __version__,
+        "python": platform.python_version(),
+        "python_implementation": platform.python_implementation(),
+        "host": host_facts(),
+        "packages": package_versions(),
+        "git": git_commit(cwd),
+        "gpus": [gpu_facts(gpu) for gpu in inventory.gpus],
+        "visible": [
+            {"ordinal": one.ordinal, "uuid": one.gpu.uuid, "verified": one.verified} for one in inventory.visible
+        ],
+        "simulated": inventory.simulated,
+        "driver": inventory.driver,
+        "cuda_driver": inventory.cuda_driver,
+        "cuda": None,
+        "cudnn": None,
+        "options": list(options),
+        **(framework or {}),
+    }
+    return Environment(
+        _anonymous(facts) if anonymize else facts,
+        {"counters": None, **tiers},
+        {"counters": _NO_COUNTERS, **(notes or {})},
+    )
+
+
+def gpu_facts(gpu: Gpu) -> dict[str, Json]:
+    """What is fixed about a GPU, with its model's slug."""
+    return {**asdict(gpu), "model": gpu.slug}
+
+
+def _anonymous(facts: Mapping[str, Json]) -> dict[str, Json]:
+    hidden = {key: _scrub(value) for key, value in facts.items()}
+    hidden["host"] = {**hidden["host"], "name": None}
+    return hidden
+
+
+def _scrub(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _scrub(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_scrub(one) for one in value]
+    if isinstance(value, str):
+        return _PATH.sub("<path>", _UUID.sub(lambda match: anonymous(match.group()), value))
+    return value
+
+
+def host_facts() -> dict[str, Json]:
+    """Name, system and processor of this machine; ``cores`` are those that this process may use."""
+    return {
+        "name": platform.node() or None,
+        "os": _os_name(),
+        "kernel": platform.release() or None,
+        "machine": platform.machine() or None,
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def _os_name() -> str | None:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME") or platform.system()
+    except OSError:
+        return platform.system() or None
+
+
+def _cpu_name() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or None
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str | None]:
+    """Versions of installed distributions, without importing them; None for one that is not there."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str | None], dict[str, str]]:
+    """Which instrument gives times, energy and counters here, and why a better one does not.
+
+    Args:
+        inventory: of :func:`joulemark.device.gpu.probe_gpus`.
+        backend: a stand-in for pynvml.
+
+    Returns:
+        instrument → tier or None, and instrument → what is off, why, and what would help.
+    """
+    tiers: dict[str, str | None] = {"timing": "host_clock", "energy": None, "counters": None}
+    notes = {"counters": _NO_COUNTERS}
+    missing = _no_gpu(inventory)
+    if missing is None and importlib.util.find_spec("torch") is None:
+        notes["timing"] = "torch is not installed: pip install joulemark[torch] to time on the GPU"
+    elif missing is None:
+        tiers["timing"] = "cuda_events"
+    else:
+        notes["timing"] = f"no device clock: {missing}"
+    if missing is None:
+        tiers["energy"], why = gpu_energy_tier(inventory.visible[0].gpu.uuid, backend)
+    else:
+        why = _cpu_energy_problem()
+        tiers["energy"] = None if why else "rapl"
+        why = f"{missing}; {why}" if why else f"of the CPU only: {missing}"
+    if why:
+        notes["energy"] = why
+    return tiers, notes
+
+
+def _no_gpu(inventory: Inventory) -> str | None:
+    """Why there is no GPU to measure; None when there is one."""
+    if inventory.problem is not None:
+        return f"no GPU: {inventory.problem.what}"
+    if not inventory.gpus:
+        return "no GPU: NVML lists none"
+    if not inventory.visible:
+        return f"no GPU visible (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}): unset it"
+    return None
+
+
+def gpu_energy_tier(uuid: str, backend: Any = None) -> tuple[str | None, str | None]:
+    """The best energy sensor of a GPU, and why it is not the energy counter.
+
+    Args:
+        uuid: of the GPU.
+        backend: a stand-in for pynvml.
+    """
+    try:
+        with Nvml(backend) as nvml:
+            device = nvml.device(uuid)
+            try:
+                device.energy_j()
+            except DeviceError as error:
+                refused = str(error)
+            else:
+                return "nvml_energy_counter", None
+            try:
+                device.instant_power_w()
+            except NotSupported:
+                device.average_power_w()
+    except DeviceError as error:
+        return None, str(error)
+    return "nvml_power_integral", f"energy is integrated from power readings: {refused}"
+
+
+def _cpu_energy_problem() -> str | None:
+    """Why the CPU's energy cannot be read; None when it can."""
+    source = RaplSource()
+    try:
+        source.open()
+    except DeviceError as error:
+        return str(error)
+    source.close()
+    return None
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Whether this machine is fit to measure on.
+
+    Args:
+        refusals: why not, one line each.
+        doubts: what could not be found out.
+    """
+
+    refusals: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+def preflight(inventory: Inventory, states: Mapping[str, GpuState | DeviceError], own_pid: int) -> Preflight:
+    """Refuse GPUs that are missing, busy, throttled or shared.
+
+    Args:
+        inventory: of :func:`joulemark.device.gpu.probe_gpus`.
+        states: of the visible GPUs by UUID, or why there is none.
+        own_pid: a process that may hold a context.
+    """
+    missing = _no_gpu(inventory)
+    if missing is not None:
+        remedy = "" if inventory.problem is None or not inventory.problem.remedy else f": {inventory.problem.remedy}"
+        return Preflight((f"{missing}{remedy}",))
+    refusals: list[str] = []
+    doubts: list[str] = []
+    for one in inventory.visible:
+        name = f"{one.gpu.name} ({one.gpu.uuid})"
+        if not one.verified:
+            doubts.append(f"{name}: which GPU cuda:{one.ordinal} is, is a guess: {one.why}")
+        state = states[one.gpu.uuid]
+        if isinstance(state, DeviceError):
+            refusals.append(f"{name}: {state}")
+            continue
+        refusals += [f"{name}: {why}" for why in _unfit(state, own_pid)]
+        doubts += [f"{name}: {what} cannot be read here" for what in _unread(state)]
+        siblings = [
+            gpu for gpu in inventory.gpus if gpu.parent_uuid is not None and gpu.parent_uuid == one.gpu.parent_uuid
+        ]
+        if len(siblings) > 1:
+            refusals.append(f"{name}: shared: {len(siblings)} MIG instances draw on one board's power and clocks")
+    return Preflight(tuple(refusals), tuple(doubts))
+
+
+def _unfit(state: GpuState, own_pid: int) -> Iterable[str]:
+    others = [process.pid for process in state.processes or () if process.pid != own_pid]
+    if others:
+        pids = ", ".join(str(pid) for pid in others)
+        yield f"shared: {len(others)} other process(es) hold a context (pid {pids}): end them, or choose another GPU"
+    if state.utilization is not None and state.utilization > BUSY_UTILIZATION:
+        yield f"busy: utilization {state.utilization:.0%}: wait until it is idle"
+    hindered = sorted(HINDERING & (state.reasons or frozenset()))
+    if hindered:
+        clock = format_value(state.sm_clock_hz, "Hz")
+        heat = format_value(state.temperature_c, "degC")
+        yield f"throttled: {', '.join(hindered)} (SM clock {clock}, {heat}): let it cool down, check power and cooling"
+
+
+def _unread(state: GpuState) -> Iterable[str]:
+    if state.processes is None:
+        yield "who uses it"
+    if state.utilization is None:
+        yield "its utilization"
+    if state.reasons is None:
+        yield "its clock-event reasons"

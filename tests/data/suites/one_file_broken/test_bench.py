@@ -1,0 +1,2 @@
+def test_infer(bench):
+    bench.pedantic(lambda: sum(range(1000)), rounds=3)

@@ -1,0 +1,101 @@
+"""A small project of its own for each test, and what ``pytest --bench`` left in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# An inner session forgets the modules that it was the first to import, and numpy cannot be loaded twice.
+import joulemark.cli
+import joulemark.environment
+import joulemark.plugin.child
+import joulemark.plugin.parent
+import joulemark.plugin.session
+import joulemark.report.output
+import joulemark.workloads.loader
+import joulemark.workloads.zoo  # noqa: F401
+
+SUITES = Path(__file__).parents[1] / "data" / "suites"
+# Hypothesis loads itself at the end of each inner session, which takes longer than all the rest.
+ON_CPU = ("--bench", "--bench-gpus", "cpu", "--bench-quick", "-p", "no:hypothesispytest")
+
+
+@dataclass
+class Project:
+    """A folder with benchmarks."""
+
+    pytester: pytest.Pytester
+    _last: pytest.RunResult | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.pytester.path
+
+    def write(self, files: dict[str, str]) -> None:
+        """Files by their names."""
+        for name, text in files.items():
+            path = self.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def copy(self, suite: str) -> None:
+        """A suite of tests/data, into the project's root."""
+        shutil.copytree(SUITES / suite, self.path, dirs_exist_ok=True)
+
+    def bench(self, *args: str) -> pytest.RunResult:
+        """``pytest --bench`` on the CPU, the parent in this process."""
+        self._last = self.pytester.runpytest_inprocess(*ON_CPU, *args)
+        return self._last
+
+    def pytest(self, *args: str) -> pytest.RunResult:
+        """A whole ``pytest`` of its own."""
+        self._last = self.pytester.runpytest_subprocess(*args)
+        return self._last
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Counts of the last run's summary; a flagged case is a passed one (a shared machine flags at will)."""
+        assert self._last is not None
+        counts = dict(self._last.parseoutcomes())
+        passed = counts.pop("passed", 0) + counts.pop("flagged", 0)
+        return counts | ({"passed": passed} if passed else {})
+
+    @property
+    def files(self) -> list[Path]:
+        """Result files."""
+        return sorted(self.path.rglob("sweep-*.jsonl"))
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Every line of the one result file, as strict JSON."""
+        (file,) = self.files
+        return [json.loads(line, parse_constant=_refuse) for line in file.read_text().splitlines()]
+
+    @property
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Records by the last part of their node ids."""
+        return {one["nodeid"].split("::")[-1]: one for one in self.lines if one["kind"] == "record"}
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The last line of the file."""
+        last = self.lines[-1]
+        assert last["kind"] == "end"
+        return last
+
+
+def _refuse(token: str) -> float:
+    raise AssertionError(f"{token} is not strict JSON")
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """An empty project; no option of the session that runs this test reaches it."""
+    for name in ("PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "JOULEMARK_WORKER_TARGETS", "JOULEMARK_WORKER_FD"):
+        monkeypatch.delenv(name, raising=False)
+    return Project(pytester)

@@ -1,0 +1,315 @@
+"""What one case does to its process or machine must not reach the rows after it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from joulemark.store import read_run
+
+
+def outcomes(project):
+    return {name: one["outcome"].replace("flagged", "ok") for name, one in project.records.items()}
+
+
+TROUBLE = """
+import os
+import signal
+import subprocess
+import time
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    with open("built", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    yield
+    with open("torn", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+@pytest.mark.parametrize("n", [1, 2])
+def bench_before(bench, shared, n):
+    bench(abs, n)
+
+def bench_hangs(bench):
+    bench(time.sleep, 600)
+
+def bench_after_hang(bench):
+    bench(abs, 1)
+
+def bench_exits(bench):
+    os._exit(7)
+
+def bench_killed(bench):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def bench_leaves_a_fork(bench):
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+
+def bench_after(bench):
+    bench(abs, 1)
+
+@pytest.mark.parametrize("always", [True, False])
+def bench_poisoned(bench, always):
+    if always or not os.path.exists("once"):
+        open("once", "w").close()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    bench(abs, 1)
+
+def bench_last(bench):
+    bench(abs, 1)
+"""
+
+
+def test_hangs_deaths_and_cuda_errors_cost_one_case_each(project):
+    project.write({"bench_a.py": TROUBLE})
+    result = project.bench("--bench-timeout=1.5")
+    assert result.ret == 1
+    assert outcomes(project) == {
+        "bench_before[1]": "ok",
+        "bench_before[2]": "ok",
+        "bench_hangs": "failed",
+        "bench_after_hang": "ok",
+        "bench_exits": "failed",
+        "bench_killed": "failed",
+        "bench_leaves_a_fork": "failed",
+        "bench_after": "ok",
+        "bench_poisoned[True]": "failed",
+        "bench_poisoned[False]": "ok",
+        "bench_last": "ok",
+    }
+    records = project.records
+    assert records["bench_hangs"]["reason"] == "killed at its timeout of 1.5 s"
+    assert "exit status 7" in records["bench_exits"]["reason"]
+    assert "signal SIGKILL" in records["bench_killed"]["reason"]
+    assert "exit status 0" in records["bench_leaves_a_fork"]["reason"]
+    assert "twice, the second time in a fresh process" in records["bench_poisoned[True]"]["reason"]
+    assert project.end["completed"] is True
+    assert len((project.path / "built").read_text().split()) == 1  # one process, one module: built once
+
+
+def test_a_cuda_error_that_a_fresh_process_does_not_have_is_flagged(project):
+    project.write({"bench_a.py": TROUBLE})
+    project.bench("-k", "poisoned and False")
+    assert project.outcomes["passed"] == 1
+    record = project.records["bench_poisoned[False]"]
+    assert record["outcome"] == "flagged"
+    assert "retried" in [one["code"] for one in record["findings"]]
+    assert record["metrics"]["host_time_s"]["value"] > 0
+
+
+SERIES = """
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    with open("log", "a") as file:
+        file.write(f"up {__name__}\\n")
+    yield
+    with open("log", "a") as file:
+        file.write(f"down {__name__}\\n")
+    if __name__.endswith("bench_a"):
+        raise OSError("cannot close")
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def bench_fit(bench, shared, batch):
+    if batch > 1:
+        raise MemoryError
+    bench(abs, 1)
+"""
+
+
+def test_shared_fixtures_end_in_time_where_the_parent_skips_the_item_that_was_to_come(project):
+    project.write({"bench_a.py": SERIES, "bench_b.py": SERIES})
+    project.bench()
+    assert project.outcomes == {"passed": 2, "oom": 4}
+    records = [one for one in project.lines if one["kind"] == "record"]
+    assert [one["outcome"].replace("flagged", "ok") for one in records] == ["ok", "oom", "oom"] * 2
+    assert "cannot close" in json.dumps(records[3]["findings"])
+    assert (project.path / "log").read_text().split() == (
+        ["up", "bench_a", "down", "bench_a", "up", "bench_b", "down", "bench_b"]
+    )
+
+
+PIDS = """
+import os
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2])
+def bench_pid(bench, n):
+    with open("pids", "a") as file:
+        file.write(f"{n} {os.getpid()}\\n")
+    bench.pedantic(abs, (n,), rounds=20)
+"""
+
+
+def test_several_processes_per_case(project):
+    project.write({"bench_a.py": PIDS})
+    project.bench("--bench-processes=3", "-k", "1")
+    assert project.outcomes == {"passed": 1, "deselected": 1}
+    assert len(set((project.path / "pids").read_text().splitlines())) == 3
+    record = project.records["bench_pid[1]"]
+    assert len(record["processes"]) == 3
+    medians = sorted(one["host_time_s"] for one in record["processes"])
+    assert record["metrics"]["host_time_s"]["value"] == medians[1]
+    assert record["metrics"]["host_time_s"]["n"] == 3
+    assert len(record["samples"]["host_time_s"]) == 60
+
+
+def test_a_spent_budget_leaves_the_rest_for_resume(project):
+    project.write(
+        {
+            "bench_a.py": """
+import time
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def bench_slow(bench, n):
+    time.sleep(0.8)
+    bench(abs, n)
+"""
+        }
+    )
+    result = project.bench("--bench-budget=1", "-rs")
+    assert project.outcomes == {"passed": 1, "skipped": 2}
+    assert project.end["completed"] is False
+    assert project.end["reason"] == "budget spent"
+    result.stdout.fnmatch_lines([f"*budget of 1 s is spent*--bench-resume {project.files[0]}"])
+    first = project.files[0].read_bytes()
+    project.bench(f"--bench-resume={project.files[0]}")
+    assert project.outcomes == {"passed": 2, "skipped": 1}
+    assert project.files[0].read_bytes().startswith(first)
+    assert set(project.records) == {"bench_slow[1]", "bench_slow[2]", "bench_slow[3]"}
+    assert project.end["completed"] is True
+    result = project.bench(f"--bench-resume={project.files[0]}")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: all 3 cases are in the resumed file"])
+
+
+KILLED = """
+import os
+import subprocess
+import time
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def bench_case(bench, n):
+    if n == 2 and not os.path.exists("resumed"):
+        helper = subprocess.Popen(["sleep", "600"])
+        with open("pids.tmp", "w") as file:
+            file.write(f"{os.getpid()} {helper.pid}")
+        os.rename("pids.tmp", "pids")
+        time.sleep(600)
+    bench(abs, n)
+"""
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def is_gone(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"  # dead, and not yet collected by whoever inherited it
+
+
+def start(project):
+    """A sweep in the middle of its second case: the parent, and what runs under it."""
+    project.write({"bench_a.py": KILLED})
+    command = [sys.executable, "-m", "pytest", "--bench", "--bench-gpus=cpu", "--bench-quick"]
+    with (project.path / "out.txt").open("wb") as log:
+        parent = subprocess.Popen(command, cwd=project.path, stdout=log, stderr=subprocess.STDOUT)
+    wait_for((project.path / "pids").exists)
+    return parent, [int(pid) for pid in (project.path / "pids").read_text().split()]
+
+
+def finish(project):
+    """Resume, and look at what the file then holds."""
+    file = project.files[0]
+    first = file.read_bytes()
+    project.write({"resumed": ""})
+    project.bench(f"--bench-resume={file}")
+    assert project.outcomes == {"passed": 2, "skipped": 1}
+    assert project.files == [file]
+    assert file.read_bytes().startswith(first)
+    run = read_run(file)
+    assert run.completed
+    assert run.problems == ()
+    assert len(run.records) == 3
+
+
+def test_a_killed_parent_loses_the_running_case_only_and_takes_its_child_along(project):
+    parent, pids = start(project)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: all(is_gone(pid) for pid in pids))
+    run = read_run(project.files[0])
+    assert [one.nodeid for one in run.records] == ["bench_a.py::bench_case[1]"]
+    assert not run.completed
+    finish(project)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_valid_file_that_says_so(project, number):
+    parent, pids = start(project)
+    parent.send_signal(number)
+    assert parent.wait(20) == pytest.ExitCode.INTERRUPTED
+    wait_for(lambda: all(is_gone(pid) for pid in pids))
+    assert project.end["completed"] is False
+    assert project.end["reason"] == "interrupted"
+    assert set(project.records) == {"bench_case[1]"}
+    text = (project.path / "out.txt").read_text()
+    assert "INTERNALERROR" not in text
+    assert "bench_a.bench_case" in text  # the table of what there is
+    if number is signal.SIGTERM:
+        finish(project)
+
+
+def test_an_answer_that_nobody_waited_for_is_not_given_to_the_next_case(project):
+    project.write(
+        {
+            "conftest.py": """
+import signal
+import pytest
+
+def give_up(number, frame):
+    pytest.fail("a time-out of another plugin")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    if item.name == "bench_slow" and not item.config.getoption("joulemark_worker"):
+        signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, 1.5)
+""",
+            "bench_a.py": """
+import time
+
+def bench_slow(bench):
+    time.sleep(2)
+    bench(abs, 1)
+
+def bench_next(bench):
+    bench(time.sleep, 0.002)
+""",
+        }
+    )
+    try:
+        project.bench()
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert project.outcomes == {"passed": 1, "failed": 1}
+    assert project.records["bench_next"]["metrics"]["host_time_s"]["value"] >= 0.002

@@ -1,0 +1,211 @@
+"""Every outcome of a case: in the file, in the table, in JUnit and in the exit status."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+
+def outcomes(project):
+    return {name: one["outcome"].replace("flagged", "ok") for name, one in project.records.items()}
+
+
+def test_a_batch_that_does_not_fit_ends_its_series_only(project):
+    project.copy("oom_sweep")
+    result = project.bench("-p", "no:torch", "--junitxml=junit.xml", "--bench-report=sweep.json")
+    assert result.ret == 0
+    assert outcomes(project) == {
+        "test_sweep[1]": "ok",
+        "test_sweep[8]": "ok",
+        "test_sweep[64]": "oom",
+        "test_sweep[128]": "oom",
+        "test_sweep[16]": "ok",
+        "test_sweep[4]": "ok",
+    }
+    measured = [one for one in project.records.values() if one["outcome"] != "oom"]
+    assert all(one["metrics"]["host_time_s"]["value"] > 0 for one in measured)
+    too_big = project.records["test_sweep[128]"]
+    assert too_big["reason"] == "not tried: batch 64 of this series did not fit"
+    assert too_big["metrics"]["host_time_s"]["value"] is None
+    assert "did not fit" in too_big["notes"]["host_time_s"]
+    assert project.end["completed"] is True
+    result.stdout.fnmatch_lines(["*test_sweep*64*n/a*OOM*", "*not tried: batch 64*"])
+    assert '"oom"' in (project.path / "sweep.json").read_text()
+    said = [
+        next(one.get("value") for one in case.iter("property") if one.get("name") == "outcome").replace("flagged", "ok")
+        for case in ElementTree.parse(project.path / "junit.xml").iter("testcase")
+    ]
+    assert said == ["ok", "ok", "oom", "oom", "ok", "ok"]
+
+
+MIXED = """
+import sys
+import warnings
+import pytest
+from joulemark.errors import Unsupported
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+@pytest.mark.parametrize("batch", [1, 2])
+def bench_memory(bench, batch):
+    ballast = bytearray(300 << 20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    def run():
+        if batch == 1:
+            raise MemoryError
+    bench(run)
+
+def bench_small(bench):
+    bench(abs, 1)
+
+def bench_oom_later(bench):
+    bench(abs, 1)
+    try:
+        raise OutOfMemoryError("no room")
+    except OutOfMemoryError as error:
+        raise ValueError("wrapped") from error
+
+def bench_raises(bench):
+    print("said before it failed")
+    bench(int, "x")
+
+def bench_skips(bench):
+    pytest.skip("no tensor cores")
+
+def bench_unsupported(bench):
+    raise Unsupported("fp8 needs sm_89", "choose bf16")
+
+def bench_never(bench):
+    pass
+
+def bench_asserts(bench):
+    assert bench(abs, -1) == 2
+
+def bench_warns(bench):
+    def run():
+        warnings.warn("torch.jit is deprecated", DeprecationWarning)
+    bench(run)
+
+@pytest.fixture
+def falls():
+    yield
+    raise OSError("teardown")
+
+def bench_teardown(bench, falls):
+    bench(abs, 1)
+
+@pytest.mark.skip(reason="of its own")
+def bench_marked(bench):
+    bench(abs, 1)
+
+@pytest.mark.xfail(strict=True)
+def bench_expected(bench):
+    bench(int, "x")
+
+def bench_twice(bench):
+    bench(abs, 1)
+    bench(abs, 1)
+
+def bench_exits(bench):
+    sys.exit(3)
+
+def bench_no_rounds(bench):
+    bench.pedantic(abs, (1,), rounds=0)
+
+class TestGroup:
+    def bench_method(self, bench):
+        bench(abs, 1)
+"""
+
+
+def test_each_outcome_where_warnings_are_errors(project):
+    project.write({"bench_a.py": MIXED, "pytest.ini": "[pytest]\nfilterwarnings = error\n"})
+    result = project.bench()
+    assert result.ret == 1
+    assert outcomes(project) == {
+        "bench_memory[1]": "oom",
+        "bench_memory[2]": "oom",
+        "bench_small": "ok",
+        "bench_oom_later": "oom",
+        "bench_raises": "failed",
+        "bench_skips": "unsupported",
+        "bench_unsupported": "unsupported",
+        "bench_never": "failed",
+        "bench_asserts": "failed",
+        "bench_warns": "ok",
+        "bench_teardown": "failed",
+        "bench_expected": "failed",
+        "bench_twice": "failed",
+        "bench_exits": "failed",
+        "bench_no_rounds": "failed",
+        "bench_method": "ok",
+    }
+    records = project.records
+    # The big case before it is gone from memory, although its exception held it.
+    assert records["bench_small"]["metrics"]["peak_memory_bytes"]["value"] < 200 << 20
+    assert records["bench_raises"]["reason"].startswith("ValueError: invalid literal")
+    assert records["bench_skips"]["reason"] == "no tensor cores"
+    assert records["bench_unsupported"]["reason"] == "fp8 needs sm_89: choose bf16"
+    assert "never measured" in records["bench_never"]["reason"]
+    assert records["bench_asserts"]["metrics"]["host_time_s"]["value"] > 0
+    assert records["bench_teardown"]["reason"] == "OSError: teardown"
+    assert [one["code"] for one in records["bench_warns"]["findings"] if one["code"] == "warning"] == ["warning"]
+    assert "used twice" in records["bench_twice"]["reason"]
+    assert "rounds=0" in records["bench_no_rounds"]["reason"]
+    assert records["bench_method"]["case"]["workload"] == "bench_a.TestGroup.bench_method"
+    for one in records.values():
+        assert all(name in one["notes"] for name, value in one["metrics"].items() if value["value"] is None)
+    assert project.end["completed"] is True
+    result.stdout.fnmatch_lines(["*said before it failed*"])
+    result.stdout.fnmatch_lines(["*bench_a.py:*ValueError*"])
+    result.stdout.fnmatch_lines(["*torch.jit is deprecated*"])
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+def test_strict_fails_what_is_out_of_memory_or_flagged(project):
+    project.write(
+        {
+            "bench_a.py": """
+import time
+def bench_oom(bench):
+    raise MemoryError
+
+def bench_unsteady(bench):
+    pauses = iter([0.001, 0.003] * 5000)
+    bench.pedantic(lambda: time.sleep(next(pauses)), rounds=20)
+"""
+        }
+    )
+    result = project.bench("--bench-strict")
+    assert result.ret == 1
+    assert {one["outcome"] for one in project.records.values()} == {"oom", "flagged"}
+    result.stdout.fnmatch_lines(["*--bench-strict: oom: out of memory", "*--bench-strict: flagged: *varies*"])
+
+
+def test_a_run_that_measured_nothing_says_so_and_exits_5(project):
+    project.write({"bench_a.py": "import pytest\n\ndef bench_x(bench):\n    pytest.skip('not here')\n"})
+    result = project.bench()
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*not here*"])
+    (project.path / "bench_a.py").write_text("")
+    result = project.bench()
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured"])
+
+
+def test_a_slow_first_call_per_shape_stays_out_of_the_samples(project):
+    project.copy("compile_like")
+    project.bench("-k", "not 256 and not 512")
+    assert project.outcomes["passed"] == 8
+    rounds = []
+    for one in project.records.values():
+        samples = one["samples"]["host_time_s"]
+        rounds.append(len(samples))
+        assert max(samples) < 0.1
+        assert 0.002 <= one["metrics"]["host_time_s"]["value"] < 0.003
+        assert one["metrics"]["warmup_s"]["value"] > 0.3
+    assert len(rounds) == 8
+    assert min(rounds) >= 10
+    assert max(rounds) <= 5 * min(rounds)

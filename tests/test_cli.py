@@ -1,0 +1,325 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from joulemark import __version__
+from joulemark.cli import main
+from joulemark.records import Case, Environment, Record, Value
+from joulemark.store import RunWriter
+
+RUNS = Path(__file__).parent / "data" / "runs"
+SCHEMAS = Path(__file__).parents[1] / "docs" / "schema"
+UUID = "GPU-5b1f0c2e-0000-4a10-9000-0000000000a1"
+
+
+def strict(text, schema):
+    document = json.loads(text, parse_constant=pytest.fail)
+    description = json.loads((SCHEMAS / f"{schema}.schema.json").read_text())
+    jsonschema.Draft202012Validator(description).validate(document)
+    return document
+
+
+def run(capsys, *args):
+    code = main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+@pytest.fixture
+def stored(tmp_path):
+    path = tmp_path / "run.jsonl"
+    environment = Environment({"driver": None})
+    with RunWriter(path, "ab" * 16, environment, 1.7e9) as out:
+        for batch in (1, 2):
+            figures = {"host_time_s": Value(1e-3 * batch, "s", (0.99e-3 * batch, 1.01e-3 * batch), n=9)}
+            case = Case("lenet5", "inference", "eager", "fp32", batch)
+            out.write(Record(case, "ab" * 16, "ok", environment.environment_id, metrics=figures))
+        out.end(completed=True, wall_s=10.0, measured_s=7.0)
+    return path
+
+
+@pytest.fixture
+def fake_gpus(tmp_path, monkeypatch):
+    """Puts simulated GPUs of the given sensors in NVML's place."""
+
+    def use(**scenario):
+        path = tmp_path / "gpus.json"
+        path.write_text(json.dumps({"driver": "580.65.06", **scenario}))
+        monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return use
+
+
+def gpu(**sensors):
+    return {"name": "NVIDIA H200", "uuid": UUID, "pci": "00000000:1B:00.0", "power_mw": 75000, **sensors}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SCHEMAS.glob("*.schema.json")))
+def test_the_schemas_are_schemas(name):
+    jsonschema.Draft202012Validator.check_schema(json.loads((SCHEMAS / name).read_text()))
+
+
+@pytest.mark.parametrize("command", [[], ["env"], ["report"], ["compare"], ["trace"]])
+def test_help_teaches_by_example(capsys, command):
+    code, out, err = run(capsys, *command, "--help")
+    assert (code, err) == (0, "")
+    assert "example" in out
+    assert f"joulemark {command[0] if command else 'env'}" in out
+
+
+def test_the_version_is_told(capsys):
+    assert run(capsys, "--version")[:2] == (0, f"joulemark {__version__}\n")
+
+
+@pytest.mark.parametrize("args", [[], ["fly"], ["report"], ["compare", "a"], ["compare", "a", "b", "--spread", "much"]])
+def test_wrong_use_exits_2_with_the_usage(capsys, args):
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert "usage: joulemark" in err
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    script = (
+        "import sys; from joulemark.cli import main; code = main(['--help'])\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'pytest', 'pynvml', 'tabulate', 'msgspec'} & set(sys.modules)\n"
+        "sys.exit(f'imports {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["env", "--json"], ["report", "RUN"], ["compare", "RUN", "RUN"]])
+def test_no_command_imports_torch(stored, command):
+    args = [str(stored) if word == "RUN" else word for word in command]
+    script = f"import sys; from joulemark.cli import main; main({args!r}); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_report_shows_a_table(capsys, stored, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    code, out, err = run(capsys, "report", stored)
+    assert (code, err) == (0, "")
+    assert "1 ms ±1.0%" in out
+    assert "2 cases: 2 ok; measured 7.0 s of 10.0 s (70%)" in out
+
+
+def test_report_in_json_is_one_document(capsys, stored):
+    code, out, err = run(capsys, "report", stored, RUNS / "baseline.json", "--format", "json")
+    assert (code, err) == (0, "")
+    assert [one["source"] for one in strict(out, "report")["runs"]] == ["joulemark", "pytest-benchmark"]
+
+
+def test_report_of_a_folder_names_what_it_leaves_out(capsys):
+    before = {path: path.read_bytes() for path in (RUNS / "store").iterdir()}
+    code, out, err = run(capsys, "report", RUNS / "store")
+    assert code == 0
+    assert out.index("0004_good") < out.index("0001_good")
+    assert err.count("joulemark: left out: ") == 4
+    assert before == {path: path.read_bytes() for path in (RUNS / "store").iterdir()}
+
+
+@pytest.mark.parametrize("name", ["r.md", "r.csv", "r.json"])
+def test_report_writes_a_file_by_its_suffix(capsys, stored, tmp_path, name):
+    code, out, err = run(capsys, "report", stored, "--out", tmp_path / "deep" / name)
+    assert (code, out) == (0, "")
+    assert f"wrote {tmp_path / 'deep' / name}" in err
+    assert "lenet5" in (tmp_path / "deep" / name).read_text()
+
+
+def test_the_format_may_be_chosen_against_the_suffix(capsys, stored, tmp_path):
+    assert run(capsys, "report", stored, "--format", "csv", "--out", tmp_path / "r.txt")[0] == 0
+    assert (tmp_path / "r.txt").read_text().startswith("run_id,")
+
+
+BAD_INPUTS = [
+    (["report", "{tmp}/none.jsonl"], "No such file"),
+    (["report", "{tmp}/empty.jsonl"], "is empty"),
+    (["report", "{tmp}/newer.jsonl"], "joulemark/sweep/2"),
+    (["report", "{tmp}/nothing"], "no usable result"),
+    (["report", "{run}", "--out", "{tmp}/r.html"], "not available yet"),
+    (["report", "{run}", "--out", "{tmp}/run.jsonl"], "no report format"),
+    (["compare", "{run}", "{tmp}/empty.jsonl"], "is empty"),
+    (["compare", "{run}", "{run}", "--metrics", "speed"], "the metric 'speed' is unknown"),
+    (["compare", "{run}", "{run}", "--spread", "200%"], "is not a fraction"),
+]
+
+
+@pytest.mark.parametrize(("args", "says"), BAD_INPUTS)
+def test_bad_input_is_one_line_and_exit_2(capsys, stored, tmp_path, args, says):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "newer.jsonl").write_text('{"kind":"record","schema":"joulemark/sweep/2"}\n')
+    (tmp_path / "nothing").mkdir()
+    code, out, err = run(capsys, *(arg.format(tmp=tmp_path, run=stored) for arg in args))
+    assert (code, out) == (2, "")
+    assert err.startswith("joulemark: error: ")
+    assert len(err.splitlines()) == 1
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "options", "expected"),
+    [
+        ("baseline", "baseline", [], 0),
+        ("baseline", "candidate", [], 1),
+        ("baseline", "disjoint", [], 3),
+        ("candidate", "baseline", [], 0),
+        ("candidate", "baseline", ["--fail-on-missing"], 1),
+        ("baseline", "candidate", ["--threshold", "40%"], 0),
+        ("baseline", "candidate", ["--spread", "0.3"], 3),
+        ("gpu_h100", "gpu_a100", [], 0),
+    ],
+)
+def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
+    args = ["compare", RUNS / f"{base}.json", RUNS / f"{new}.json", *options]
+    code, out, err = run(capsys, *args)
+    assert (code, err) == (expected, "")
+    assert "verdict: " in out
+    code, out, err = run(capsys, *args, "--json")
+    assert code == expected
+    document = strict(out, "compare")
+    assert all(line.startswith("joulemark: ") for line in err.splitlines())
+    assert document["spread"]["source"] == "assumed"
+
+
+def test_compare_looks_at_the_metrics_that_are_named(capsys, stored):
+    code, out, _ = run(capsys, "compare", stored, stored, "--json", "--metrics", "host_time_s, warmup_s")
+    assert code == 0
+    assert {row["metric"] for row in strict(out, "compare")["rows"]} == {"host_time_s"}
+
+
+def test_env_without_a_gpu_says_why_and_is_no_failure(capsys, fake_gpus):
+    fake_gpus(init_error=12)
+    code, out, err = run(capsys, "env")
+    assert (code, err) == (0, "")
+    assert "gpus      none: NVML did not start" in out
+    document = strict(run(capsys, "env", "--json")[1], "env")
+    assert document["problem"]["cause"] == "library_not_found"
+    assert document["tiers"]["timing"] == "host_clock"
+    assert document["check"] is None
+
+
+def test_env_check_refuses_a_machine_without_a_gpu(capsys, fake_gpus):
+    fake_gpus(init_error=12)
+    code, out, err = run(capsys, "env", "--check", "--json")
+    assert code == 1
+    assert strict(out, "env")["check"]["passed"] is False
+    assert "refused: no GPU" in err
+
+
+def test_env_shows_a_gpu_and_its_state(capsys, fake_gpus):
+    fake_gpus(gpus=[gpu(temp=41, limit_mw=700000, energy={"counter_from_power": True})])
+    code, out, _ = run(capsys, "env")
+    assert code == 0
+    assert f"cuda:0    NVIDIA H200 {UUID}" in out
+    assert "power limit 700 W" in out
+    assert "41 °C" in out
+    assert "nvml_energy_counter" in out
+    document = strict(run(capsys, "env", "--json")[1], "env")
+    assert document["gpus"][0]["state"]["temperature_c"] == 41.0
+
+
+@pytest.mark.parametrize(
+    ("sensors", "says"),
+    [
+        ({"util": 50}, "busy: utilization 50%"),
+        ({"throttle": 0x40}, "throttled: thermal"),
+        ({"lost_after_calls": 60}, ""),
+    ],
+)
+def test_env_check_refuses_a_gpu_that_is_not_fit(capsys, fake_gpus, sensors, says):
+    fake_gpus(gpus=[gpu(**sensors)])
+    code, out, err = run(capsys, "env", "--check", "--json")
+    assert code == 1
+    assert strict(out, "env")["check"]["passed"] is False
+    assert says in err
+
+
+def test_env_check_passes_an_idle_gpu(capsys, fake_gpus):
+    fake_gpus(gpus=[gpu(util=0)])
+    code, out, _ = run(capsys, "env", "--check", "--json")
+    assert code == 0
+    assert strict(out, "env")["check"]["passed"] is True
+
+
+def test_env_hides_what_cuda_hides(capsys, fake_gpus, monkeypatch):
+    fake_gpus(gpus=[gpu()])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, out, err = run(capsys, "env", "--check")
+    assert code == 1
+    assert f"hidden    NVIDIA H200 {UUID}" in out
+    assert "no GPU visible" in err
+
+
+@pytest.fixture
+def traces(tmp_path):
+    """A trace of one launch and its kernel, and an empty file."""
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 30, "pid": 1, "tid": 1},
+        {
+            "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 5, "dur": 5, "pid": 1, "tid": 1,
+            "args": {"correlation": 7},
+        },
+        {
+            "ph": "X", "cat": "kernel", "name": "gemm", "ts": 20, "dur": 50, "pid": 0, "tid": 7,
+            "args": {"correlation": 7, "device": 0, "stream": 7},
+        },
+    ]  # fmt: skip
+    (tmp_path / "good.json").write_text(json.dumps({"traceEvents": events}))
+    (tmp_path / "empty.json").touch()
+    return tmp_path / "good.json", tmp_path / "empty.json"
+
+
+def test_trace_shows_where_the_time_went(capsys, traces):
+    code, out, err = run(capsys, "trace", traces[0])
+    assert (code, err) == (0, "")
+    assert "50 µs" in out
+    assert "aten::mm" in out
+
+
+def test_trace_in_json_names_the_file_that_cannot_be_read(capsys, traces):
+    code, out, err = run(capsys, "trace", *traces, "--json")
+    assert code == 2
+    document = json.loads(out, parse_constant=pytest.fail)
+    assert document["schema"].startswith("joulemark/trace/")
+    assert [bool(one["error"]) for one in document["files"]] == [False, True]
+    assert err.startswith("joulemark: error: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_trace_compares_two(capsys, traces):
+    code, out, err = run(capsys, "trace", "--diff", traces[0], traces[0])
+    assert (code, err) == (0, "")
+    assert "aten::mm" in out
+    assert json.loads(run(capsys, "trace", "--diff", traces[0], traces[0], "--json")[1])["complete"] is True
+
+
+@pytest.mark.parametrize("args", [[], ["a.json", "--diff", "b.json", "c.json"]])
+def test_trace_takes_files_or_a_diff(capsys, args):
+    code, out, err = run(capsys, "trace", *args)
+    assert (code, out) == (2, "")
+    assert "--diff A B" in err
+
+
+def test_a_reader_that_stops_early_is_no_error(stored):
+    program = [sys.executable, "-c", "import sys; from joulemark.cli import main; sys.exit(main(sys.argv[1:]))"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*program, "report", stored], stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_output_survives_a_narrow_encoding(stored):
+    program = [sys.executable, "-c", "import sys; from joulemark.cli import main; sys.exit(main(sys.argv[1:]))"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "120"}
+    done = subprocess.run([*program, "report", stored], env=env, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"1 ms \\xb11.0%" in done.stdout
