@@ -13,7 +13,7 @@ def outcomes(project):
 
 def test_a_batch_that_does_not_fit_ends_its_series_only(project):
     project.copy("oom_sweep")
-    result = project.bench("-p", "no:torch", "--junitxml=junit.xml", "--bench-report=sweep.json")
+    result = project.bench("--junitxml=junit.xml", "--bench-report=sweep.json")
     assert result.ret == 0
     assert outcomes(project) == {
         "test_sweep[1]": "ok",
@@ -204,7 +204,7 @@ def test_a_slow_first_call_per_shape_stays_out_of_the_samples(project):
         samples = one["samples"]["host_time_s"]
         rounds.append(len(samples))
         assert max(samples) < 0.1
-        assert 0.002 <= one["metrics"]["host_time_s"]["value"] < 0.003
+        assert 0.002 <= one["metrics"]["host_time_s"]["value"] < 0.004
         assert one["metrics"]["warmup_s"]["value"] > 0.3
     assert len(rounds) == 8
     assert min(rounds) >= 10

@@ -67,8 +67,8 @@ def test_figures_of_a_known_trace() -> None:
 
 def test_incomplete_and_unreadable_files_say_so() -> None:
     document = analyse_files([DATA / "cut_mid_event.json", DATA / "empty.json", DATA / "half_zero_timestamps.json"])
-    for format in ("terminal", "markdown"):
-        text = " ".join(render(document, format).split())
+    for kind in ("terminal", "markdown"):
+        text = " ".join(render(document, kind).split())
         assert text.count("(INCOMPLETE)") == 2
         assert "ends in the middle of an event at byte 21548" in text
         assert "not read: the trace" in text
@@ -82,14 +82,14 @@ def test_what_was_not_measured_is_no_number() -> None:
     assert "no GPU events" in text
 
 
-@pytest.mark.parametrize("format", ["terminal", "markdown"])
-def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path, format: Any) -> None:
+@pytest.mark.parametrize("kind", ["terminal", "markdown"])
+def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path, kind: Any) -> None:
     document = hostile(tmp_path)
-    for text in (render(document, format), render_diff(diff(document, document), format)):
+    for text in (render(document, kind), render_diff(diff(document, document), kind)):
         assert "evil" in text
         assert not {"\x1b", "\u202e", "\u2028"} & set(text)
         assert not [line for line in text.splitlines() if line.strip().startswith("| injected")]
-        if format == "markdown":
+        if kind == "markdown":
             assert "<img" not in text
             assert "<b>" not in text
             assert "](javascript" not in text.replace("\\]", "")
@@ -115,5 +115,5 @@ def test_diff_shows_missing_sides_as_missing() -> None:
 
 def test_diff_of_incomplete_traces_says_so() -> None:
     whole, cut = analyse_files([DATA / "full.json"]), analyse_files([DATA / "cut.json.gz"])
-    for format in ("terminal", "markdown"):
-        assert "(INCOMPLETE)" in render_diff(diff(whole, cut), format)
+    for kind in ("terminal", "markdown"):
+        assert "(INCOMPLETE)" in render_diff(diff(whole, cut), kind)

@@ -15,7 +15,7 @@ Run = Callable[[], object]
 Stop = Callable[[Sequence[float]], str | None]
 """Sees the samples so far; says why to stop, or None to go on."""
 
-_SIDE_STREAM_TAIL_S = 30e-6
+_SIDE_STREAM_TAIL_S = 50e-6
 """A device that is still busy this long after the current stream ended works on another stream."""
 
 
@@ -60,6 +60,8 @@ class Timer(Protocol):
 
     tier: str
     device: str
+    side_streams: bool
+    """Whether :meth:`lone` has last seen work outside the current stream."""
 
     def synchronize(self) -> None:
         """Wait for all work on all streams of the device."""
@@ -81,6 +83,7 @@ class HostTimer:
 
     tier = "host_clock"
     device = "cpu"
+    side_streams = False
 
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""
@@ -144,27 +147,43 @@ class CudaTimer:
 
         self._torch: Any = torch
         self.device = device
+        self.side_streams = False
         torch.cuda.set_device(device)
 
     def synchronize(self) -> None:
         """Wait for all streams of the device."""
         self._torch.cuda.synchronize()
 
-    def _event(self) -> Any:
-        return self._torch.cuda.Event(enable_timing=True)
+    def _events(self, count: int) -> list[Any]:
+        """CUDA events that exist on the device already: torch creates them when they are first recorded."""
+        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        for event in events:
+            event.record()
+        return events
+
+    def _fence_s(self) -> float:
+        """What a fence of the idle device costs, in s."""
+        costs = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            self.synchronize()
+            costs.append(time.perf_counter() - begin)
+        return median(costs)
 
     def lone(self, run: Run, setup: Run | None, stop: Stop, iterations: int = 1) -> LoneSamples:
         """Time lone rounds, each between two device-wide fences."""
         clock, fence = time.perf_counter, self.synchronize
+        opened, closed, fenced = self._events(3)
         host: list[float] = []
         near: list[float] = []
         far: list[float] = []
         tails: list[float] = []
+        fence()
+        idle_fence = self._fence_s()
         reason, first = None, clock()
         while reason is None:
             if setup is not None:
                 setup()
-            opened, closed, fenced = self._event(), self._event(), self._event()
             fence()
             begin = clock()
             opened.record()
@@ -182,8 +201,8 @@ class CudaTimer:
             far.append(opened.elapsed_time(fenced) * 1e-3 / iterations)
             tails.append(end - stream_end)
             reason = stop(host)
-        side = median(tails) > max(_SIDE_STREAM_TAIL_S, 0.02 * median(host) * iterations)
-        return LoneSamples(host, far if side else near, side, first, clock(), reason)
+        self.side_streams = median(tails) > max(_SIDE_STREAM_TAIL_S, 4 * idle_fence, 0.05 * median(host) * iterations)
+        return LoneSamples(host, far if self.side_streams else near, self.side_streams, first, clock(), reason)
 
     def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples:
         """Time steps issued back to back: CUDA events between them, the queue never drained on purpose.
@@ -195,50 +214,57 @@ class CudaTimer:
             stop: sees the samples of the chunks that are complete.
             step_s: about the time of a step, in s.
         """
-        self.synchronize()
         chunk = max(1, min(256, round(self._chunk_s / max(step_s, 1e-6))))
+        ring = self._events(3 * chunk + 1)
+        size = len(ring)
+        self.synchronize()
         run()
-        events = [self._event()]
-        events[0].record()
+        ring[0].record()
+        issued = 0
         samples: list[float] = []
         reason, start = None, time.perf_counter()
         while reason is None:
             for _ in range(chunk):
                 run()
-                events.append(self._event())
-                events[-1].record()
-            ready = len(events) - chunk
-            events[ready - 1].synchronize()
-            for index in range(len(samples) + 1, ready):
-                samples.append(events[index - 1].elapsed_time(events[index]) * 1e-3)
+                issued += 1
+                ring[issued % size].record()
+            # The chunk before this one: the device still has work while its times are read.
+            ready = issued - chunk
+            ring[ready % size].synchronize()
+            samples += _times_between(ring, len(samples), ready)
             reason = stop(samples) if samples else None
         self.synchronize()
-        for index in range(len(samples) + 1, len(events)):
-            samples.append(events[index - 1].elapsed_time(events[index]) * 1e-3)
+        samples += _times_between(ring, len(samples), issued)
         return SteadySamples(samples, start, time.perf_counter(), reason)
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
-        """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete."""
+        """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete.
+
+        Where :meth:`lone` has seen work on other streams, each chunk ends at a device-wide fence: an event of the
+        current stream would not hold the host back.
+        """
         clock = time.perf_counter
         chunk = max(1, round(self._chunk_s / max(step_s, 1e-6)))
+        ring = self._events(3)
         self.synchronize()
         begin = clock()
         progress = [(begin, 0)]
-        pending: list[tuple[Any, int]] = []
+        pending: list[int] = []
         issued = 0
         while clock() - begin < seconds:
             for _ in range(chunk):
                 run()
             issued += chunk
-            mark = self._event()
-            mark.record()
-            pending.append((mark, issued))
-            if len(pending) > 2:
-                done, count = pending.pop(0)
-                done.synchronize()
+            ring[issued // chunk % 3].record()
+            pending.append(issued)
+            if self.side_streams:
+                self.synchronize()
+            if len(pending) > 2 or self.side_streams:
+                count = pending.pop(0)
+                ring[count // chunk % 3].synchronize()
                 progress.append((clock(), count))
-        for done, count in pending:
-            done.synchronize()
+        for count in pending:
+            ring[count // chunk % 3].synchronize()
             progress.append((clock(), count))
         self.synchronize()
         return progress
@@ -279,6 +305,12 @@ class CudaTimer:
             raise Unsupported(f"the step cannot be captured into a CUDA graph ({first_line(error)})") from error
         replay: Run = graph.replay
         return replay
+
+
+def _times_between(ring: Sequence[Any], done: int, ready: int) -> list[float]:
+    """Times of steps ``done`` … ``ready`` in s, from the events that follow each of them."""
+    size = len(ring)
+    return [ring[one % size].elapsed_time(ring[(one + 1) % size]) * 1e-3 for one in range(done, ready)]
 
 
 def timer_for(device: str) -> Timer:

@@ -50,6 +50,18 @@ class WarmUp:
     steps: int
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What all passes of one case share; ``lone_only``: no pass issues steps back to back."""
+
+    step: Step
+    rounds: int | None
+    iterations: int
+    warmup_s: float
+    warmup_steps: int
+    lone_only: bool
+
+
 @dataclass
 class Runner:
     """Measures one step with the instruments of one device.
@@ -93,32 +105,18 @@ class Runner:
         gc.collect()
         warm = self._warm_up(step, warmup_rounds)
         loops = iterations or self._iterations(warm.step_s, step)
+        job = _Job(step, rounds, loops, build_s + warm.seconds, warm.steps, plan.find("steady") is None)
         out: list[Measurement] = []
         for one in plan.passes:
             progress(one.name)
-            out.append(self._run_pass(one, step, warm, rounds, loops, out, build_s))
+            out.append(self._latency(one, job) if one.name == "latency" else self._later_pass(one, step, out))
         return out
 
-    def _run_pass(
-        self,
-        one: Pass,
-        step: Step,
-        warm: WarmUp,
-        rounds: int | None,
-        loops: int,
-        done: list[Measurement],
-        build_s: float,
-    ) -> Measurement:
-        if one.name == "latency":
-            return self._latency(one, step, warm, rounds, loops, build_s)
+    def _later_pass(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
+        """A pass whose failure costs its own figures alone."""
+        passes = {"steady": self._steady, "power": self._power, "cold": self._cold, "graph": self._graph}
         try:
-            if one.name == "steady":
-                return self._steady(one, step, _step_time(done))
-            if one.name == "power":
-                return self._power(one, step, _step_time(done))
-            if one.name == "cold":
-                return self._cold(one, step, _step_time(done))
-            return self._graph(one, step, _step_time(done))
+            return passes[one.name](one, step, done)
         except JoulemarkError as error:
             return Measurement(one.name, missing=_all_missing(one.name, str(error)))
         except (RuntimeError, MemoryError) as error:
@@ -158,56 +156,44 @@ class Runner:
     def _utc(self, moment: float) -> float:
         return moment + self._epoch
 
-    def _latency(
-        self, one: Pass, step: Step, warm: WarmUp, rounds: int | None, loops: int, build_s: float
-    ) -> Measurement:
-        stop = Exactly(rounds) if rounds else Precision(one.budget_s, one.target, one.min_samples)
+    def _latency(self, one: Pass, job: _Job) -> Measurement:
+        step = job.step
+        stop = Exactly(job.rounds) if job.rounds else Precision(one.budget_s, one.target, one.min_samples)
         with _quiet_collector():
-            lone = self.timer.lone(step.run, step.setup, stop, loops)
+            lone = self.timer.lone(step.run, step.setup, stop, job.iterations)
+        values = {
+            "host_time_s": value_of(lone.host_s, "host_time_s", "host_clock"),
+            "warmup_s": Value(job.warmup_s, "s", n=job.warmup_steps, tier="host_clock"),
+        }
+        samples, missing = {"host_time_s": lone.host_s}, {}
         peak = self.memory.read_bytes()
-        values = {"host_time_s": value_of(lone.host_s, "host_time_s", "host_clock")}
-        values["warmup_s"] = Value(build_s + warm.seconds, "s", n=warm.steps, tier="host_clock")
-        missing: dict[str, str] = {}
-        samples = {"host_time_s": lone.host_s}
-        if lone.device_s:
-            samples["lone_device_time_s"] = lone.device_s
         if peak is None:
             missing["peak_memory_bytes"] = "this system does not show the peak of a process's memory"
         else:
             values["peak_memory_bytes"] = Value(float(peak), "B", n=1, tier=self.memory.tier)
-        self._device_time_of_lone(step, lone, values, samples, missing)
-        if not lone.device_s or step.setup is not None or lone.side_streams:
-            _throughput(values, samples, step)
-        return Measurement(
-            one.name,
-            values,
-            samples,
-            missing,
-            tuple(_lone_findings(lone, one)),
-            windows_utc=((self._utc(lone.start), self._utc(lone.end)),),
-        )
-
-    def _device_time_of_lone(
-        self,
-        step: Step,
-        lone: LoneSamples,
-        values: dict[str, Value],
-        samples: dict[str, list[float]],
-        missing: dict[str, str],
-    ) -> None:
-        """Without a steady pass (a setup between steps, side streams) the lone steps give the device time."""
-        if not lone.device_s:
+        if lone.device_s:
+            samples["lone_device_time_s"] = lone.device_s
+        else:
             missing["device_time_s"] = "no CUDA device clock: the step ran on the host"
-        elif step.setup is not None or lone.side_streams:
+        # Where steps cannot follow each other unfenced, the lone ones give the device time.
+        alone = job.lone_only or step.setup is not None or lone.side_streams
+        if alone and lone.device_s:
             samples["device_time_s"] = lone.device_s
             values["device_time_s"] = value_of(lone.device_s, "device_time_s", self.timer.tier)
+        if alone or not lone.device_s:
+            _throughput(values, samples, step)
+        findings = tuple(_lone_findings(lone, one))
+        window = (self._utc(lone.start), self._utc(lone.end))
+        return Measurement(one.name, values, samples, missing, findings, windows_utc=(window,))
 
-    def _steady(self, one: Pass, step: Step, step_s: float) -> Measurement:
+    def _steady(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
         if step.setup is not None:
             raise Unsupported("a setup runs between the steps, so they cannot be issued back to back")
+        if self.timer.side_streams:
+            raise Unsupported("the step works on several streams, so an event of one of them does not end it")
         stop = Precision(one.budget_s, one.target, one.min_samples)
         with _quiet_collector():
-            steady = self.timer.steady(step.run, stop, step_s)
+            steady = self.timer.steady(step.run, stop, _step_time(done))
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
         _throughput(values, samples, step)
@@ -220,21 +206,25 @@ class Runner:
             windows_utc=((self._utc(steady.start), self._utc(steady.end)),),
         )
 
-    def _power(self, one: Pass, step: Step, step_s: float) -> Measurement:
+    def _power(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
         if self.power is None:
             raise Unsupported(self.no_power)
-        run = step.run if step.setup is None else _with_setup(step)
+        if step.setup is not None:
+            raise Unsupported("a setup runs between the steps: its energy cannot be told from theirs")
         with _quiet_collector(), self.power.window() as window:
-            progress = self.timer.sustain(run, one.budget_s, step_s)
+            progress = self.timer.sustain(step.run, one.budget_s, _step_time(done))
         begin = progress[1][0] if len(progress) > 2 else progress[0][0]
         reading = energy_of(window, begin, progress[-1][0])
-        return self._energy(one, step, step_s, window, reading, progress)
+        steady_s = next(
+            (each.values["device_time_s"].value for each in done if each.name == "steady" and each.values), None
+        )
+        return self._energy(one, step, steady_s, window, reading, progress)
 
     def _energy(
         self,
         one: Pass,
         step: Step,
-        step_s: float,
+        steady_s: float | None,
         window: PowerWindow,
         reading: EnergyReading,
         progress: list[tuple[float, int]],
@@ -254,8 +244,8 @@ class Runner:
                 reading.power_w.value * per_item, "J", interval, power.confidence, power.n, power.tier
             ),
         }
-        if step.setup is None:
-            values["sampler_slowdown"] = Value(in_window / step_s - 1, "1", n=1, tier=self.timer.tier)
+        if steady_s:
+            values["sampler_slowdown"] = Value(in_window / steady_s - 1, "1", n=1, tier=self.timer.tier)
         samples = {
             "energy_j": list(reading.energy_j),
             "energy_window_s": list(reading.window_s),
@@ -271,8 +261,8 @@ class Runner:
             windows_utc=tuple((self._utc(lo), self._utc(hi)) for lo, hi in reading.windows),
         )
 
-    def _cold(self, one: Pass, step: Step, step_s: float) -> Measurement:
-        _refuse_long(step_s, "the state of the L2 cache at its start is lost in it")
+    def _cold(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
+        _refuse_long(_step_time(done), "the state of the L2 cache at its start is lost in it")
         flush = self.timer.flush_l2()
         if flush is None:
             raise Unsupported("the size of the L2 cache is not known, so it cannot be flushed")
@@ -286,13 +276,13 @@ class Runner:
             windows_utc=((self._utc(lone.start), self._utc(lone.end)),),
         )
 
-    def _graph(self, one: Pass, step: Step, step_s: float) -> Measurement:
-        _refuse_long(step_s, "its launches are hidden behind its kernels")
+    def _graph(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
+        _refuse_long(_step_time(done), "its launches are hidden behind its kernels")
         if not step.capturable:
             raise Unsupported("this step is not one that a CUDA graph can hold (host reads, new inputs or its mode)")
         replay = self.timer.capture(step.run)
         with _quiet_collector():
-            steady = self.timer.steady(replay, Precision(one.budget_s, one.target, one.min_samples), step_s)
+            steady = self.timer.steady(replay, Precision(one.budget_s, one.target, one.min_samples), _step_time(done))
         return Measurement(
             one.name,
             {"device_time_graph_s": value_of(steady.step_s, "device_time_graph_s", self.timer.tier)},
@@ -390,15 +380,6 @@ def _both(first: Callable[[], object] | None, second: Callable[[], object]) -> C
         second()
 
     return setup
-
-
-def _with_setup(step: Step) -> Callable[[], object]:
-    def run() -> None:
-        if step.setup is not None:
-            step.setup()
-        step.run()
-
-    return run
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Measuring:
         collect = self.options.collect
         instruments = self.instruments(target, collect)
         instruments.memory.reset()
+        _reset_compiler()
         bench = Bench(
             case or case_of_function(item, target),
             instruments,
@@ -198,6 +199,12 @@ def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, s
         return "unsupported", str(error)
     first = str(error).strip().splitlines()
     return "failed", f"{type(error).__name__}: {first[0] if first else ''}".rstrip(": ")
+
+
+def _reset_compiler() -> None:
+    """Forget earlier shapes: the recompile limit of torch.compile must not turn a later case into an eager one."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 def _listen(connection: socket.socket) -> queue.Queue[dict[str, Any]]:

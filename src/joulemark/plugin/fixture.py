@@ -96,7 +96,8 @@ class Bench:
         last: list[T] = []
 
         def run() -> None:
-            last[:] = [function(*args, **kwargs)]
+            last.clear()  # a result kept while the next is made would double the peak memory
+            last.append(function(*args, **kwargs))
 
         self._measure(Step(run))
         return last[0]
@@ -126,7 +127,8 @@ class Bench:
         last: list[T] = []
 
         def run() -> None:
-            last[:] = [target(*given[0], **given[1])]
+            last.clear()
+            last.append(target(*given[0], **given[1]))
 
         def prepare() -> None:
             if teardown is not None and last:

@@ -21,8 +21,8 @@ from joulemark.records import Case
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
-    from joulemark.plugin.fixture import Bench
     from joulemark.plugin.child import Measuring
+    from joulemark.plugin.fixture import Bench
     from joulemark.plugin.parent import Sweep
     from joulemark.workloads.base import Step, Workload
 
