@@ -19,9 +19,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
 
-from repeat_trace import load
+from repeat_trace import load  # noqa: E402 - beside this script
 
-from joulemark.trace import analyse_files
+from joulemark.trace import analyse_files  # noqa: E402
 
 TOLERANCE = 1e-3
 DATA = Path(__file__).parents[1] / "data" / "trace"

@@ -19,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]
 
-from repeat_trace import repeat
+from repeat_trace import repeat  # noqa: E402 - beside this script
 
 SOURCE = HERE.parent / "data" / "trace" / "hta" / "ns_resolution_trace.json.gz"
 
@@ -60,10 +60,8 @@ def main() -> int:
         repeat(SOURCE, path, size)
         mine = measured([sys.executable, "-c", OURS, str(path)], PYTHONPATH=str(HERE.parents[1] / "src"))
         per_event.append(mine["seconds"] / mine["events"])
-        size_mb = path.stat().st_size / 1e6
-        print(
-            f"{mine['events']} events, {mine['kernels']} kernels, {size_mb:.0f} MB: {per_event[-1] * 1e6:.2f} µs an event"
-        )
+        what = f"{mine['events']} events, {mine['kernels']} kernels, {path.stat().st_size / 1e6:.0f} MB"
+        print(f"{what}: {per_event[-1] * 1e6:.2f} µs an event")
         print(_line("joulemark", mine), flush=True)
         if options.hta_python and size == options.against:
             theirs = measured([options.hta_python, str(HERE / "hta_child.py"), str(path), "default"])

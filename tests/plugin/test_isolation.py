@@ -139,6 +139,16 @@ def test_shared_fixtures_end_in_time_where_the_parent_skips_the_item_that_was_to
     )
 
 
+def test_a_resumed_sweep_remembers_what_did_not_fit(project):
+    project.write({"bench_a.py": SERIES})
+    project.bench("-k", "not 4")
+    file = project.files[0]
+    assert outcomes(project) == {"bench_fit[1]": "ok", "bench_fit[2]": "oom"}
+    project.bench(f"--bench-resume={file}")
+    assert project.outcomes == {"oom": 1, "skipped": 2}
+    assert project.records["bench_fit[4]"]["reason"] == "not tried: batch 2 of this series did not fit"
+
+
 PIDS = """
 import os
 import pytest

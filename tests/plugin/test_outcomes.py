@@ -209,3 +209,15 @@ def test_a_slow_first_call_per_shape_stays_out_of_the_samples(project):
     assert len(rounds) == 8
     assert min(rounds) >= 10
     assert max(rounds) <= 5 * min(rounds)
+
+
+def test_a_sweep_whose_file_cannot_be_written_ends_at_once(project):
+    project.write({"bench_a.py": MIXED, "results": "a file, not a folder"})
+    result = project.bench("--bench-results=results", "-k", "small or raises")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = result.stdout.str() + result.stderr.str()
+    assert "cannot write the result file" in text
+    assert "--bench-results" in text
+    assert "Traceback" not in text
+    assert "INTERNALERROR" not in text
+    assert "bench_raises" not in text

@@ -272,3 +272,22 @@ def bench_x(bench, x):
     project.bench()
     assert project.outcomes == {"passed": 6}
     assert [one["case"]["params"]["x"] for one in project.records.values()] == ["inf", "nan", "x2", None, True, "a/b"]
+
+
+def test_an_id_that_the_child_does_not_have_is_said(project):
+    project.write(
+        {
+            "bench_a.py": """
+import os
+import pytest
+
+@pytest.mark.parametrize("n", [1], ids=[f"process{os.getpid()}"])
+def bench_n(bench, n):
+    bench(abs, n)
+"""
+        }
+    )
+    result = project.bench()
+    assert project.outcomes == {"failed": 1}
+    result.stdout.fnmatch_lines(["*its id differs between processes*"])
+    assert next(iter(project.records.values()))["outcome"] == "failed"

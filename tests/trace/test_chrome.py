@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from joulemark.errors import UnreadableInput
+from joulemark.trace import analyse_files
 from joulemark.trace.chrome import read_trace
 from joulemark.trace.events import Trace
 
@@ -235,3 +236,40 @@ def test_spelling_of_the_first_profilers(tmp_path: Path) -> None:
     assert (len(trace.ranges), len(trace.calls), len(trace.device)) == (1, 1, 2)
     assert trace.calls.external.tolist() == trace.ranges.external.tolist() == [4]
     assert trace.device.size.tolist() == [-1, 8]
+
+
+def test_nesting_without_end_is_skipped(tmp_path: Path) -> None:
+    deep = json.dumps(kernel(ts=20)).replace('"device": 0', '"device": 0, "deep": ' + "[" * 20_000 + "]" * 20_000)
+    path = write(tmp_path, f'{{"traceEvents": [{json.dumps(kernel())}, {deep}, {json.dumps(kernel(ts=30))}]}}')
+    trace = read_trace(path)
+    assert (len(trace.device), trace.damage.skipped_events) == (2, 1)
+
+
+def test_a_large_file_of_something_else_is_refused_soon(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps({"rows": [{"a": 1, "b": "x" * 50}] * 60_000}))
+    with pytest.raises(UnreadableInput, match="no list 'traceEvents'"):
+        read_trace(path, 1 << 14)
+
+
+def test_marks_of_the_first_profilers_own_no_kernels(tmp_path: Path) -> None:
+    mark = {"ph": "X", "cat": "Operator", "name": "ProfilerStep#3", "pid": 1, "tid": 1, "ts": 1, "dur": 50}
+    call = {"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 5, "dur": 2}
+    events = [mark, {**call, "args": {"correlation": 1}}, kernel(ts=20)]
+    entry = analyse_files([write(tmp_path, json.dumps(events))])["files"][0]
+    assert [row["name"] for row in entry["operators"]] == ["outside any operator"]
+    assert [row["name"] for row in entry["iterations"]] == ["ProfilerStep#3"]
+
+
+@pytest.mark.parametrize("wrong", [3, 5e13, 1e40, "9" * 40])
+def test_one_wrong_time_at_the_begin_spoils_no_other(tmp_path: Path, wrong: Any) -> None:
+    events = [kernel(ts=wrong), *(kernel(ts=1_712_195_495_505_583 + 10 * i) for i in range(5))]
+    trace = read_trace(write(tmp_path, json.dumps({"traceEvents": events})))
+    assert (len(trace.device), trace.damage.invalid_kernels) == (5, 1)
+
+
+@pytest.mark.parametrize("block", [150, 1 << 22])
+def test_first_times_of_zero(tmp_path: Path, block: int) -> None:
+    events = [kernel(ts=0, dur=0), kernel(ts=0, dur=4), *(kernel(ts=10 * i) for i in range(1, 9))]
+    trace = read_trace(write(tmp_path, json.dumps({"traceEvents": events})), block)
+    assert trace.damage.invalid_kernels == 1
+    assert np.diff(trace.device.start).tolist() == [10_000_000] * 8

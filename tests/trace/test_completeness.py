@@ -115,3 +115,14 @@ def test_a_correlation_id_used_twice_goes_to_the_call_before(writer: Any) -> Non
     entry = writer.entry()
     assert entry["complete"]
     assert entry["launch_latency_s"]["max"] < 11e-6
+
+
+def test_a_driver_call_inside_a_runtime_call_is_the_same_launch(writer: Any) -> None:
+    for number in range(3):
+        at = 100 * number
+        writer.call("cudaLaunchKernel", at, 10, 2 * number)
+        writer.call("cuLaunchKernel", at + 2, 6, 2 * number + 1, cat="cuda_driver")
+        writer.kernel(at + 20, 5, 2 * number + number % 2)  # the profiler may give the kernel either id
+    entry = writer.entry()
+    assert entry["complete"]
+    assert (entry["launches"], entry["kernels"]) == (3, 3)

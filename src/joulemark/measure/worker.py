@@ -173,7 +173,11 @@ class Worker:
         except BaseException:
             self.kill()  # its answer must not be taken for that of the next request
             raise
-        return json.loads(self._answers.readline())
+        answer = json.loads(self._answers.readline())
+        if answer.get("nodeid") != nodeid:
+            self.kill()
+            raise WorkerDied(f"the measuring process was asked for {nodeid} and answered for {answer.get('nodeid')}")
+        return answer
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

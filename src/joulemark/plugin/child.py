@@ -126,10 +126,12 @@ class ChildLoop:
         item = by_id.get(request["nodeid"])
         if item is None:
             return {
+                "nodeid": request["nodeid"],
                 "outcome": "failed",
                 "reason": "the measuring process does not collect this item: its id differs between processes",
                 "measurements": [],
                 "findings": [],
+                "window_utc": [time.time()] * 2,
             }
         item.stash[REQUEST] = request
         begin = time.time()

@@ -8,13 +8,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from joulemark.errors import CaseTimeout, ConfigurationError, MeasurementError, WorkerDied
+from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
 from joulemark.measure.worker import Worker
 from joulemark.plugin.instruments import idle_baseline
@@ -155,9 +156,15 @@ class Sweep:
         joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
         joined["findings"] = [one for reply in replies for one in reply["findings"]]
         joined["window_utc"] = [replies[0]["window_utc"][0], replies[-1]["window_utc"][1]]
-        if joined["outcome"] == "oom" and case.batch_size is not None:
-            self._oom[case.series.case_id] = min(case.batch_size, self._oom.get(case.series.case_id, case.batch_size))
+        if joined["outcome"] == "oom":
+            self.note_oom(case)
         return joined
+
+    def note_oom(self, case: Case) -> None:
+        """Larger batches of this case's series are not tried."""
+        if case.batch_size is not None:
+            series = case.series.case_id
+            self._oom[series] = min(case.batch_size, self._oom.get(series, case.batch_size))
 
     def _ask(self, item: pytest.Function, target: Target, process: int) -> dict[str, Any]:
         begin = time.time()
@@ -187,7 +194,7 @@ class Sweep:
             self._worker = Worker(
                 child_arguments(self.config),
                 ",".join(self.options.collect),
-                self._folder,
+                Path(tempfile.mkdtemp(dir=self._folder)),  # answers of an earlier worker are not this one's
                 child_environment(target, self.targets),
                 self.config.invocation_params.dir,
             )
@@ -271,7 +278,10 @@ class Sweep:
 
     def _keep(self, record: Record) -> None:
         assert self._writer is not None
-        self._writer.write(record)
+        try:
+            self._writer.write(record)
+        except JoulemarkError as error:
+            pytest.exit(f"joulemark: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
         self.records.append(record)
         self.done += 1
 
@@ -314,7 +324,8 @@ class Sweep:
                 self._worker.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._writer is not None:
-            self._writer.end(completed=completed, wall_s=self.wall_s, measured_s=self.measured_s, reason=reason)
+            with suppress(JoulemarkError):  # a file that cannot be written has ended the session with this very error
+                self._writer.end(completed=completed, wall_s=self.wall_s, measured_s=self.measured_s, reason=reason)
             self._writer.close()
 
     @property

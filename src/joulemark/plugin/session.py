@@ -134,12 +134,17 @@ class BenchSession:
         slugs = [one.gpu.slug for one in chosen]
         out = []
         for one in chosen:
-            twin = slugs.count(one.gpu.slug) > 1
-            slug = (
-                f"{one.gpu.slug}-{one.gpu.uuid.removeprefix('GPU-').removeprefix('MIG-')[:8]}" if twin else one.gpu.slug
-            )
+            slug = one.gpu.slug
+            if slugs.count(slug) > 1:
+                slug += f"-{self._shown(one.gpu.uuid).removeprefix('GPU-').removeprefix('MIG-')[:8]}"
             out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, None if one.verified else one.why))
         return out or [CPU]
+
+    def _shown(self, uuid: str) -> str:
+        """A UUID as it may be stored."""
+        from joulemark.environment import anonymous
+
+        return anonymous(uuid) if self.options.anonymize else uuid
 
     def _configure_measuring(self) -> None:
         from joulemark.plugin.child import ChildLoop, Measuring
@@ -160,15 +165,19 @@ class BenchSession:
             check_report_path(path)
         assert self.inventory is not None
         finished: frozenset[str] = frozenset()
+        did_not_fit: list[Case] = []
         if self.options.resume is not None:
             run = read_run(self.options.resume)
             finished = frozenset(finished_case_ids(run))
+            did_not_fit = [record.case for record in run.records if record.outcome == "oom"]
             path, run_id = self.options.resume, run.run_id
         else:
             run_id = new_run_id()
             folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
             path = new_path(self.options.results, folder, time.time(), run_id)
         self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished)
+        for case in did_not_fit:
+            self.sweep.note_oom(case)
 
     # -- collection
 
@@ -393,11 +402,9 @@ class BenchSession:
         """
         if self.inventory is None:
             return
-        from joulemark.environment import anonymous, gpu_facts
+        from joulemark.environment import gpu_facts
 
-        gpus = [gpu_facts(gpu) for gpu in self.inventory.gpus]
-        if self.options.anonymize:
-            gpus = [{**facts, "uuid": anonymous(str(facts["uuid"]))} for facts in gpus]
+        gpus = [{**gpu_facts(gpu), "uuid": self._shown(gpu.uuid)} for gpu in self.inventory.gpus]
         driver, cuda_driver = self.inventory.driver, self.inventory.cuda_driver
         machine_info["joulemark"] = {"gpus": gpus, "driver": driver, "cuda_driver": cuda_driver}
 

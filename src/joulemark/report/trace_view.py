@@ -188,7 +188,7 @@ def _gaps(entry: Mapping[str, Any]) -> Table:
         at = f"{_seconds(gap['start_s'])} on device {gap['device']}"
         before = shorten(printable(gap["before"]), _NAME_WIDTH)
         rows.append((_CAUSE_TITLES.get(cause, cause), _seconds(gap["duration_s"]), at, host, before))
-    columns = ("mostly because", "idle for", "at", "the host was in", "ended by")
+    columns = ("cause", "idle for", "at", "host in", "ended by")
     return _table("longest idle gaps", columns, rows, numeric=frozenset({1, 2}))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joulemark.trace.events import ANNOTATION, KERNEL, OPERATOR, OVERHEAD, Codes, Ints, Trace
-from joulemark.trace.intervals import Intervals, Steps, innermost, overlay, split, union
+from joulemark.trace.intervals import Intervals, Steps, distinct, innermost, overlay, split, union
 from joulemark.trace.iterations import Iterations
 from joulemark.trace.launch import (
     COPY_CALL,
@@ -110,7 +110,7 @@ def _lane_states(start: Ints, end: Ints, state: Ints, loading: Intervals) -> Ste
     steps = Steps(steps.edges, values, _OUTSIDE) if start.size else Steps(steps.edges, steps.values, _OUTSIDE)
     if not len(loading):
         return steps
-    edges = np.unique(np.concatenate([steps.edges, loading.start, loading.end]))
+    edges = distinct(steps.edges, loading.start, loading.end)
     values = steps.at(edges)
     inside = loading.within(edges, edges + 1) > 0
     values[inside & ((values == _FRAMEWORK) | (values == _OUTSIDE))] = _INPUT
@@ -199,7 +199,7 @@ def _timeline(
         lo, hi = min(lo, int(iterations.start[0])), max(hi, int(iterations.end[-1]))
     gap_start, gap_end = np.concatenate([[lo], busy.end]), np.concatenate([busy.start, [hi]])
     gap_event = np.concatenate([rows[np.searchsorted(start, busy.start, "left")], [-1]])
-    edges = np.unique(np.concatenate([iterations.start, iterations.end, [first, last]]))
+    edges = distinct(iterations.start, iterations.end, np.array([first, last]))
     return DeviceTimeline(
         device=number,
         rows=rows,
@@ -275,7 +275,7 @@ def _profiler_marked(part: _Part, profiler: Intervals) -> _Part:
     """Time in which the profiler itself worked, taken from what it delayed."""
     if not len(profiler):
         return part
-    edges = np.unique(np.concatenate([profiler.start, profiler.end]))
+    edges = distinct(profiler.start, profiler.end)
     start, end, parent = split(part[0], part[1], edges)
     cause = part[2][parent]
     delayed = np.isin(cause, (_FRAMEWORK, _OUTSIDE, _INPUT, _CODE["runtime_call"]))

@@ -40,8 +40,9 @@ _LEGACY_HOST = "CPU functions"
 MODULE_PREFIX = "nn.Module: "
 
 _LATEST_US = 1e12
-"""Times further than this from the trace's first event (eleven days) are no times."""
+"""Times further than this from the trace's first events (eleven days) are no times."""
 
+_EXACT_US = 2.0**53
 _NO_ARGS = Args()
 _T = TypeVar("_T", bound=Columns)
 
@@ -83,7 +84,7 @@ def _ints(values: Sequence[Any], missing: int) -> Ints:
 
 
 class _Clock:
-    """Turns the file's microseconds into ps since its first event.
+    """Turns the file's microseconds into ps since an origin near its first events.
 
     float64 holds microseconds since boot or epoch with a granularity between 0.1 ns and 0.25 µs. Where it is
     coarser than 0.1 ns, times are rounded to whole nanoseconds: up to the granularity of 1 ns that gives back
@@ -94,17 +95,22 @@ class _Clock:
         self.base: int | None = None
         self._fine = True
 
+    def set_origin(self, ts: Floats) -> None:
+        """Takes the median of the first times of a file for origin: a single wrong one must not move it."""
+        usable = ts[(ts > 0) & (ts < _EXACT_US)]
+        if usable.size:
+            middle = float(np.sort(usable)[usable.size // 2])
+            self.base = math.floor(middle)
+            self._fine = bool(np.spacing(middle) < 1e-4)
+
     def convert(self, ts: Floats, dur: Floats) -> tuple[Ints, Ints, Mask]:
         """Starts and ends in ps, and which events have usable times."""
-        if self.base is None:
-            usable = ts[np.isfinite(ts) & (ts > 0)]
-            if usable.size:
-                self.base = math.floor(usable[0])
-                self._fine = bool(np.spacing(usable[0]) < 1e-4)
         base = self.base or 0
         with np.errstate(invalid="ignore"):
             valid = np.isfinite(ts) & (dur >= 0) & (dur < _LATEST_US) & (np.abs(ts - base) < _LATEST_US)
             valid &= (ts > 0) | ((ts == 0) & (dur > 0) & (base < 1e9))
+        if self.base is None and valid.any():
+            self.base = base  # times once given out keep their origin
         ts, dur = np.where(valid, ts, base), np.where(valid, dur, 0.0)
         whole = np.floor(ts)
         fraction = np.rint((ts - whole) * 1e6) if self._fine else np.rint((ts - whole) * 1e3) * 1e3
@@ -144,6 +150,8 @@ class _Collector:
                     flows.append(event)
             elif phase in ("B", "E"):
                 self.unpaired += 1
+        if self.clock.base is None:
+            self.clock.set_origin(_floats([event.ts for event in events if event.ph in ("X", "s", "f")]))
         for waiting, read in by_category.values():
             if waiting:
                 read(waiting)
@@ -255,6 +263,13 @@ class _Collector:
         arrives = np.array([e.ph == "f" for e in events], np.bool_)
         self._flows.append(self._kept((_ints([e.id for e in events], -1), at, lane, arrives), valid))
 
+    def _all_ranges(self) -> Ranges:
+        """Host ranges; step marks are annotations, though the first profilers wrote them as operators."""
+        ranges = _sorted(Ranges, self._ranges, (np.int64, np.int64, np.int32, np.int32, np.int8, np.int64))
+        marks = [code for name, code in self.names.items() if str(name).startswith("ProfilerStep")]
+        ranges.kind[np.isin(ranges.name, marks) & (ranges.kind == OPERATOR)] = ANNOTATION
+        return ranges
+
     def finish(self, stream: EventStream) -> Trace:
         """The trace, its columns sorted by start."""
         damage = Damage(
@@ -273,7 +288,7 @@ class _Collector:
             path=str(stream.source.path),
             bytes_read=stream.source.position,
             events=self.events,
-            ranges=_sorted(Ranges, self._ranges, (np.int64, np.int64, np.int32, np.int32, np.int8, np.int64)),
+            ranges=self._all_ranges(),
             calls=_sorted(Calls, self._calls, (np.int64, np.int64, np.int32, np.int32, np.int64, np.int64)),
             device=_sorted(
                 DeviceEvents,

@@ -75,9 +75,11 @@ def _times(trace: Trace, _: Matching) -> Iterator[Finding]:
 
 def _launches(trace: Trace, matching: Matching) -> Iterator[Finding]:
     """Launches whose work is not in the trace."""
+    issued = np.isin(trace.calls.correlation, trace.damage.invalid_correlations)
+    issued[matching.call[matching.call >= 0]] = True
+    groups = matching.outermost[issued]
     lost = matching.launches.copy()
-    lost[matching.call[matching.call >= 0]] = False
-    lost &= ~np.isin(trace.calls.correlation, trace.damage.invalid_correlations)
+    lost[groups[groups >= 0]] = False
     if not lost.any():
         return
     names = Counter(trace.name(int(code)) for code in trace.calls.name[lost])

@@ -42,6 +42,7 @@ class Event(msgspec.Struct, gc=False):
 _decode_list = msgspec.json.Decoder(list[Event]).decode
 _decode_one = msgspec.json.Decoder(Event).decode
 
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # of all versions of msgspec
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _TOKEN = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -103,7 +104,7 @@ class EventStream:
         chunk = data[: separator.start() + 1]
         try:
             return _decode_list(b"[" + chunk + b"]"), separator.end()
-        except msgspec.DecodeError:
+        except _UNDECODABLE:
             return self._walk(data, separator.end())
 
     def _walk(self, data: bytes, stop: int) -> tuple[list[Event], int]:
@@ -144,7 +145,7 @@ class EventStream:
     def _decode(self, raw: bytes) -> Event | None:
         try:
             return _decode_one(raw)
-        except msgspec.DecodeError:
+        except _UNDECODABLE:
             value = _loads_tolerant(raw)
         if not isinstance(value, Mapping):
             return None
@@ -167,7 +168,7 @@ class EventStream:
 
     def _open(self, blocks: Iterator[bytes]) -> bytes:
         """Reads up to the list of events; returns what was read behind its bracket."""
-        data = b""
+        data, looked_at = b"", 0
         while len(data) < _LARGEST_HEADER:
             block = next(blocks, b"")
             data = (data + block).removeprefix(b"\xef\xbb\xbf") if len(data) < 3 else data + block
@@ -177,7 +178,9 @@ class EventStream:
                 return data[data.index(b"[") + 1 :]
             if first not in (b"{", b""):
                 break
-            found = _events_key(data)
+            if block and len(data) < 2 * looked_at:
+                continue  # looking again at every block would take quadratic time
+            looked_at, found = len(data), _events_key(data)
             if found is not None:
                 self.header.update(_loads_mapping(data[: found[0]].rstrip().rstrip(b",") + b"}"))
                 return data[found[1] :]
@@ -218,7 +221,7 @@ def _event_at(data: bytes, separator: re.Match[bytes] | None) -> bool:
     stop = following.start() + 1 if following else _balanced_end(data, separator.end())
     try:
         return stop is not None and _decode_one(data[separator.end() : stop]).ph is not None
-    except msgspec.DecodeError:
+    except _UNDECODABLE:
         return False
 
 

@@ -1,4 +1,4 @@
-"""What the analysis keeps of a trace: columns of host and device events, in picoseconds since the first of them."""
+"""What the analysis keeps of a trace: columns of host and device events, in integer picoseconds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ranges(Columns):
     """Host ranges that are no call into the driver.
 
     Args:
-        start, end: ps since the trace's first event.
+        start, end: ps since an origin of the trace.
         name: index into the trace's ``names``.
         lane: index into the trace's ``lanes``, a host thread.
         kind: OPERATOR, ANNOTATION, MODULE or OVERHEAD.

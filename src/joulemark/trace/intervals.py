@@ -40,6 +40,14 @@ class Intervals:
         return np.asarray(self.before(end) - self.before(start), np.int64)
 
 
+def distinct(*times: Ints) -> Ints:
+    """All different times in ascending order (by sorting, which is faster here than the hashing of ``np.unique``)."""
+    time = np.sort(np.concatenate([np.empty(0, np.int64), *times]))
+    first = np.ones(time.size, np.bool_)
+    first[1:] = time[1:] != time[:-1]
+    return np.asarray(time[first], np.int64)
+
+
 def union(start: Ints, end: Ints) -> Intervals:
     """The union of intervals; touching ones are joined, empty ones vanish."""
     keep = end > start
@@ -139,7 +147,7 @@ def overlay(layers: list[Steps], rank: npt.NDArray[np.int64], outside: int) -> S
     """
     if len(layers) == 1:
         return layers[0]
-    edges = np.unique(np.concatenate([np.empty(0, np.int64), *(layer.edges for layer in layers)]))
+    edges = distinct(*(layer.edges for layer in layers))
     best = np.full(edges.size, outside, np.int32)
     for layer in layers:
         value = layer.at(edges)

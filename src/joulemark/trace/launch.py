@@ -54,6 +54,8 @@ class Matching:
     Args:
         call_kinds: per call its kind.
         captured: per call whether it was recorded into a graph under capture, and so issued no work.
+        outermost: per launching call the row of the launching call around it (a runtime call may make a driver call),
+            its own row without one; -1 for other calls.
         call: per device event the row of the call that issued it, -1 when none was found.
         owner: per device event the row of the operator that launched it, or NO_OWNER, OUTSIDE_OPERATORS, GRAPH.
         module: per device event the row of the module's forward range, -1 for none.
@@ -61,14 +63,16 @@ class Matching:
 
     call_kinds: Small
     captured: Mask
+    outermost: Codes
     call: Codes
     owner: Codes
     module: Codes
 
     @property
     def launches(self) -> Mask:
-        """Per call whether it launched kernels: kernel and graph launches that were not captured."""
-        launching: Mask = np.isin(self.call_kinds, (LAUNCH, GRAPH_LAUNCH))
+        """Per call whether it launched kernels: outermost kernel and graph launches that were not captured."""
+        rows = np.arange(self.outermost.size)
+        launching: Mask = self.outermost == rows
         return launching & ~self.captured
 
 
@@ -112,6 +116,19 @@ def _captured(trace: Trace) -> Mask:
             end = after[0] if after.size else np.iinfo(np.int64).max
             captured |= here & (calls.start > start) & (calls.start < end)
     return captured
+
+
+def _outermost(calls: Calls, kinds: Small) -> Codes:
+    """Per launching call the outermost one around it on its thread, see :class:`Matching`."""
+    outermost = np.full(len(calls), -1, np.int32)
+    launching = np.isin(kinds, (LAUNCH, GRAPH_LAUNCH))
+    for lane in np.unique(calls.lane[launching]):
+        rows = np.flatnonzero(launching & (calls.lane == lane))
+        reach = np.maximum.accumulate(calls.end[rows])
+        first = np.ones(rows.size, np.bool_)
+        first[1:] = (calls.start[rows][1:] >= reach[:-1]) | (calls.end[rows][1:] > reach[:-1])
+        outermost[rows] = rows[first][np.cumsum(first) - 1]
+    return outermost
 
 
 def _calls_by_correlation(calls: Calls, eligible: Mask, device: DeviceEvents) -> Codes:
@@ -215,7 +232,7 @@ def match(trace: Trace) -> Matching:
     if known.any():
         row = call[known]
         module[known] = _operators_at(ranges, ranges.kind == MODULE, calls.lane[row], calls.start[row])
-    return Matching(kinds, _captured(trace), call, owner, module)
+    return Matching(kinds, _captured(trace), _outermost(calls, kinds), call, owner, module)
 
 
 def _owners(trace: Trace, kinds: Small, call: Codes, flow_operator: Codes) -> Codes:

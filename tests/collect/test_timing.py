@@ -1,0 +1,138 @@
+"""The host's clock, and which exceptions mean that memory ran out or a CUDA context broke."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+
+import pytest
+
+from joulemark.collect.timing import HostTimer, first_line, is_out_of_memory, is_poisoned, timer_for
+from joulemark.errors import Unsupported
+from joulemark.measure.stopping import Exactly
+
+
+def test_lone_rounds_leave_the_setup_out_of_the_time():
+    log = []
+
+    def setup():
+        log.append("setup")
+        time.sleep(0.01)
+
+    lone = HostTimer().lone(lambda: log.append("run") or time.sleep(0.001), setup, Exactly(4))
+    assert log == ["setup", "run"] * 4
+    assert len(lone.host_s) == 4
+    assert all(0.001 <= one < 0.01 for one in lone.host_s)
+    assert lone.device_s == []
+    assert lone.end - lone.start > 0.04
+
+
+def test_a_round_of_several_calls_gives_the_time_of_one():
+    calls = []
+    lone = HostTimer().lone(lambda: calls.append(time.sleep(0.001)), None, Exactly(3), iterations=5)
+    assert len(calls) == 15
+    assert all(0.001 <= one < 0.004 for one in lone.host_s)
+
+
+def test_steady_steps_on_a_host_are_lone_ones():
+    steady = HostTimer().steady(lambda: time.sleep(0.001), Exactly(3), 0.001)
+    assert len(steady.step_s) == 3
+    assert min(steady.step_s) >= 0.001
+    assert steady.end - steady.start >= sum(steady.step_s)
+
+
+def test_sustained_work_counts_its_steps():
+    calls = []
+    progress = HostTimer().sustain(lambda: calls.append(time.sleep(0.002)), 0.05, 0.002)
+    assert progress[0][1] == 0
+    assert progress[-1][1] == len(calls)
+    assert progress[-1][0] - progress[0][0] >= 0.05
+    assert all(earlier <= later for (earlier, _), (later, _) in itertools.pairwise(progress))
+
+
+def test_a_host_has_no_l2_to_flush_and_no_graph():
+    timer = timer_for("cpu")
+    assert timer.flush_l2() is None
+    assert (timer.tier, timer.device) == ("host_clock", "cpu")
+    with pytest.raises(Unsupported, match="CUDA"):
+        timer.capture(lambda: None)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's and cupy's are."""
+
+
+def chained(inner, outer):
+    try:
+        try:
+            raise inner
+        except BaseException as error:
+            raise outer from error
+    except BaseException as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory: you tried"),
+        chained(MemoryError(), ValueError("in the model")),
+    ],
+)
+def test_out_of_memory(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("out of memory"), RuntimeError("shape mismatch"), KeyError("memory"), OSError(28, "no space")]
+)
+def test_not_out_of_memory(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_ring_of_causes_ends():
+    first, second = RuntimeError("a"), RuntimeError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_out_of_memory(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: device-side assert triggered",
+        "CUDA error: misaligned address",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_sticky_errors_poison(text):
+    assert is_poisoned(RuntimeError(text))
+
+
+def test_other_errors_do_not_poison_and_load_no_torch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert not is_poisoned(RuntimeError("CUDA out of memory"))
+    assert "torch" not in sys.modules
+
+
+def test_a_context_that_cannot_be_synchronized_is_poisoned(monkeypatch):
+    class Cuda:
+        is_available = is_initialized = staticmethod(lambda: True)
+
+        @staticmethod
+        def synchronize():
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setitem(sys.modules, "torch", type("torch", (), {"cuda": Cuda}))
+    assert is_poisoned(ValueError("looks harmless"))
+
+
+def test_the_first_line_of_an_error():
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(MemoryError()) == "MemoryError"

@@ -1,0 +1,101 @@
+"""From Measurements to the Record."""
+
+from __future__ import annotations
+
+import pytest
+
+from joulemark.measure.assemble import assemble
+from joulemark.records import Case, Conditions, Finding, Measurement, Record, Value
+
+CASE = Case("resnet50", "inference", "eager", "fp32", 8)
+
+
+def record(measurements, outcome="ok", **more):
+    return assemble(CASE, measurements, run_id="r", environment_id="e", outcome=outcome, **more)
+
+
+def latency(value=0.002, process=0, samples=(0.002,) * 8, **more):
+    return Measurement(
+        "latency", {"host_time_s": Value(value, "s", n=len(samples))}, {"host_time_s": list(samples)},
+        process=process, **more,
+    )  # fmt: skip
+
+
+def test_figures_that_nobody_measured_are_null_with_a_reason():
+    made = record([latency(missing={"device_time_s": "no clock"})])
+    assert made.outcome == "ok"
+    assert made.metrics["device_time_s"] == Value(None, "s")
+    assert made.notes["device_time_s"] == "no clock"
+    for name, value in made.metrics.items():
+        assert (value.value is None) == (name in made.notes)
+    assert {"power_w", "energy_per_item_j", "peak_memory_bytes", "throughput_per_s"} <= set(made.notes)
+    assert Record.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize("outcome", ["oom", "failed", "unsupported"])
+def test_without_any_measurement_the_outcome_is_the_reason(outcome):
+    made = record([], outcome, reason="why")
+    assert made.outcome == outcome
+    assert set(made.notes.values()) == {"why"}
+    assert all(value.value is None for value in made.metrics.values())
+    assert made.samples == {}
+
+
+def test_a_figure_of_one_pass_outweighs_the_gap_of_another():
+    late = Measurement("steady", {"device_time_s": Value(0.001, "s")})
+    made = record([latency(missing={"device_time_s": "side streams"}), late])
+    assert made.value("device_time_s") == 0.001
+    assert "device_time_s" not in made.notes
+
+
+def test_several_processes_give_the_median_of_their_figures():
+    made = record([latency(value, process) for process, value in enumerate((0.002, 0.009, 0.003))])
+    value = made.metrics["host_time_s"]
+    assert (value.value, value.n, value.interval) == (0.003, 3, (0.002, 0.009))
+    assert value.confidence == pytest.approx(0.75)
+    assert [one["host_time_s"] for one in made.processes] == [0.002, 0.009, 0.003]
+    assert len(made.samples["host_time_s"]) == 24
+
+
+def test_a_figure_that_no_process_has_stays_null():
+    gap = Measurement("power", {"power_w": Value(None, "W")}, process=1)
+    made = record([latency(), gap, latency(process=1), Measurement("power", {"power_w": Value(None, "W")})])
+    assert made.metrics["power_w"].value is None
+
+
+def test_a_figure_that_one_process_lacks_is_that_of_the_others():
+    made = record([latency(), latency(process=1), Measurement("power", {"power_w": Value(250.0, "W")}, process=1)])
+    assert made.metrics["power_w"].value == 250.0
+    assert made.metrics["power_w"].n == 1
+
+
+def test_a_finding_that_flags_flags_the_record_and_each_is_kept_once():
+    flag, remark = Finding("hot", "90 degC", flags=True), Finding("odd", "so what")
+    made = record([latency(findings=(remark,)), latency(process=1, findings=(remark,))], findings=[flag, flag])
+    assert made.outcome == "flagged"
+    assert made.findings == (flag, remark)
+    assert record([latency(findings=(remark,))]).outcome == "ok"
+    assert record([latency()], "failed", reason="x", findings=[flag]).outcome == "failed"
+
+
+def test_unstable_samples_flag_a_record():
+    made = record([latency(samples=(0.001, 0.003) * 5)])
+    assert made.outcome == "flagged"
+    assert [one.code for one in made.findings] == ["unstable"]
+
+
+def test_conditions_and_dynamic_energy():
+    conditions = Conditions(1.98e9, 3.2e9, 1.98e9, 60.0, {}, 12)
+    power = Measurement(
+        "power",
+        {"power_w": Value(400.0, "W", n=5), "energy_per_item_j": Value(2.0, "J", n=5)},
+        conditions=conditions,
+        windows_utc=((1.0, 2.0), (2.0, 3.5)),
+    )
+    made = record([latency(), power], static_power_w=100.0, window_utc=(0.5, 4.0))
+    assert made.value("sm_clock_hz") == 1.98e9
+    assert made.value("temperature_c") == 60.0
+    assert made.value("dynamic_energy_per_item_j") == pytest.approx(1.5)
+    assert made.measured_windows_utc == ((1.0, 2.0), (2.0, 3.5))
+    assert made.conditions == conditions
+    assert record([latency(), power]).value("dynamic_energy_per_item_j") is None

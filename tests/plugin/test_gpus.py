@@ -1,0 +1,86 @@
+"""Sweeps over several GPUs, simulated: each row is its own GPU's, and under no other name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCENARIO = Path(__file__).parents[1] / "data" / "nvml" / "four_unlike_gpus.json"
+UUIDS = [one["uuid"] for one in json.loads(SCENARIO.read_text())["gpus"]]
+FILES = {
+    # Without torch there is no device clock, but NVML's sensors answer.
+    "conftest.py": "import sys\nsys.modules['torch'] = None\n",
+    "bench_a.py": """
+import os
+import time
+
+def bench_sleep(bench):
+    assert bench.target.uuid == os.environ["CUDA_VISIBLE_DEVICES"]
+    bench(time.sleep, 0.002)
+""",
+}
+
+
+@pytest.fixture
+def gpus(project, monkeypatch):
+    """A project on a machine with an L4 (40 W), two H100 (310 W, 520 W) and an A100 (150 W)."""
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(SCENARIO))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    project.write(FILES)
+    return project
+
+
+def run(project, *args):
+    return project.pytester.runpytest_inprocess("--bench", "--bench-quick", "-p", "no:hypothesispytest", *args)
+
+
+def test_every_gpu_has_its_own_rows_and_its_own_power(gpus):
+    result = gpus.pytest("--bench", "--bench-quick", f"--bench-gpus={UUIDS[1]},{UUIDS[2]}", "--benchmark-json=out.json")
+    assert result.ret == 0
+    records = [one for one in gpus.lines if one["kind"] == "record"]
+    assert [one["gpu_uuid"] for one in records] == UUIDS[1:3]
+    assert [one["metrics"]["power_w"]["value"] for one in records] == pytest.approx([310, 520], rel=0.03)
+    assert [one["case"]["gpu_model"] for one in records] == [
+        "nvidia-h100-80gb-hbm3-a1b21111",
+        "nvidia-h100-80gb-hbm3-a1b22222",
+    ]
+    assert len({one["case_id"] for one in records}) == 2
+    assert all("torch is not installed" in one["notes"]["device_time_s"] for one in records)
+    assert gpus.lines[0]["facts"]["simulated"] is True
+    assert gpus.lines[0]["tiers"]["timing"] == "host_clock"
+    result.stdout.fnmatch_lines(
+        [
+            f"*NVIDIA H100 80GB HBM3 ({UUIDS[1]}): driver 570.124.06, SM clock up to*power limit*ECC*",
+            "*these GPUs are simulated*",
+            "*power: nvml_energy_counter beside the workload*",
+        ]
+    )
+    stored = json.loads((gpus.path / "out.json").read_text())
+    assert stored["machine_info"]["joulemark"]["driver"] == "570.124.06"
+    assert [one["extra_info"]["gpu_uuid"] for one in stored["benchmarks"]] == UUIDS[1:3]
+
+
+def test_one_of_each_model_and_no_uuid_where_it_is_not_wanted(gpus):
+    result = run(gpus, "--bench-anonymize", "--bench-collect=timing", "--bench-gpus=all")
+    assert result.ret == 0
+    text = gpus.files[0].read_text()
+    assert not any(part in text for uuid in UUIDS for part in (uuid, uuid.split("-")[1]))
+    shown = [one["gpu_uuid"] for one in gpus.lines if one["kind"] == "record"]
+    assert len(set(shown)) == 4
+    assert all(one.startswith("GPU-") for one in shown)
+    gpus.files[0].unlink()
+    result = run(gpus, "--collect-only", "-q")
+    listed = [line for line in result.outlines if "::" in line]
+    assert listed == [
+        "bench_a.py::bench_sleep[nvidia-l4]",
+        "bench_a.py::bench_sleep[nvidia-h100-80gb-hbm3]",
+        "bench_a.py::bench_sleep[nvidia-a100-sxm4-80gb]",
+    ]
+
+
+def test_a_hidden_machine_measures_the_cpu_and_says_so(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = run(gpus, "--collect-only")
+    result.stdout.fnmatch_lines(["*CPU: no GPU is measured (CUDA_VISIBLE_DEVICES hides all)"])

@@ -1,0 +1,67 @@
+"""The repository keeps its promises about itself."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def functions_that_take_bench():
+    """``bench_x/bench_y.py::bench_z`` of every function in the bench folders with an argument ``bench``."""
+    for path in sorted(ROOT.glob("bench_*/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and "bench" in [one.arg for one in node.args.args]:
+                yield f"{path.relative_to(ROOT)}::{node.name}"
+
+
+def test_every_function_that_takes_bench_is_collected():
+    expected = set(functions_that_take_bench())
+    assert len(expected) >= 3
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--bench", "--bench-gpus", "cpu", "--collect-only", "-q"],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    collected = {line.split("[")[0] for line in listed.stdout.splitlines() if "::" in line}
+    assert collected == expected
+
+
+def test_the_test_command_of_the_readme_is_the_one_that_ci_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"<!-- tests -->\n```sh\n(.+?)\n```", readme, re.DOTALL)
+    assert block is not None
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (extract,) = re.findall(r"test_command=\$\((.+)\)", script)
+    found = subprocess.run(["bash", "-c", extract], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == block.group(1).strip()
+    assert found.strip().endswith("pytest")
+    assert 'bash -c "$test_command"' in script
+
+
+def test_the_root_conftest_names_plugins_and_nothing_else():
+    body = ast.parse((ROOT / "conftest.py").read_text(encoding="utf-8")).body
+    assert [type(one).__name__ for one in body] == ["Expr", "Assign"]
+    docstring, assignment = body
+    assert isinstance(docstring, ast.Expr)
+    assert isinstance(docstring.value, ast.Constant)
+    assert isinstance(assignment, ast.Assign)
+    assert ast.unparse(assignment.targets[0]) == "pytest_plugins"
+    plugins = ast.literal_eval(assignment.value)
+    for path in (ROOT / "fixtures").glob("*.py"):
+        assert f"fixtures.{path.stem}" in plugins
+
+
+def test_pytest_settings_have_one_home():
+    assert "[tool.pytest" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not (ROOT / "pytest.ini").exists()
+    assert "[pytest]" in (ROOT / "tox.ini").read_text(encoding="utf-8")
