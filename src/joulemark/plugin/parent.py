@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -217,12 +218,16 @@ class Sweep:
         return max(0.1, left / max(1, self.total - self.done) - self._overhead())
 
     def _overhead(self) -> float:
-        """Mean time per case outside its passes so far, in s (building, warm-up, edges)."""
-        recent = [one for one in self.records[-20:] if one.window_utc is not None and one.measured_windows_utc]
-        if not recent:
-            return 1.0
-        spent = sum(one.window_utc[1] - one.window_utc[0] for one in recent if one.window_utc is not None)
-        return max(0.0, (spent - sum(union_length(one.measured_windows_utc) for one in recent)) / len(recent))
+        """Median time per case outside its passes so far, in s (building, warm-up, edges).
+
+        The first case of a process pays for imports and libraries: a mean would make the next ones pay again.
+        """
+        outside = [
+            one.window_utc[1] - one.window_utc[0] - union_length(one.measured_windows_utc)
+            for one in self.records[-20:]
+            if one.window_utc is not None and one.measured_windows_utc
+        ]
+        return max(0.0, median(outside)) if len(outside) > 2 else 1.0
 
     # -- records
 

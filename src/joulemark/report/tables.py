@@ -201,25 +201,34 @@ def _findings_and_reason(record: Record) -> list[Finding]:
 
 
 def notes_of_missing(records: Sequence[Record]) -> list[str]:
-    """Why figures of the measured records are missing: whole columns together by reason, then single cells."""
+    """Why figures of the measured records are missing: whole columns together by reason, then single cells.
+
+    Reasons that differ in their figures alone are one note, with the first one's figures. Single cells are named for
+    the metrics of the table; csv and json hold the notes of all.
+    """
     name_of = namer(record.case for record in records)
     measured = [record for record in records if record.outcome in _MEASURED]
     missing: dict[tuple[str, str], list[Record]] = {}
+    said: dict[str, str] = {}
     for record in measured:
         for name, why in record.notes.items():
             if record.value(name) is None:
-                missing.setdefault((name, why), []).append(record)
+                kind = _FIGURE.sub("#", why)
+                said.setdefault(kind, why)
+                missing.setdefault((name, kind), []).append(record)
     absent = {name for name, _ in missing if all(record.value(name) is None for record in records)}
     by_reason: dict[str, list[str]] = {}
-    for (name, why), members in missing.items():
+    for (name, kind), members in missing.items():
         everyone = name in absent and len(members) == len(measured)
+        if not everyone and name not in SHOWN_METRICS:
+            continue
         what = (
             find(name).title
             if everyone
             else f"{find(name).title} of {first_of([name_of(one.case) for one in members])}"
         )
-        by_reason.setdefault(why, []).append(what)
-    return [f"not measured: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        by_reason.setdefault(kind, []).append(what)
+    return [f"not measured: {', '.join(names)}: {said[kind]}" for kind, names in by_reason.items()]
 
 
 def summary_line(run: Run) -> str:
