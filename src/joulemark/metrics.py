@@ -116,6 +116,18 @@ for _metric in (
     register(_metric)
 
 
+CORE = (
+    "device_time_s",
+    "host_time_s",
+    "throughput_per_s",
+    "energy_per_item_j",
+    "power_w",
+    "peak_memory_bytes",
+    "sm_clock_hz",
+    "temperature_c",
+)
+"""Every record names these, measured or not; the most important first."""
+
 _PREFIXES: tuple[tuple[float, str], ...] = (
     (1e12, "T"),
     (1e9, "G"),

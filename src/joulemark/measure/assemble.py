@@ -7,20 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from joulemark.findings import findings_of
+from joulemark.metrics import CORE, find
 from joulemark.records import Case, Conditions, Finding, Measurement, Outcome, Record, Value
 from joulemark.stats import summarize
-
-_ALWAYS = (
-    "device_time_s",
-    "host_time_s",
-    "throughput_per_s",
-    "energy_per_item_j",
-    "power_w",
-    "peak_memory_bytes",
-    "sm_clock_hz",
-    "temperature_c",
-)
-"""Every record names these, measured or not."""
 
 
 def assemble(
@@ -79,8 +68,6 @@ def assemble(
 
 
 def _unit(name: str) -> str:
-    from joulemark.metrics import find
-
     return find(name).unit
 
 
@@ -142,7 +129,7 @@ def _notes(
     """Why each figure that a record must name is missing."""
     notes = {name: why for one in measurements for name, why in one.missing.items() if name not in metrics}
     fallback = reason if outcome not in ("ok", "flagged") and reason else "no instrument of this run reads it"
-    for name in _ALWAYS:
+    for name in CORE:
         if name not in metrics and name not in notes:
             notes[name] = fallback
     return notes

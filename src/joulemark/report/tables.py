@@ -8,20 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulemark.metrics import find, format_value
+from joulemark.metrics import CORE, find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
 from joulemark.report.names import first_of, namer
 
-SHOWN_METRICS = (
-    "device_time_s",
-    "host_time_s",
-    "throughput_per_s",
-    "energy_per_item_j",
-    "power_w",
-    "peak_memory_bytes",
-    "sm_clock_hz",
-    "temperature_c",
-)
+SHOWN_METRICS = CORE
 """Metrics of the table, the most important first; csv and json hold all."""
 
 _WITH_INTERVAL = frozenset({"device_time_s", "host_time_s", "energy_per_item_j"})
