@@ -30,6 +30,7 @@ examples:
   joulemark report results/nvidia-h200/           tables of stored runs
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
+  joulemark counters ncu.csv                      how much of the busy GPU works?
 """
 
 
@@ -115,6 +116,13 @@ def _parser() -> argparse.ArgumentParser:
             _add_trace,
             _trace,
         ),
+        (
+            "counters",
+            "kernels, their classes and levels in an export of Nsight Compute (--csv)",
+            "ncu --csv --page raw --print-units base python step.py > counters.csv; joulemark counters counters.csv",
+            _add_counters,
+            _counters,
+        ),
     ):
         command = commands.add_parser(
             name,
@@ -167,6 +175,13 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
     parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="what changed from A to B")
     parser.epilog = f"{parser.epilog}\n\nexit codes: 0 all complete, 2 unreadable, 3 a trace is incomplete"
+
+
+def _add_counters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the output of ncu --csv")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/counters.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.epilog = f"{parser.epilog}\n\nexit codes: 0 all read, 2 unreadable or no permission, 3 a file is damaged"
 
 
 def _fraction(text: str) -> float:
@@ -240,6 +255,21 @@ def _trace(args: argparse.Namespace) -> int:
         if side["error"]:
             _say(f"error: {side['error']}")
     return trace.exit_code(document)
+
+
+def _counters(args: argparse.Namespace) -> int:
+    from joulemark import utilization
+    from joulemark.report import counters_view
+
+    document = utilization.read_files(args.files)
+    if args.json or args.format == "json":
+        _print_json(document)
+    else:
+        sys.stdout.write(counters_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    for entry in document["files"]:
+        if entry["error"]:
+            _say(f"error: {entry['error']}")
+    return utilization.exit_code(document)
 
 
 def _env(args: argparse.Namespace) -> int:
