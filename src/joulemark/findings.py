@@ -55,7 +55,14 @@ def unstable(metrics: Mapping[str, Value], samples: Mapping[str, Sequence[float]
         f"{metric.title} varies: interquartile range {summary.iqr / summary.median:.1%} of the median "
         f"{format_value(summary.median, metric.unit)} over {summary.n} samples"
     )
-    return [Finding("unstable", message, "stop what else runs on this machine, or raise --bench-budget", flags=True)]
+    return [
+        Finding(
+            "unstable",
+            message,
+            "stop what else runs on this machine, or give the sweep more time (--bench-budget)",
+            flags=True,
+        )
+    ]
 
 
 def throttled(conditions: Conditions | None) -> list[Finding]:

@@ -45,12 +45,16 @@ def test_quick_passes_are_shorter_and_aim_lower():
     assert all(one.target >= 0.01 for one in quick.passes)
 
 
-def test_scaling_keeps_between_a_quarter_and_all():
+def test_scaling_keeps_the_energy_window_as_long_as_the_others_can_give():
     plan = Plan((Pass("latency", 1.0), Pass("power", 3.0)))
     assert plan.nominal_s == 4.0
+    assert plan.scaled(4.0) == plan
+    shorter = plan.scaled(3.5)
+    assert [one.budget_s for one in shorter.passes] == pytest.approx([0.5, 3.0])
     assert plan.scaled(2.0).nominal_s == pytest.approx(2.0)
     assert plan.scaled(0.01).nominal_s == pytest.approx(1.0)
-    assert plan.scaled(100.0) == plan
+    longer = plan.scaled(100.0)
+    assert [one.budget_s for one in longer.passes] == pytest.approx([5.0, 3.0])
     assert Plan(()).scaled(1.0) == Plan(())
     assert plan.find("power") == Pass("power", 3.0)
     assert plan.find("cold") is None

@@ -84,3 +84,15 @@ def test_a_hidden_machine_measures_the_cpu_and_says_so(gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     result = run(gpus, "--collect-only")
     result.stdout.fnmatch_lines(["*CPU: no GPU is measured (CUDA_VISIBLE_DEVICES hides all)"])
+
+
+def test_numbers_over_unlike_gpus_are_doubted_and_uuids_are_not(gpus, monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    result = gpus.pytest("--bench", "--bench-quick", "--bench-collect=timing", "--bench-gpus=all")
+    assert result.ret == 0
+    assert not any(f["code"] == "gpu_unverified" for one in gpus.lines for f in one.get("findings", ()))
+    gpus.files[0].unlink()
+    gpus.pytest("--bench", "--bench-quick", "--bench-collect=timing", "--bench-gpus=1")
+    (record,) = [one for one in gpus.lines if one["kind"] == "record"]
+    assert record["outcome"] == "flagged"
+    assert "gpu_unverified" in {one["code"] for one in record["findings"]}

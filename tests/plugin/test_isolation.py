@@ -323,3 +323,29 @@ def bench_next(bench):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert project.outcomes == {"passed": 1, "failed": 1}
     assert project.records["bench_next"]["metrics"]["host_time_s"]["value"] >= 0.002
+
+
+def test_another_sweep_does_not_go_into_a_resumed_file(project):
+    project.write(
+        {
+            "bench_a.py": "def bench_x(bench):\n    bench(sum, [1])\n",
+            "bench_b.py": "def bench_y(bench):\n    bench(sum, [1])\n",
+        }
+    )
+    project.bench("bench_a.py")
+    (file,) = project.files
+    before = file.read_bytes()
+    result = project.pytest("--bench", "bench_b.py", f"--bench-resume={file}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*holds 1 cases that this sweep does not plan (bench_a.bench_x-cpu *bench_a.py*"])
+    assert file.read_bytes() == before
+
+
+def test_a_resumed_sweep_reports_all_that_its_file_holds(project):
+    project.write({"bench_a.py": "def bench_x(bench):\n    bench(sum, [1])\n"})
+    project.bench()
+    (file,) = project.files
+    result = project.pytest("--bench", f"--bench-resume={file}", "--bench-report=all.csv")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: all 1 cases*", "*bench_x*"])
+    assert "bench_a.bench_x" in (project.path / "all.csv").read_text()

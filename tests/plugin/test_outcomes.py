@@ -192,7 +192,7 @@ def test_a_run_that_measured_nothing_says_so_and_exits_5(project):
     (project.path / "bench_a.py").write_text("")
     result = project.bench()
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines(["joulemark: nothing was measured"])
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: no function that takes the fixture bench *"])
 
 
 def test_a_slow_first_call_per_shape_stays_out_of_the_samples(project):

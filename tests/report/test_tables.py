@@ -103,13 +103,22 @@ def test_axes_have_columns_where_they_vary(make_record, make_run):
         make_record(params={"tag": "007"}),
         make_record(params={"tag": "1e3"}, gpu="cpu"),
         make_record(case=Case("gemm", layout="channels_last", input="loader", world_size=2, params={"tag": None})),
+        make_record(case=Case("gemm", layout="contiguous", input="device", params={"tag": "x"})),
     ]
     table = table_of(make_run(*records))
-    assert column(table, "tag") == ["007", "1e3", "None"]
-    assert column(table, "gpu") == ["nvidia-h200", "cpu", "cpu"]
-    assert column(table, "layout") == ["contiguous", "contiguous", "channels_last"]
-    assert column(table, "input") == ["device", "device", "loader"]
-    assert column(table, "gpus") == ["1", "1", "2"]
+    assert column(table, "tag") == ["007", "1e3", "None", "x"]
+    assert column(table, "gpu") == ["nvidia-h200", "cpu", "cpu", "cpu"]
+    assert column(table, "layout") == ["contiguous", "contiguous", "channels_last", "contiguous"]
+    assert column(table, "input") == ["device", "device", "loader", "device"]
+    assert column(table, "gpus") == ["1", "1", "2", "1"]
+
+
+def test_a_layout_that_each_workload_has_but_one_of_has_no_column(make_record, make_run):
+    records = [
+        make_record(case=Case("cnn", layout="channels_last")),
+        make_record(case=Case("text", layout="contiguous")),
+    ]
+    assert "layout" not in table_of(make_run(*records)).columns
 
 
 def test_each_benchmark_has_its_table_and_the_last_all_notes(make_record, make_run):

@@ -44,15 +44,16 @@ class Plan:
         return next((one for one in self.passes if one.name == name), None)
 
     def scaled(self, seconds: float) -> Plan:
-        """The same passes in about ``seconds`` instead; no pass shrinks below a quarter.
+        """The same passes in about ``seconds`` instead: a quarter of their time at least, five times it at most.
 
-        Power keeps its time as long as the others can give: a shorter energy window would be flagged.
+        Power keeps its time as long as the others can give: a shorter energy window would be flagged. Where there is
+        more time, the others get it, to spend until their figures are precise.
         """
         power = sum(one.budget_s for one in self.passes if one.name == "power")
         others = self.nominal_s - power
         if others and seconds >= power + others / 4:
             factors = {"power": 1.0}
-            rest = min(1.0, (seconds - power) / others)
+            rest = min(5.0, (seconds - power) / others)
         else:
             factors = {}
             rest = min(1.0, max(0.25, seconds / self.nominal_s)) if self.passes else 1.0

@@ -101,6 +101,7 @@ class Runner:
         Raises:
             Exception: whatever the step raises in its warm-up or in the latency pass (out of memory, say).
         """
+        __tracebackhide__ = True
         progress("warm-up")
         gc.collect()
         warm = self._warm_up(step, warmup_rounds)
@@ -126,6 +127,7 @@ class Runner:
 
     def _warm_up(self, step: Step, rounds: int | None) -> WarmUp:
         """Run until a step takes no less time than the one before (compilation, caches and clocks have settled)."""
+        __tracebackhide__ = True
         times: list[float] = []
         begin = time.perf_counter()
         while True:

@@ -93,6 +93,7 @@ class Bench:
 
     def __call__(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Measure ``function(*args, **kwargs)`` and return its last result."""
+        __tracebackhide__ = True
         last: list[T] = []
 
         def run() -> None:
@@ -118,6 +119,7 @@ class Bench:
         ``setup`` runs before each round and may return ``(args, kwargs)`` for it; ``teardown`` runs before the
         next one with the same arguments. Both stay outside the measured window.
         """
+        __tracebackhide__ = True
         if setup is not None and (iterations or 1) != 1:
             raise ConfigurationError(f"pedantic got a setup and iterations={iterations}", "a setup needs iterations=1")
         for name, number in (("rounds", rounds), ("iterations", iterations)):
@@ -161,6 +163,9 @@ class Bench:
         Returns:
             The record as it will be stored (run and environment are filled in by the session).
         """
+        __tracebackhide__ = True
+        if not callable(function) and not isinstance(function, Step):
+            raise ConfigurationError(f"bench.step got {function!r}", "give it a function without arguments, or a Step")
         step = function if isinstance(function, Step) else Step(function)
         if items is not None and items < 1:
             raise ConfigurationError(f"bench.step got items={items}", "a step processes at least one item")
@@ -191,6 +196,7 @@ class Bench:
     def _measure(
         self, step: Step, rounds: int | None = None, iterations: int | None = None, warmup_rounds: int | None = None
     ) -> None:
+        __tracebackhide__ = True
         if self.used:
             raise ConfigurationError("the fixture bench was used twice in one test", "write one test per measurement")
         self.used = True

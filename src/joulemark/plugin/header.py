@@ -95,27 +95,50 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         reporter.write_line(
             f"joulemark: {name} takes bench but its name is not collected; call it bench_…", yellow=True
         )
+    run = _whole_run(session)
     if not sweep.records:
-        reporter.write_line(f"joulemark: nothing was measured{_already(session)}")
+        reporter.write_line(f"joulemark: nothing was measured{_why_nothing(session)}")
+    if not run.records:
         return
-    run = Run(
-        str(sweep.path),
-        sweep.run_id,
-        {} if sweep.environment is None else {sweep.environment.environment_id: sweep.environment},
-        tuple(sweep.records),
-        sweep.completed,
-        sweep.wall_s,
-        sweep.measured_s,
-    )
     reporter.section("joulemark")
     reporter.write_line(render([run], "terminal"))
     for path in session.options.reports:
         write_report([run], path)
         reporter.write_line(f"report: {path}")
     reporter.write_line(f"records: {sweep.path}")
+    if not sweep.completed and sweep.records:
+        reporter.write_line(f"go on with the same command and --bench-resume {sweep.path}")
 
 
-def _already(session: BenchSession) -> str:
-    assert session.sweep is not None
-    finished = session.sweep.finished
-    return f": all {len(finished)} cases are in the resumed file" if finished else ""
+def _whole_run(session: BenchSession) -> Run:
+    """What this session measured; of a resumed sweep, all that its file holds."""
+    from joulemark.store import read_run
+
+    sweep = session.sweep
+    assert sweep is not None
+    if session.resumed is not None:
+        return read_run(sweep.path)
+    environment = sweep.environment
+    return Run(
+        str(sweep.path),
+        sweep.run_id,
+        {} if environment is None else {environment.environment_id: environment},
+        tuple(sweep.records),
+        sweep.completed,
+        sweep.wall_s,
+        sweep.measured_s,
+        started_utc=sweep.begin,
+    )
+
+
+def _why_nothing(session: BenchSession) -> str:
+    sweep = session.sweep
+    assert sweep is not None
+    if sweep.finished:
+        return f": all {len(sweep.finished)} cases are in the resumed file"
+    if sweep.total == 0:
+        return (
+            ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "
+            "def bench_model(bench, workload): bench.step(workload)"
+        )
+    return "; pytest -rs shows why each case was skipped"

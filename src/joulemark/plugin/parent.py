@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +90,7 @@ class Sweep:
         self.completed = False
         self._nodeids: dict[str, str] = {}
         self._oom: dict[str, int] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+        self._folder: Path | None = None
         self._worker: Worker | None = None
         self._worker_target: Target | None = None
 
@@ -195,11 +195,26 @@ class Sweep:
             self._worker = Worker(
                 child_arguments(self.config),
                 ",".join(self.options.collect),
-                Path(tempfile.mkdtemp(dir=self._folder)),  # answers of an earlier worker are not this one's
+                Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
                 child_environment(target, self.targets),
                 self.config.invocation_params.dir,
             )
         return self._worker
+
+    def _scratch(self) -> Path:
+        """Folder for answers and output of the workers; removed at the end."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+        return self._folder
+
+    def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
+        """Ids of the cases that these items are; an item whose case is not valid has none."""
+        out = set()
+        for item in items:
+            if isinstance(item, pytest.Function):
+                with suppress(ConfigurationError):
+                    out.add(self._case(item)[0].case_id)
+        return frozenset(out)
 
     def _restart(self) -> None:
         if self._worker is not None:
@@ -316,7 +331,9 @@ class Sweep:
         done, total = self.done, max(self.total, self.done)
         spent = time.time() - self.begin
         left = spent / max(1, done) * (total - done)
-        estimate = "" if done == total else f", about {_duration(left)} left"
+        # The first cases pay for imports, and skipped ones for nothing: no estimate is better than theirs.
+        costly = sum(one.outcome in ("ok", "flagged") for one in self.records)
+        estimate = f", about {_duration(left)} left" if costly >= 3 and done < total else ""
         return f"[{done}/{total}{estimate}] {record.case.label}: {progress_line(record)}"
 
     def close(self, completed: bool, reason: str | None) -> None:
@@ -327,7 +344,8 @@ class Sweep:
                 self._worker.close()
             else:
                 self._worker.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._writer is not None:
             with suppress(JoulemarkError):  # a file that cannot be written has ended the session with this very error
                 self._writer.end(completed=completed, wall_s=self.wall_s, measured_s=self.measured_s, reason=reason)

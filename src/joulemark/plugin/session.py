@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from joulemark.plugin.child import Measuring
     from joulemark.plugin.fixture import Bench
     from joulemark.plugin.parent import Sweep
+    from joulemark.records import Run
     from joulemark.workloads.base import Step, Workload
 
 _SESSION = pytest.StashKey["BenchSession"]()
@@ -112,6 +113,7 @@ class BenchSession:
         self.sweep: Sweep | None = None
         self.measuring: Measuring | None = None
         self.stray: list[str] = []
+        self.resumed: Run | None = None
         self._interrupted = False
         self._uncollected = False
         self._concluded = 0
@@ -132,12 +134,19 @@ class BenchSession:
         assert self.inventory is not None
         chosen = select_gpus(self.inventory.visible, self.options.gpus)
         slugs = [one.gpu.slug for one in chosen]
+        # Chosen by UUID or model, a GPU is certain whatever CUDA's numbering: the child sees it by UUID alone.
+        by_ordinal = any(
+            part.strip().isdecimal()
+            for text in (os.environ.get("CUDA_VISIBLE_DEVICES", ""), self.options.gpus)
+            for part in text.split(",")
+        )
         out = []
         for one in chosen:
             slug = one.gpu.slug
             if slugs.count(slug) > 1:
                 slug += f"-{self._shown(one.gpu.uuid).removeprefix('GPU-').removeprefix('MIG-')[:8]}"
-            out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, None if one.verified else one.why))
+            doubt = one.why if by_ordinal and not one.verified else None
+            out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, doubt))
         return out or [CPU]
 
     def _shown(self, uuid: str) -> str:
@@ -167,7 +176,7 @@ class BenchSession:
         finished: frozenset[str] = frozenset()
         did_not_fit: list[Case] = []
         if self.options.resume is not None:
-            run = read_run(self.options.resume)
+            run = self.resumed = read_run(self.options.resume)
             finished = frozenset(finished_case_ids(run))
             did_not_fit = [record.case for record in run.records if record.outcome == "oom"]
             path, run_id = self.options.resume, run.run_id
@@ -240,6 +249,21 @@ class BenchSession:
                 item.fixturenames = ["benchmark"] if has_benchmark else []
                 if has_benchmark:
                     replay.prepare(item)
+        if self.resumed is not None and not session.testsfailed:
+            self._refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
+
+    @staticmethod
+    def _refuse_another_sweep(run: Run, planned: frozenset[str]) -> None:
+        """A resumed file must be of the sweep that goes on: otherwise two sweeps would stand in it as one."""
+        others = [record.case.label for record in run.records if record.case_id not in planned]
+        if not others:
+            return
+        facts = next(iter(run.environments.values())).facts if run.environments else {}
+        given = " ".join(str(one) for one in facts.get("options") or ())
+        raise pytest.UsageError(
+            f"--bench-resume {run.path}: it holds {len(others)} cases that this sweep does not plan "
+            f"({others[0]} is the first): give the options of that run again" + (f" (pytest {given})" if given else "")
+        )
 
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> None:
         """A function that takes ``bench`` under a name that pytest does not collect would be lost without a word."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark.errors import ConfigurationError
+from joulemark.plugin.options import DTYPES, INPUTS, MODES
 from joulemark.records import Case
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from joulemark.workloads.base import Workload
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+_ALLOWED = {
+    "phases": ("inference", "train", "prefill", "decode"),
+    "dtypes": DTYPES,
+    "modes": MODES,
+    "inputs": INPUTS,
+}
 _BATCH_NAMES = ("batch_size", "batch")
 
 
@@ -90,7 +97,14 @@ class SweepMarker:
                         f"@pytest.mark.bench got the argument {name!r}", f"it takes {', '.join(sorted(known))}"
                     )
                 joined.setdefault(name, value)
-        return cls(**{name: _as_tuple(name, value) for name, value in joined.items()})
+        values = {name: _as_tuple(name, value) for name, value in joined.items()}
+        for name, allowed in _ALLOWED.items():
+            wrong = [one for one in values.get(name, ()) if one not in allowed]
+            if wrong:
+                raise ConfigurationError(
+                    f"@pytest.mark.bench got {name}={wrong[0]!r}", f"it takes {', '.join(allowed)}"
+                )
+        return cls(**values)
 
     def on(self, target: Target) -> SweepMarker:
         """The marker as it holds on a target."""

@@ -122,7 +122,8 @@ def _identity_columns(records: Sequence[Record]) -> list[_Column]:
         ("layout", "layout", "contiguous"),
         ("input", "input", "device"),
     ):
-        if any(getattr(record.case, name) not in (None, default) for record in records):
+        told = name == "layout" and _follows_workload(records, name)
+        if not told and any(getattr(record.case, name) not in (None, default) for record in records):
             columns.append(_Column(title, _text(name)))
     columns += [_Column(name, _param(name)) for name in _param_names(records)]
     if len({record.case.gpu_model for record in records}) > 1:
@@ -132,6 +133,14 @@ def _identity_columns(records: Sequence[Record]) -> list[_Column]:
     if any(record.case.batch_size is not None for record in records):
         columns.append(_Column("batch", _text("batch_size"), numeric=True))
     return columns
+
+
+def _follows_workload(records: Sequence[Record], name: str) -> bool:
+    """Whether a workload never has two values of an axis: then its column would say nothing that compares."""
+    seen: dict[str, str | None] = {}
+    return all(
+        seen.setdefault(one.case.workload, getattr(one.case, name)) == getattr(one.case, name) for one in records
+    )
 
 
 def _param_names(records: Iterable[Record]) -> list[str]:
