@@ -9,14 +9,15 @@ from pathlib import Path
 from joulemark.metrics import find, format_value
 from joulemark.records import Table
 from joulemark.report.compare import OUTCOME, VERDICTS, Comparison, Row
-from joulemark.report.names import first_of
+from joulemark.report.names import first_of, without_common_parts
 
 
 def table_of(comparison: Comparison) -> Table:
     """The comparison for a printer: a row per figure, what is on one side only and the summary under it."""
+    names, common = without_common_parts([row.key for row in comparison.rows])
     rows = tuple(
         (
-            row.key,
+            names[row.key],
             row.metric if row.metric == OUTCOME else find(row.metric).title,
             "-" if row.ratio is None else f"{row.ratio:.3f}x",
             "-" if row.interval is None else f"{row.interval[0]:.3f}..{row.interval[1]:.3f}",
@@ -32,7 +33,7 @@ def table_of(comparison: Comparison) -> Table:
         rows=rows,
         numeric=frozenset({2, 3, 4, 5}),
         notes=tuple(_notes(comparison)),
-        title=f"{Path(comparison.base).name} -> {Path(comparison.new).name}",
+        title=f"{Path(comparison.base).name} -> {Path(comparison.new).name}" + (f" | {common}" if common else ""),
     )
 
 

@@ -30,6 +30,21 @@ def _label_without_gpu(case: Case) -> str:
     return replace(case, gpu_model="").label
 
 
+def without_common_parts(keys: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Short names of keys that are told apart, and what all of them hold: ``resnet50-b8``, and ``bf16-nvidia-h200``.
+
+    Keys that would become equal keep their full names.
+    """
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) < 2:
+        return {key: key for key in distinct}, ""
+    common = set.intersection(*(set(key.split("-")) for key in distinct))
+    short = {key: "-".join(part for part in key.split("-") if part not in common) for key in distinct}
+    if not common or len(set(short.values())) < len(distinct) or not all(short.values()):
+        return {key: key for key in distinct}, ""
+    return short, "-".join(part for part in distinct[0].split("-") if part in common)
+
+
 def first_of(names: Sequence[str]) -> str:
     """``resnet50-…`` or ``resnet50-… and 4 more``."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
