@@ -112,6 +112,27 @@ for _metric in (
         "sampler cost",
         "step time beside the power sampler over step time without it, minus 1",
     ),
+    Metric(
+        "gpu_busy_fraction", "1", "neither", "GPU busy", "share of a profiled step in which anything ran on the GPU"
+    ),
+    Metric("exposed_overhead_s", "s", "lower", "exposed", "time of a profiled step in which nothing ran on the GPU"),
+    Metric(
+        "host_issue_s",
+        "s",
+        "lower",
+        "host issue",
+        "time that the host needs to issue a profiled step, waiting for the device left out",
+    ),
+    Metric("hidden_ratio", "1", "higher", "hidden", "1 minus exposed overhead over host issue time; may be negative"),
+    Metric("kernels_per_step", "1", "neither", "kernels", "kernels in a profiled step"),
+    Metric("launches_per_step", "1", "neither", "launches", "calls that launched kernels in a profiled step"),
+    Metric(
+        "profiler_distortion",
+        "1",
+        "neither",
+        "profiler cost",
+        "profiled step over the unprofiled step of the same process, minus 1",
+    ),
 ):
     register(_metric)
 
@@ -127,6 +148,17 @@ CORE = (
     "temperature_c",
 )
 """Every record names these, measured or not; the most important first."""
+
+PROFILER = (
+    "gpu_busy_fraction",
+    "exposed_overhead_s",
+    "host_issue_s",
+    "hidden_ratio",
+    "kernels_per_step",
+    "launches_per_step",
+    "profiler_distortion",
+)
+"""What the profiler pass gives, or says why not."""
 
 _PREFIXES: tuple[tuple[float, str], ...] = (
     (1e12, "T"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from joulemark.errors import ConfigurationError
 
-INSTRUMENTS = ("timing", "power")
+INSTRUMENTS = ("timing", "power", "profiler")
 """What ``--bench-collect`` takes in this version."""
 
 
@@ -16,7 +16,7 @@ class Pass:
     """One run over a case with one set of instruments.
 
     Args:
-        name: ``latency``, ``steady``, ``power``, ``cold`` or ``graph``.
+        name: ``latency``, ``steady``, ``power``, ``cold``, ``graph`` or ``profiler``.
         budget_s: wall time of its samples.
         min_samples: never fewer.
         target: relative half-width of the interval at which it may stop early.
@@ -68,7 +68,10 @@ _FULL = {
     "graph": Pass("graph", 0.15, target=0.01),
 }
 _QUICK = {"latency": 0.1, "steady": 0.1, "power": 1.3, "cold": 0.03, "graph": 0.05}
-_BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",)}
+_BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",), "profiler": ()}
+
+PROFILE = Plan((Pass("profiler", 0.5, min_samples=3),))
+"""The plan of a process of its own: after a profiler session a process may stay slower, so nothing else runs in it."""
 
 
 def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick: bool = False) -> Plan:

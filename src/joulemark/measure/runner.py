@@ -6,20 +6,24 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from joulemark.collect.memory import MemoryPeak
 from joulemark.collect.power import EnergyReading, PowerSampler, PowerWindow, energy_of
 from joulemark.collect.timing import LoneSamples, Timer, first_line, is_out_of_memory
+from joulemark.collect.torch_profiler import Profiler, TorchProfiler
 from joulemark.errors import JoulemarkError, Unsupported
 from joulemark.findings import from_warning
 from joulemark.measure.plan import Pass, Plan
+from joulemark.measure.profile import measurement_of
 from joulemark.measure.stopping import BUDGET, Exactly, Precision
+from joulemark.metrics import PROFILER, format_value
 from joulemark.metrics import find as find_metric
-from joulemark.metrics import format_value
 from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.workloads.base import Step
@@ -71,13 +75,18 @@ class Runner:
         memory: peak memory of that device.
         power: sampler of the device's power; None when it is off.
         no_power: why power is off.
+        profiler: records the trace of the profiler pass.
+        keep_trace: where that trace stays; None throws it away.
     """
 
     timer: Timer
     memory: MemoryPeak
     power: PowerSampler | None = None
     no_power: str = "power was not asked for (--bench-collect power)"
+    profiler: Profiler = field(default_factory=TorchProfiler)
+    keep_trace: Path | None = None
     _epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
+    _warm_step_s: float = 0.0
 
     def measure(
         self,
@@ -105,6 +114,7 @@ class Runner:
         progress("warm-up")
         gc.collect()
         warm = self._warm_up(step, warmup_rounds)
+        self._warm_step_s = warm.step_s
         loops = iterations or self._iterations(warm.step_s, step)
         job = _Job(step, rounds, loops, build_s + warm.seconds, warm.steps, plan.find("steady") is None)
         out: list[Measurement] = []
@@ -115,7 +125,13 @@ class Runner:
 
     def _later_pass(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
         """A pass whose failure costs its own figures alone."""
-        passes = {"steady": self._steady, "power": self._power, "cold": self._cold, "graph": self._graph}
+        passes: dict[str, Callable[[Pass, Step, list[Measurement]], Measurement]] = {
+            "steady": self._steady,
+            "power": self._power,
+            "cold": self._cold,
+            "graph": self._graph,
+            "profiler": lambda one, step, _: self._profile(one, step),
+        }
         try:
             return passes[one.name](one, step, done)
         except JoulemarkError as error:
@@ -292,6 +308,19 @@ class Runner:
             windows_utc=((self._utc(steady.start), self._utc(steady.end)),),
         )
 
+    def _profile(self, one: Pass, step: Step) -> Measurement:
+        fitting = int(one.budget_s / max(self._warm_step_s, 1e-9))
+        steps = max(one.min_samples, min(_MOST_PROFILED_STEPS, fitting))
+        kept = self.keep_trace
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        with nullcontext() if kept else TemporaryDirectory(prefix="joulemark-trace-") as folder:
+            path = kept or Path(str(folder)) / "trace.json"
+            with _quiet_collector():
+                recording = self.profiler.record(step.run, step.setup, steps, self.timer.synchronize, path)
+            window = (self._utc(recording.start), self._utc(recording.end))
+            return replace(measurement_of(recording, path, one.name), windows_utc=(window,))
+
 
 _METRICS_OF = {
     "latency": ("host_time_s", "peak_memory_bytes"),
@@ -299,6 +328,7 @@ _METRICS_OF = {
     "power": ("power_w", "energy_per_item_j"),
     "cold": ("device_time_cold_s",),
     "graph": ("device_time_graph_s",),
+    "profiler": PROFILER,
 }
 
 
@@ -316,6 +346,7 @@ def missing_metrics(plan: Plan, reasons: dict[str, str]) -> dict[str, str]:
 
 
 _LONG_STEP_S = 0.05
+_MOST_PROFILED_STEPS = 10
 
 
 def _refuse_long(step_s: float, why: str) -> None:
