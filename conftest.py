@@ -1,3 +1,3 @@
 """The suite's fixtures; pytest's settings stand in tox.ini."""
 
-pytest_plugins = ["fixtures.gpu", "fixtures.power", "fixtures.thermal", "pytester"]
+pytest_plugins = ["fixtures.gpu", "fixtures.power", "fixtures.profiler", "fixtures.thermal", "pytester"]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,7 +43,7 @@ class Measuring:
         """The instruments of a target, opened once per process."""
         key = target.slug
         if key not in self._instruments:
-            self._instruments[key] = open_instruments(target, collect)
+            self._instruments[key] = open_instruments(target, collect, baselines=not self.options.profiles)
         return self._instruments[key]
 
     def bench(self, item: pytest.Function, case: Any, target: Target) -> Bench:
@@ -52,6 +53,7 @@ class Measuring:
         instruments = self.instruments(target, collect)
         instruments.memory.reset()
         _reset_compiler()
+        trace = request.get("trace")
         bench = Bench(
             case or case_of_function(item, target),
             instruments,
@@ -59,6 +61,8 @@ class Measuring:
             self.options.quick,
             request.get("budget_s"),
             request.get("process", 0),
+            self.options.profiles,
+            None if trace is None else Path(trace),
         )
         item.stash[BENCH] = bench
         return bench
@@ -180,6 +184,7 @@ class ChildLoop:
             "reason": reason,
             "poisoned": poisoned,
             "case": None if bench is None else bench.case.to_json(),
+            "collect": [] if bench is None else list(bench.collect),
             "measurements": [] if bench is None else [one.to_json() for one in bench.measurements],
             "findings": [] if bench is None else [one.to_json() for one in bench.findings],
             "static_power_w": None if bench is None else bench.instruments.static_power_w,

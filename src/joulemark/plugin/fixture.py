@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from joulemark.collect.memory import MemoryPeak
 from joulemark.collect.power import PowerSampler
 from joulemark.collect.timing import Timer
+from joulemark.collect.torch_profiler import TorchProfiler
 from joulemark.errors import ConfigurationError, Unsupported
 from joulemark.measure.assemble import assemble
-from joulemark.measure.plan import Plan, plan_for
+from joulemark.measure.plan import PROFILE, Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record
@@ -55,6 +57,8 @@ class Bench:
         quick: short passes.
         budget_s: wall time for this case, None for the plan's own.
         process: number of this process among ``--bench-processes``.
+        profiles: this process is for the profiler pass alone.
+        keep_trace: where the profiler's trace stays; None throws it away.
     """
 
     case: Case
@@ -63,6 +67,8 @@ class Bench:
     quick: bool = False
     budget_s: float | None = None
     process: int = 0
+    profiles: bool = False
+    keep_trace: Path | None = None
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     used: bool = False
@@ -84,8 +90,13 @@ class Bench:
         Raises:
             Unsupported: it is off; the reason says why.
         """
+        if instrument == "profiler":
+            self.collect = tuple(dict.fromkeys((*self.collect, instrument)))
+            return TorchProfiler()
         if instrument != "power":
-            raise ConfigurationError(f"there is no instrument {instrument!r}", "bench.require takes 'power'")
+            raise ConfigurationError(
+                f"there is no instrument {instrument!r}", "bench.require takes 'power' and 'profiler'"
+            )
         if self.instruments.power is None:
             raise Unsupported(f"power: {self.instruments.no_power}")
         self.collect = tuple(dict.fromkeys((*self.collect, instrument)))
@@ -187,6 +198,8 @@ class Bench:
         )
 
     def _plan(self, fixed_rounds: bool) -> Plan:
+        if self.profiles:
+            return PROFILE
         has_clock = self.device.startswith("cuda")
         plan = plan_for(self.collect, has_clock, self.instruments.power is not None, self.quick)
         if fixed_rounds:
@@ -202,12 +215,19 @@ class Bench:
         self.used = True
         plan = self._plan(fixed_rounds=rounds is not None)
         instruments = self.instruments
-        runner = Runner(instruments.timer, instruments.memory, instruments.power, instruments.no_power)
+        runner = Runner(
+            instruments.timer,
+            instruments.memory,
+            instruments.power,
+            instruments.no_power,
+            keep_trace=self.keep_trace,
+        )
         build_s = time.perf_counter() - self.opened
         with warnings_as_findings(self.findings):
             measured = runner.measure(step, plan, rounds, iterations, warmup_rounds, build_s=build_s)
         self.measurements = [replace(one, process=self.process) for one in measured]
-        self.measurements.append(Measurement("plan", missing=self._missing(plan, rounds), process=self.process))
+        if not self.profiles:
+            self.measurements.append(Measurement("plan", missing=self._missing(plan, rounds), process=self.process))
 
     def _missing(self, plan: Plan, rounds: int | None) -> dict[str, str]:
         """Why the passes that are not in the plan are not."""
@@ -216,6 +236,9 @@ class Bench:
         if self.device.startswith("cuda"):
             no_clock = "rounds were fixed by the benchmark" if rounds else "timing was not asked for"
         power = instruments.no_power if "power" in self.collect else "power was not asked for (--bench-collect power)"
-        missing = missing_metrics(plan, {"power": power, "steady": no_clock, "cold": no_clock, "graph": no_clock})
+        reasons = {"power": power, "steady": no_clock, "cold": no_clock, "graph": no_clock}
+        if "profiler" in self.collect:  # the parent replaces it by what the process of its own has measured
+            reasons["profiler"] = "the profiler needs a process of its own (leave out --bench-inprocess)"
+        missing = missing_metrics(plan, reasons)
         latency_names = {"throughput_per_s"} if not plan.find("steady") else set()
         return {name: why for name, why in missing.items() if name not in latency_names}

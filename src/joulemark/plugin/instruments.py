@@ -19,8 +19,12 @@ from joulemark.plugin.sweep import Target
 _STATIC_WINDOW_S = 1.3
 
 
-def open_instruments(target: Target, collect: Collection[str]) -> Instruments:
-    """What this process has for a target; what is off carries its reason."""
+def open_instruments(target: Target, collect: Collection[str], baselines: bool = True) -> Instruments:
+    """What this process has for a target; what is off carries its reason.
+
+    Args:
+        baselines: measure the static power too.
+    """
     device, timer, no_clock = _clock(target)
     power, no_power = (
         _power(target) if "power" in collect else (None, "power was not asked for (--bench-collect power)")
@@ -28,7 +32,7 @@ def open_instruments(target: Target, collect: Collection[str]) -> Instruments:
     memory = memory_peak(device) if device != "cpu" else ProcessMemoryPeak()
     facts = framework_facts(device)
     static = None
-    if power is not None and target.on_gpu and device != "cpu":
+    if baselines and power is not None and target.on_gpu and device != "cpu":
         static = _static_power_w(timer, power, facts)
     return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulemark.errors import ConfigurationError
+from joulemark.measure.plan import INSTRUMENTS
 
 if TYPE_CHECKING:
     import pytest
@@ -45,9 +46,15 @@ class BenchOptions:
     reports: tuple[Path, ...] = ()
     strict: bool = False
     anonymize: bool = False
+    keep_traces: bool = False
     worker: tuple[str, Path] | None = None
     isolate: bool = True
     rootdir: Path | None = None
+
+    @property
+    def profiles(self) -> bool:
+        """Whether this is the measuring process of the profiler pass alone."""
+        return self.worker is not None and self.worker[0] == "profiler"
 
     @classmethod
     def from_pytest_config(cls, config: pytest.Config) -> BenchOptions:
@@ -68,7 +75,7 @@ class BenchOptions:
             modes=_choices(config, "modes", MODES),
             inputs=_choices(config, "input", INPUTS),
             gpus=_text(config, "gpus") or "auto",
-            collect=_choices(config, "collect", ("timing", "power")) or ("timing", "power"),
+            collect=_choices(config, "collect", INSTRUMENTS) or ("timing", "power"),
             budget_s=_number(config, "budget"),
             timeout_s=_number(config, "timeout") or cls.timeout_s,
             quick=_flag(config, "quick"),
@@ -78,6 +85,7 @@ class BenchOptions:
             reports=tuple(base / one for one in _names(config, "report") or ()),
             strict=_flag(config, "strict"),
             anonymize=_flag(config, "anonymize"),
+            keep_traces=_keep_traces(config),
             worker=None if worker is None else _worker(worker),
             isolate=not (
                 _flag(config, "inprocess") or config.getoption("usepdb", False) or config.getoption("trace", False)
@@ -98,7 +106,7 @@ _HELP: dict[str, tuple[str, str]] = {
         "auto (one GPU of each model), all, cpu, or CUDA ordinals, UUIDs or model names, comma-separated",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
-    "collect": ("NAMES", "instruments, of timing, power (both are on unless you choose)"),
+    "collect": ("NAMES", "instruments, of timing, power, profiler (the first two are on unless you choose)"),
     "budget": (
         "SECONDS",
         "wall time of the whole sweep; cases share what is left, the last ones are left for --bench-resume",
@@ -116,6 +124,7 @@ _FLAGS = {
     "quick": "short passes: a look, not a record",
     "strict": "flagged and out-of-memory cases fail",
     "anonymize": "store no host name, no paths, and digests of the GPUs' UUIDs",
+    "keep-traces": "keep the profiler's traces in a folder beside the result file",
     "inprocess": "measure in this very process (no timeout, no recovery); what --pdb and --trace do too",
 }
 
@@ -147,7 +156,7 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("bench_report", "also write the tables to this file (as --bench-report)", default=None)
     for name, about in _FLAGS.items():
         group.addoption(f"--bench-{name}", dest=_dest(name), action="store_true", default=False, help=about)
-        parser.addini(f"bench_{name}", f"{about} (as --bench-{name})", type="bool", default=False)
+        parser.addini(f"bench_{name.replace('-', '_')}", f"{about} (as --bench-{name})", type="bool", default=False)
 
 
 def _default_results(root: Path) -> Path:
@@ -160,7 +169,17 @@ def _dest(name: str) -> str:
 
 
 def _flag(config: pytest.Config, name: str) -> bool:
-    return bool(config.getoption(_dest(name)) or config.getini(f"bench_{name}"))
+    return bool(config.getoption(_dest(name)) or config.getini(f"bench_{name.replace('-', '_')}"))
+
+
+def _keep_traces(config: pytest.Config) -> bool:
+    keep = _flag(config, "keep-traces")
+    if keep and _flag(config, "anonymize"):
+        raise ConfigurationError(
+            "--bench-keep-traces got --bench-anonymize: the profiler writes the host's name into its traces",
+            "leave one of the two out",
+        )
+    return keep
 
 
 def _text(config: pytest.Config, name: str) -> str | None:

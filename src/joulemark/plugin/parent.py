@@ -19,6 +19,7 @@ import pytest
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
 from joulemark.measure.worker import Worker
+from joulemark.metrics import PROFILER
 from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
@@ -153,6 +154,14 @@ class Sweep:
             replies.append(reply)
             if reply["outcome"] != "ok":
                 break
+        if replies[-1]["outcome"] == "ok" and "profiler" in replies[-1].get("collect", ()):
+            profiled = self._profile(item, case, target)
+            replies[-1] = {
+                **replies[-1],
+                "measurements": [*replies[-1]["measurements"], *profiled["measurements"]],
+                "findings": [*replies[-1]["findings"], *profiled["findings"]],
+                "window_utc": [replies[-1]["window_utc"][0], time.time()],
+            }
         joined = dict(replies[-1])
         joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
         joined["findings"] = [one for reply in replies for one in reply["findings"]]
@@ -194,7 +203,7 @@ class Sweep:
             self._worker_target = target
             self._worker = Worker(
                 child_arguments(self.config),
-                ",".join(self.options.collect),
+                ",".join(one for one in self.options.collect if one != "profiler") or "timing",
                 Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
                 child_environment(target, self.targets),
                 self.config.invocation_params.dir,
@@ -215,6 +224,28 @@ class Sweep:
                 with suppress(ConfigurationError):
                     out.add(self._case(item)[0].case_id)
         return frozenset(out)
+
+    def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
+        """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
+        worker = Worker(
+            child_arguments(self.config),
+            "profiler",
+            Path(tempfile.mkdtemp(dir=self._scratch())),
+            child_environment(target, self.targets),
+            self.config.invocation_params.dir,
+        )
+        trace = self.path.parent / f"{self.path.stem}-traces" / f"{case.case_id}.json.gz"
+        kept = str(trace.resolve()) if self.options.keep_traces else None
+        try:
+            reply = worker.ask(item.nodeid, None, self.options.timeout_s, trace=kept)
+        except (CaseTimeout, WorkerDied) as error:
+            reply = _reply("failed", error.what if isinstance(error, CaseTimeout) else str(error))
+        finally:
+            worker.close()
+        if not reply["measurements"]:  # what was measured before a later failure of the item stands
+            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
+            reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
+        return dict(reply)
 
     def _restart(self) -> None:
         if self._worker is not None:
