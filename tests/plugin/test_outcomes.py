@@ -221,3 +221,11 @@ def test_a_sweep_whose_file_cannot_be_written_ends_at_once(project):
     assert "Traceback" not in text
     assert "INTERNALERROR" not in text
     assert "bench_raises" not in text
+
+
+def test_control_codes_of_a_failure_do_not_reach_the_terminal(project):
+    project.write({"bench_a.py": "def bench_x(bench):\n    raise ValueError('a\\x1b[31mb')\n"})
+    result = project.bench()
+    assert result.ret == 1
+    assert "\x1b[31mb" not in result.stdout.str()
+    assert r"ValueError: a\x1b[31mb" in result.stdout.str()

@@ -24,6 +24,7 @@ from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
+from joulemark.report.escape import printable
 from joulemark.stats import union_length
 from joulemark.store import RunWriter
 
@@ -341,7 +342,9 @@ class Sweep:
         if record.outcome == "unsupported":
             pytest.skip(record.reason or "unsupported")
         if record.outcome == "failed":
-            pytest.fail("\n".join(part for part in (record.reason, longrepr, output) if part), pytrace=False)
+            text = "\n".join(part for part in (record.reason, longrepr, output) if part)
+            # The child's words may hold anything: what would steer the terminal is spelt out.
+            pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
         if self.options.strict and record.outcome in ("oom", "flagged"):
             said = record.reason or "; ".join(one.message for one in record.findings if one.flags)
             pytest.fail(f"--bench-strict: {record.outcome}: {said}", pytrace=False)
