@@ -96,3 +96,12 @@ def test_numbers_over_unlike_gpus_are_doubted_and_uuids_are_not(gpus, monkeypatc
     (record,) = [one for one in gpus.lines if one["kind"] == "record"]
     assert record["outcome"] == "flagged"
     assert "gpu_unverified" in {one["code"] for one in record["findings"]}
+
+
+def test_one_process_measures_one_gpu(gpus):
+    result = run(gpus, "--bench-inprocess", f"--bench-gpus={UUIDS[1]},{UUIDS[2]}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*2 GPUs, and one process measures one: choose one of them*"])
+    assert gpus.files == []
+    listed = [line for line in run(gpus, "--bench-inprocess", "--collect-only", "-q").outlines if "::" in line]
+    assert listed == ["bench_a.py::bench_sleep"]

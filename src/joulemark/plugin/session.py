@@ -147,7 +147,18 @@ class BenchSession:
                 slug += f"-{self._shown(one.gpu.uuid).removeprefix('GPU-').removeprefix('MIG-')[:8]}"
             doubt = one.why if by_ordinal and not one.verified else None
             out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, doubt))
+        if not self.options.isolate and len(out) > 1:
+            out = self._one_of(out)
         return out or [CPU]
+
+    def _one_of(self, several: list[Target]) -> list[Target]:
+        """This process sees one GPU; of another it would read the power and time the work of the first."""
+        if self.options.gpus != "auto":
+            raise ConfigurationError(
+                f"--bench-gpus got {self.options.gpus!r}, {len(several)} GPUs, and one process measures one",
+                "choose one of them, or leave out --bench-inprocess (--pdb, --trace)",
+            )
+        return several[:1]
 
     def _shown(self, uuid: str) -> str:
         """A UUID as it may be stored."""
