@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from joulemark.store import read_run
+
 BENCH = "def bench_sum(bench):\n    bench(sum, [1, 2])\n"
 TWO = "import pytest\n\n@pytest.mark.parametrize('n', [10, 20])\ndef bench_sum(bench, n):\n    bench(sum, range(n))\n"
 PLAIN = "def test_plain():\n    assert True\n"
@@ -272,6 +274,23 @@ def bench_x(bench, x):
     project.bench()
     assert project.outcomes == {"passed": 6}
     assert [one["case"]["params"]["x"] for one in project.records.values()] == ["inf", "nan", "x2", None, True, "a/b"]
+
+
+def test_a_switch_named_batch_is_a_parameter_and_no_batch_size(project):
+    project.write(
+        {
+            "bench_a.py": "import pytest\n"
+            "@pytest.mark.parametrize('batch', [True, False, 4])\n"
+            "def bench_one(bench, batch):\n    bench(sum, range(9))\n"
+        }
+    )
+    assert project.bench("--bench-collect=timing").ret == 0
+    cases = [one.case for one in read_run(project.files[0]).records]
+    assert [(one.batch_size, dict(one.params)) for one in cases] == [
+        (None, {"batch": True}),
+        (None, {"batch": False}),
+        (4, {}),
+    ]
 
 
 def test_an_id_that_the_child_does_not_have_is_said(project):

@@ -180,10 +180,14 @@ def case_of_function(item: pytest.Function, target: Target) -> Case:
             f"the id {item.name!r} holds a memory address", "give the parameters ids: pytest.param(…, id='name')"
         )
     params = dict(_plain_params(item))
-    batch = next((params.pop(name) for name in _BATCH_NAMES if isinstance(params.get(name), int)), None)
+    batch = next((params.pop(name) for name in _BATCH_NAMES if _is_whole(params.get(name))), None)
     function = getattr(item, "originalname", None) or item.name
     prefix = f"{item.cls.__name__}." if item.cls else ""
     return Case(f"{item.path.stem}.{prefix}{function}", batch_size=batch, gpu_model=target.slug, params=params)  # type: ignore[arg-type]
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _plain_params(item: pytest.Function) -> Iterator[tuple[str, str | int | float | bool | None]]:
