@@ -349,3 +349,49 @@ def test_a_resumed_sweep_reports_all_that_its_file_holds(project):
     assert result.ret == 0
     result.stdout.fnmatch_lines(["joulemark: nothing was measured: all 1 cases*", "*bench_x*"])
     assert "bench_a.bench_x" in (project.path / "all.csv").read_text()
+
+
+SERVED = """
+import pathlib, time
+import pytest
+
+@pytest.fixture(scope="session", autouse=True)
+def server():
+    log = pathlib.Path("log")
+    log.write_text("up")
+    yield
+    log.write_text("going down")
+    time.sleep(float(pathlib.Path("teardown_s").read_text()))
+    log.write_text("down")
+
+@pytest.mark.parametrize("n", range(4))
+def bench_one(bench, n):
+    bench(time.sleep, 0.02)
+    assert n != 1
+"""
+
+
+@pytest.mark.parametrize("args", [["-x"], ["--bench-budget=0.5"]])
+def test_fixtures_of_a_sweep_that_ends_early_are_torn_down(project, args):
+    project.write({"bench_a.py": SERVED, "teardown_s": "0"})
+    project.bench("--bench-collect=timing", *args)
+    assert project.end["completed"] is False
+    assert (project.path / "log").read_text() == "down"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_fixtures_end_costs_neither_the_mark_nor_the_folder(project, number, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(project.path))
+    project.write({"bench_a.py": SERVED, "teardown_s": "60"})
+    command = [sys.executable, "-m", "pytest", "--bench", "--bench-gpus=cpu", "--bench-quick", "-x"]
+    sweep = subprocess.Popen(command, cwd=project.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = project.path / "log"
+    try:
+        wait_for(lambda: log.exists() and log.read_text() == "going down")
+        sweep.send_signal(number)
+        sweep.wait(timeout=5)
+    finally:
+        sweep.kill()
+        sweep.wait()
+    assert project.end["reason"] == "not all cases were measured"
+    assert not list(project.path.glob("joulemark-*"))

@@ -215,13 +215,13 @@ class Worker:
         """Let the child end by itself: its fixtures are torn down; kill it if that takes too long."""
         if self._process is None:
             return
-        if self._connection is not None:
-            try:
-                send(self._connection, {"stop": True})
-                self._process.wait(timeout_s)
-            except (subprocess.TimeoutExpired, OSError):
-                self.kill()
-        self.kill()
+        try:
+            if self._connection is not None:
+                with suppress(subprocess.TimeoutExpired, OSError):  # it is killed then
+                    send(self._connection, {"stop": True})
+                    self._process.wait(timeout_s)
+        finally:
+            self.kill()
 
 
 def tail(path: Path | None, characters: int = 1500) -> str:

@@ -370,14 +370,25 @@ class Sweep:
         estimate = f", about {_duration(left)} left" if costly >= 3 and done < total else ""
         return f"[{done}/{total}{estimate}] {record.case.label}: {progress_line(record)}"
 
-    def close(self, completed: bool, reason: str | None) -> None:
-        """End the worker and mark the file."""
+    def close(self, completed: bool, reason: str | None, *, at_once: bool = False) -> None:
+        """End the worker and mark the file.
+
+        Args:
+            completed: whether every case has its record.
+            reason: why it is not complete.
+            at_once: kill the worker; otherwise its fixtures are torn down first, however incomplete the sweep is.
+        """
         self.completed = completed
-        if self._worker is not None:
-            if completed:
-                self._worker.close()
-            else:
-                self._worker.kill()
+        try:
+            if self._worker is not None:
+                if at_once:
+                    self._worker.kill()
+                else:
+                    self._worker.close()
+        finally:  # an interrupt while fixtures are torn down costs neither the file's mark nor the folder
+            self._finish(completed, reason)
+
+    def _finish(self, completed: bool, reason: str | None) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._writer is not None:

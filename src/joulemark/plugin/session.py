@@ -401,12 +401,14 @@ class BenchSession:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the file; a run that measured nothing exits 5."""
-        if self._sigterm is not None:
-            signal.signal(signal.SIGTERM, self._sigterm)
-        if self.sweep is None or session.config.option.collectonly:
-            return
-        reason = self._why_incomplete()
-        self.sweep.close(reason is None, reason)
+        try:
+            if self.sweep is None or session.config.option.collectonly:
+                return
+            reason = self._why_incomplete()
+            self.sweep.close(reason is None, reason, at_once=self._interrupted)
+        finally:
+            if self._sigterm is not None:
+                signal.signal(signal.SIGTERM, self._sigterm)
         measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
         if exitstatus == 0 and not measured and not self.sweep.finished:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
