@@ -174,6 +174,7 @@ def test_ini_twins(project):
     ("args", "said"),
     [
         (("--bench-batch-sizes", "0"), "*--bench-batch-sizes got '0'*1,8,64*"),
+        (("--bench-batch-sizes", "²"), "*--bench-batch-sizes got '²'*1,8,64*"),
         (("--bench-dtypes", "fp8"), "*--bench-dtypes got 'fp8'*fp32, tf32, bf16, fp16*"),
         (("--bench-timeout", "soon"), "*--bench-timeout got 'soon'*positive number*"),
         (("--bench-report", "sweep.docx"), "*sweep.docx*"),

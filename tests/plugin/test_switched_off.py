@@ -116,3 +116,10 @@ def bench_big(bench):
     assert project.records["bench_big"]["outcome"] == "oom"
     assert project.end["completed"] is True
     result.stdout.fnmatch_lines(["*in this process: no timeout, no recovery*"])
+
+
+@pytest.mark.parametrize("plugin", ["terminal", "junitxml"])
+def test_without_a_plugin_whose_options_the_child_would_be_given(project, plugin):
+    project.write({"bench_a.py": "def bench_sum(bench):\n    bench(sum, [1, 2])\n"})
+    assert project.pytest("--bench", "--bench-gpus=cpu", "--bench-quick", "-p", f"no:{plugin}").ret == 0
+    assert project.records["bench_sum"]["outcome"] in ("ok", "flagged")

@@ -227,7 +227,7 @@ def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
     sizes: list[int] = []
     for one in names:
         first, colon, last = one.partition(":")
-        if not first.isdigit() or int(first) < 1 or (colon and (not last.isdigit() or int(last) < int(first))):
+        if not _is_whole(first) or int(first) < 1 or (colon and (not _is_whole(last) or int(last) < int(first))):
             raise ConfigurationError(
                 f"--bench-batch-sizes got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
             )
@@ -236,6 +236,11 @@ def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
             sizes.append(size)
             size *= 2
     return tuple(sorted(set(sizes)))
+
+
+def _is_whole(text: str) -> bool:
+    """Digits that int() takes: "²" is a digit too, and a batch size has no thousands of them."""
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _worker(text: str) -> tuple[str, Path]:

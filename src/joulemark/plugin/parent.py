@@ -43,7 +43,10 @@ def child_arguments(config: pytest.Config) -> list[str]:
     asked for.
     """
     given = config.invocation_params.args
-    extra = ["--maxfail=0", "--junitxml=", "-q", "--color=no", "-Wdefault"]
+    extra = ["--maxfail=0", "-Wdefault"]
+    # The options of a plugin that is switched off (-p no:terminal) do not exist in the child either.
+    for plugin, options in (("terminal", ["-q", "--color=no"]), ("junitxml", ["--junitxml="])):
+        extra += options if config.pluginmanager.hasplugin(plugin) else []
     for plugin in ("lfplugin", "nfplugin", "stepwiseplugin"):
         extra += ["-p", f"no:{plugin}"]
     if config.pluginmanager.hasplugin("xdist"):
