@@ -395,3 +395,18 @@ def test_an_interrupt_while_fixtures_end_costs_neither_the_mark_nor_the_folder(p
         sweep.wait()
     assert project.end["reason"] == "not all cases were measured"
     assert not list(project.path.glob("joulemark-*"))
+
+
+def test_a_clock_that_is_set_changes_neither_budget_nor_duration(project):
+    project.write({"bench_a.py": SERVED, "teardown_s": "0"})
+    clock = (
+        "import time\nreal, begin = time.time, time.monotonic()\n"
+        "time.time = lambda: real() + (3600 if time.monotonic() - begin > 0.7 else 0)\n"
+    )
+    project.write({"clock_is_set.py": clock})
+    command = [sys.executable, "-m", "pytest", "--bench", "--bench-gpus=cpu", "--bench-quick", "--bench-budget=100"]
+    done = subprocess.run([*command, "-p", "clock_is_set"], cwd=project.path, stdout=subprocess.DEVNULL, check=False)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert len(project.records) == 4
+    assert project.end["completed"] is True
+    assert 0 < project.end["wall_s"] < 100

@@ -87,6 +87,7 @@ class Sweep:
         self.finished = finished
         self.records: list[Record] = []
         self.begin = time.time()
+        self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
         self.total = 0
         self.done = 0
         self.skipped_for_budget = 0
@@ -258,13 +259,13 @@ class Sweep:
     # -- budget
 
     def _too_late(self) -> bool:
-        return self.options.budget_s is not None and time.time() - self.begin >= self.options.budget_s
+        return self.options.budget_s is not None and self.wall_s >= self.options.budget_s
 
     def _share(self) -> float | None:
         """Seconds for the passes of the next case: an even share of what is left, less what cases cost besides."""
         if self.options.budget_s is None:
             return None
-        left = self.options.budget_s - (time.time() - self.begin)
+        left = self.options.budget_s - self.wall_s
         return max(0.1, left / max(1, self.total - self.done) - self._overhead())
 
     def _overhead(self) -> float:
@@ -366,8 +367,7 @@ class Sweep:
     def status(self, record: Record) -> str:
         """``[12/96, 2 min left] resnet50-… 1.23 ms``."""
         done, total = self.done, max(self.total, self.done)
-        spent = time.time() - self.begin
-        left = spent / max(1, done) * (total - done)
+        left = self.wall_s / max(1, done) * (total - done)
         # The first cases pay for imports, and skipped ones for nothing: no estimate is better than theirs.
         costly = sum(one.outcome in ("ok", "flagged") for one in self.records)
         estimate = f", about {_duration(left)} left" if costly >= 3 and done < total else ""
@@ -402,7 +402,7 @@ class Sweep:
     @property
     def wall_s(self) -> float:
         """Wall time of the session so far, in s."""
-        return time.time() - self.begin
+        return time.monotonic() - self._started
 
     @property
     def measured_s(self) -> float:
