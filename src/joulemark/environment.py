@@ -183,7 +183,7 @@ def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str |
     """
     tiers: dict[str, str | None] = {"timing": "host_clock", "energy": None, "counters": None}
     notes = {"counters": _NO_COUNTERS}
-    missing = _no_gpu(inventory)
+    missing = why_no_gpu(inventory)
     if missing is None and importlib.util.find_spec("torch") is None:
         notes["timing"] = "torch is not installed: pip install joulemark[torch] to time on the GPU"
     elif missing is None:
@@ -201,7 +201,7 @@ def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str |
     return tiers, notes
 
 
-def _no_gpu(inventory: Inventory) -> str | None:
+def why_no_gpu(inventory: Inventory) -> str | None:
     """Why there is no GPU to measure; None when there is one."""
     if inventory.problem is not None:
         return f"no GPU: {inventory.problem.what}"
@@ -269,7 +269,7 @@ def preflight(inventory: Inventory, states: Mapping[str, GpuState | DeviceError]
         states: of the visible GPUs by UUID, or why there is none.
         own_pid: a process that may hold a context.
     """
-    missing = _no_gpu(inventory)
+    missing = why_no_gpu(inventory)
     if missing is not None:
         remedy = "" if inventory.problem is None or not inventory.problem.remedy else f": {inventory.problem.remedy}"
         return Preflight((f"{missing}{remedy}",))

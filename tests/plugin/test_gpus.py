@@ -105,3 +105,41 @@ def test_one_process_measures_one_gpu(gpus):
     assert gpus.files == []
     listed = [line for line in run(gpus, "--bench-inprocess", "--collect-only", "-q").outlines if "::" in line]
     assert listed == ["bench_a.py::bench_sleep"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
+        ("init_driver_library_mismatch", "version mismatch (NVML error 18)"),
+        ("init_library_not_found", "Shared Library Not Found (NVML error 12)"),
+        ("init_driver_not_loaded", "Driver Not Loaded (NVML error 9)"),
+        ("init_blocked_by_os", "blocked by the operating system (NVML error 17)"),
+        ("init_unknown", "Unknown Error (NVML error 999)"),
+    ],
+)
+def test_energy_is_missing_for_the_reason_that_nvml_gave(project, monkeypatch, scenario, said):
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(SCENARIO.with_name(f"{scenario}.json")))
+    # The CPU's own energy counters must not answer in the GPU's place.
+    hidden = "import pathlib\nimport joulemark.collect.rapl\njoulemark.collect.rapl.POWERCAP = pathlib.Path('none')\n"
+    needs = "import pytest\n@pytest.mark.bench(requires=('power',))\ndef bench_need(bench):\n    bench(abs, 1)\n"
+    one = "def bench_one(bench):\n    bench(abs, 1)\n"
+    project.write({"conftest.py": hidden, "bench_a.py": one, "bench_b.py": needs})
+    assert project.pytest("--bench", "--bench-quick").ret == 0
+    one, need = project.records["bench_one"], project.records["bench_need"]
+    assert one["metrics"]["host_time_s"]["value"] > 0
+    assert one["metrics"]["energy_per_item_j"]["value"] is None
+    assert said in one["notes"]["energy_per_item_j"]
+    assert said in one["notes"]["power_w"]
+    assert need["outcome"] == "unsupported"
+    assert said in need["reason"]
+
+
+def test_the_tier_of_energy_is_the_sensor_that_answers(gpus, monkeypatch):
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(SCENARIO.with_name("missing_sensors.json")))
+    gpus.write({"bench_a.py": "import time\n\ndef bench_sleep(bench):\n    bench(time.sleep, 0.002)\n"})
+    tiers = []
+    for number in range(3):
+        assert gpus.pytest("--bench", "--bench-quick", f"--bench-gpus={number}").ret == 0
+        tiers.append(gpus.lines[0]["tiers"]["energy"])
+        gpus.files[0].unlink()
+    assert tiers == ["nvml_power_integral", None, "nvml_energy_counter"]

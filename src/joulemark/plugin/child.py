@@ -21,7 +21,7 @@ from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
 from joulemark.measure.worker import FD_VARIABLE, HELLO, LineReader, send
 from joulemark.plugin.fixture import Bench, Instruments
-from joulemark.plugin.instruments import open_instruments
+from joulemark.plugin.instruments import energy_tier, open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Finding
 
@@ -104,7 +104,7 @@ class ChildLoop:
                     "facts": dict(hello.facts),
                     "no_power": hello.no_power,
                     "no_clock": hello.no_clock,
-                    "power": None if hello.power is None else hello.power.source.energy_tier,
+                    "power": energy_tier(hello.power),
                     "pid": os.getpid(),
                 }
             },

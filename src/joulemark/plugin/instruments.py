@@ -57,8 +57,22 @@ def _clock(target: Target) -> tuple[str, Timer, str]:
 def _power(target: Target) -> tuple[PowerSampler | None, str]:
     sampler = open_power(target.uuid)
     if isinstance(sampler.source, NullPowerSource):
-        return None, str(sampler.source.problem)
+        return None, "; ".join(part for part in (target.no_gpu, str(sampler.source.problem)) if part)
     return sampler, ""
+
+
+def energy_tier(power: PowerSampler | None) -> str | None:
+    """The sensor that energy will come from: not every GPU with NVML has a counter."""
+    if power is None:
+        return None
+    source = power.source
+    for read, name in ((source.read_energy_j, source.energy_tier), (source.read_power_w, source.power_tier)):
+        try:
+            read()
+        except DeviceError:  # its text is in the header and in the notes of each record
+            continue
+        return name
+    return None
 
 
 def describe_power(uuid: str | None) -> str:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -432,9 +432,7 @@ def _duration(seconds: float) -> str:
 
 def child_environment(target: Target, targets: list[Target]) -> dict[str, str]:
     """The child sees the GPU under test alone, by UUID, and the parent's list of targets."""
-    described = [
-        {"uuid": one.uuid, "slug": one.slug, "model": one.model, "name": one.name, "note": one.note} for one in targets
-    ]
+    described = [asdict(one) for one in targets]
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": target.uuid or "",

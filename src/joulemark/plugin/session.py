@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,7 +150,14 @@ class BenchSession:
             out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, doubt))
         if not self.options.isolate and len(out) > 1:
             out = self._one_of(out)
-        return out or [CPU]
+        return out or [self._cpu()]
+
+    def _cpu(self) -> Target:
+        """The CPU, with the reason why it is no GPU; none where the CPU was chosen."""
+        from joulemark.environment import why_no_gpu
+
+        assert self.inventory is not None
+        return CPU if self.options.gpus in ("cpu", "none") else replace(CPU, no_gpu=why_no_gpu(self.inventory))
 
     def _one_of(self, several: list[Target]) -> list[Target]:
         """This process sees one GPU; of another it would read the power and time the work of the first."""

@@ -40,6 +40,7 @@ class Target:
         model: the slug without them.
         name: NVML's name.
         note: why its identity is not certain; None when it is.
+        no_gpu: why it is the CPU where a GPU was wanted.
     """
 
     uuid: str | None
@@ -47,6 +48,7 @@ class Target:
     model: str
     name: str
     note: str | None = None
+    no_gpu: str | None = None
 
     @property
     def on_gpu(self) -> bool:
