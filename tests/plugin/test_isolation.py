@@ -410,3 +410,19 @@ def test_a_clock_that_is_set_changes_neither_budget_nor_duration(project):
     assert len(project.records) == 4
     assert project.end["completed"] is True
     assert 0 < project.end["wall_s"] < 100
+
+
+def test_a_sweep_that_was_killed_before_its_end_line_gets_it_on_resume(project):
+    project.write({"bench_a.py": "def bench_one(bench):\n    bench(abs, 1)\n"})
+    assert project.bench("--bench-collect=timing").ret == 0
+    file = project.files[0]
+    killed = b"".join(file.read_bytes().splitlines(keepends=True)[:-1])
+    file.write_bytes(killed)
+    assert not read_run(file).completed
+    assert project.bench("--bench-collect=timing", f"--bench-resume={file}").ret == 0
+    assert file.read_bytes().startswith(killed)
+    assert [line["kind"] for line in project.lines] == ["environment", "record", "end"]
+    assert read_run(file).completed
+    whole = file.read_bytes()
+    assert project.bench("--bench-collect=timing", f"--bench-resume={file}").ret == 0
+    assert file.read_bytes() == whole

@@ -31,6 +31,7 @@ from joulemark.store import RunWriter
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
     from joulemark.plugin.options import BenchOptions
+    from joulemark.records import Run
 
 CASE = pytest.StashKey[tuple[Case, Target]]()
 TARGETS_VARIABLE = "JOULEMARK_WORKER_TARGETS"
@@ -363,6 +364,12 @@ class Sweep:
         return record
 
     # -- the end
+
+    def go_on_with(self, run: Run) -> None:
+        """Open a resumed file to which this session had no record to add, so that it gets its end."""
+        if self._writer is None and run.environments:
+            last = list(run.environments.values())[-1]
+            self._writer = RunWriter(self.path, self.run_id, last, self.begin)
 
     def status(self, record: Record) -> str:
         """``[12/96, 2 min left] resnet50-… 1.23 ms``."""

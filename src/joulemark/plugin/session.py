@@ -413,6 +413,8 @@ class BenchSession:
             if self.sweep is None or session.config.option.collectonly:
                 return
             reason = self._why_incomplete()
+            if reason is None and self.resumed is not None and not self.resumed.completed:
+                self.sweep.go_on_with(self.resumed)  # killed between its last case and its end: nothing was left to do
             self.sweep.close(reason is None, reason, at_once=self._interrupted)
         finally:
             if self._sigterm is not None:
