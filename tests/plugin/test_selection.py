@@ -217,6 +217,12 @@ def test_a_benchmark_under_a_name_that_is_not_collected_is_named_at_the_end(proj
     result.stdout.fnmatch_lines(["joulemark: bench_a.py::measure_other takes bench but its name is not collected*"])
 
 
+def test_benchmarks_in_a_class_are_collected(project):
+    project.write({"bench_a.py": "class BenchSum:\n    def bench_one(self, bench):\n        bench(sum, [1, 2])\n"})
+    assert project.bench("--bench-collect=timing").ret == 0
+    assert [one["case"]["workload"] for one in project.records.values()] == ["bench_a.BenchSum.bench_one"]
+
+
 def test_own_name_patterns_are_respected(project):
     project.write(
         {

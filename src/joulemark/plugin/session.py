@@ -63,6 +63,7 @@ def configure(config: pytest.Config) -> None:
     _choose_paths(config)
     config.addinivalue_line("python_files", "bench_*.py")
     config.addinivalue_line("python_functions", "bench_*")
+    config.addinivalue_line("python_classes", "Bench")
 
 
 def _adapt_pytest_benchmark(config: pytest.Config, options: BenchOptions) -> None:
