@@ -426,3 +426,10 @@ def test_a_sweep_that_was_killed_before_its_end_line_gets_it_on_resume(project):
     whole = file.read_bytes()
     assert project.bench("--bench-collect=timing", f"--bench-resume={file}").ret == 0
     assert file.read_bytes() == whole
+
+
+def test_a_forked_copy_of_a_benchmark_does_not_answer_in_its_name(project):
+    forks = "import os\n\ndef bench_fork(bench):\n    bench(abs, 1)\n    os.fork()\n\n"
+    project.write({"bench_a.py": forks + "def bench_next(bench):\n    bench(abs, 2)\n"})
+    project.bench("--bench-collect=timing")
+    assert outcomes(project) == {"bench_fork": "ok", "bench_next": "ok"}

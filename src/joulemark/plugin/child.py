@@ -85,6 +85,7 @@ class ChildLoop:
         if session.config.option.collectonly:
             return None
         assert self.options.worker is not None
+        own = os.getpid()
         descriptor = os.environ.pop(FD_VARIABLE, None)
         if descriptor is None:
             self._all_of(session)
@@ -113,6 +114,8 @@ class ChildLoop:
         with self.options.worker[1].open("a", encoding="utf-8") as answers:
             while not (request := requests.get()).get("stop"):
                 reply = self._answer(by_id, request)
+                if os.getpid() != own:
+                    os._exit(1)  # a benchmark has forked and its copy came back: it must not answer too
                 answers.write(json.dumps(reply) + "\n")
                 answers.flush()
                 send(connection, {"done": request["nodeid"]})
