@@ -433,3 +433,41 @@ def test_a_forked_copy_of_a_benchmark_does_not_answer_in_its_name(project):
     project.write({"bench_a.py": forks + "def bench_next(bench):\n    bench(abs, 2)\n"})
     project.bench("--bench-collect=timing")
     assert outcomes(project) == {"bench_fork": "ok", "bench_next": "ok"}
+
+
+def test_a_case_that_another_plugin_ends_leaves_the_file_incomplete(project):
+    project.write(
+        {
+            "conftest.py": """
+import signal
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    def give_up(number, frame):
+        pytest.fail("too long, says another plugin")
+
+    if "--bench-worker" not in item.config.invocation_params.args and "slow" in item.name:
+        signal.signal(signal.SIGALRM, give_up)
+        signal.alarm(2)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+""",
+            "bench_a.py": "import time\n\ndef bench_slow(bench):\n    bench(time.sleep, 60)\n\n"
+            "def bench_next(bench):\n    bench(abs, 2)\n",
+        }
+    )
+    project.bench("--bench-collect=timing")
+    assert outcomes(project) == {"bench_next": "ok"}
+    assert project.end["completed"] is False
+    assert project.end["reason"] == "not all cases were measured"
+
+
+def test_two_parameter_sets_of_one_case_leave_the_file_incomplete(project):
+    twice = "import pytest\n\n@pytest.mark.parametrize('n', [1, 1])\ndef bench_one(bench, n):\n    bench(abs, n)\n"
+    project.write({"bench_a.py": twice})
+    assert project.bench("--bench-collect=timing").ret == pytest.ExitCode.TESTS_FAILED
+    assert len(project.lines) == 3
+    assert project.end["completed"] is False

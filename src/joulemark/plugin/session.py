@@ -432,7 +432,8 @@ class BenchSession:
             return "budget spent"
         if self._uncollected:
             return "not all files could be collected"
-        return "not all cases were measured" if self._concluded < self.sweep.total else None
+        missing = self._concluded < self.sweep.total or self.sweep.unrecorded
+        return "not all cases were measured" if missing else None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Tables, Findings, and where the records are."""
