@@ -18,7 +18,7 @@ import pytest
 
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
-from joulemark.measure.worker import Worker
+from joulemark.measure.worker import SCRATCH_PREFIX, Worker
 from joulemark.metrics import PROFILER
 from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.replay import progress_line, replay
@@ -138,6 +138,8 @@ class Sweep:
         item.user_properties.append(("outcome", record.outcome))
         item.user_properties.append(("case_id", record.case_id))
         replay(item, benchmark, record)
+        if reply.get("expected"):
+            pytest.xfail(record.reason or "")
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
 
     def _case(self, item: pytest.Function) -> tuple[Case, Target]:
@@ -225,7 +227,7 @@ class Sweep:
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
         return self._folder
 
     def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
