@@ -326,8 +326,9 @@ def _reference_rows(seen: Readings) -> list[Row]:
     if one is None:
         return []
     in_steps: tuple[float | None, float | None] = (None, None)
-    if one.counter is not None and seen.counted:
-        share, _, peak = unit_work(seen.counted[0].series, one.counter)
+    holding = next((each.series for each in seen.counted if one.counter in each.series.values), None)
+    if one.counter is not None and holding is not None:
+        share, _, peak = unit_work(holding, one.counter)
         in_steps = (share, peak)
     return [
         {
