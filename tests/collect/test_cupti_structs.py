@@ -29,7 +29,7 @@ def api_version(folder: Path) -> int:
 
 
 def program(version: int) -> str:
-    lines = [f"#include <{header}.h>" for header in HEADERS]
+    lines = ["#include <stdbool.h>", *(f"#include <{header}.h>" for header in HEADERS)]  # 13.1 forgets bool
     lines += ["#include <stdio.h>", "int main(void) {"]
     for name in STRUCTS:
         lines.append(f'printf("{name} sizeof %zu\\n", sizeof({name}));')
