@@ -40,7 +40,16 @@ _PERMISSION = frozenset({35, 40})
 _BUSY = frozenset({26, 39})
 _LACKING = frozenset({11, 27, 33, 41, 42, 43, 44, 45, 46})
 _LIBRARY = frozenset({14, 15, 36})
-_INVALID_OPERATION, _OUT_OF_MEMORY = 7, 8
+_INVALID_OPERATION = 7
+_OF_ONE_GROUP = frozenset(
+    {
+        "cuptiPmSamplingSetConfig",
+        "cuptiPmSamplingGetCounterDataSize",
+        "cuptiPmSamplingCounterDataImageInitialize",
+        "cuptiPmSamplingDecodeData",
+        "cuptiProfilerHostEvaluateToGpuValues",
+    }
+)
 _SUPPORT_LEVELS = {0: "unknown", 1: "unsupported", 2: "disabled by the system", 3: "supported", 4: "limited"}
 
 
@@ -57,12 +66,12 @@ def translate(function: str, code: int, text: str) -> DeviceError:
         return NotPermitted(what, PERMISSION_REMEDY)
     if code in _BUSY or (code == _INVALID_OPERATION and function == "cuptiPmSamplingEnable"):
         return CountersBusy(what, BUSY_REMEDY)
+    if function in _OF_ONE_GROUP:
+        return CountersUnreadable(what, "count fewer metrics in one pass, or sample at a longer interval")
     if code in _LACKING:
         return NotSupported(what)
     if code in _LIBRARY:
         return CountersUnavailable(what, "see that libcupti, libnvperf_host and the driver are of one CUDA")
-    if function == "cuptiPmSamplingDecodeData":
-        return CountersUnreadable(what, "sample at a longer interval or count fewer metrics in one pass")
     return DeviceError(what)
 
 
