@@ -2,8 +2,8 @@
 
 Names are canonical: one per quantity, whatever instrument read it (:data:`COUNTERS`). Two kinds stand side by side:
 
-- a **share** (unit ``"1"``): mean over the sample, of the peak that the unit sustains over all *elapsed* cycles of all its
-  instances, 0 … 1. ``sm_active``, ``pipe_tensor``, ``dram_throughput`` are shares.
+- a **share** (unit ``"1"``): mean over the sample, of the peak that the unit sustains over all *elapsed* cycles of all
+  its instances, 0 … 1. ``sm_active``, ``pipe_tensor``, ``dram_throughput`` are shares.
 - a **count** (any other unit): what happened inside the sample, summed over the whole GPU. Its name says what is
   counted: ``…_cycles``, ``…_instructions``, ``…_bytes``, ``…_sectors``.
 

@@ -11,7 +11,10 @@ with ``name``, ``uuid``, ``pci``, ``mig`` (list of ``{name, uuid}``), ``lost_aft
 ``power_mw``, ``power_instant_mw``, ``energy``, ``sm_clock``, ``mem_clock``, ``max_sm_clock`` (MHz), ``temp``,
 ``throttle`` (bit mask), ``limit_mw``, ``mem_total``, ``mem_used``, ``util`` (per cent). A sensor is a number,
 ``{"error": NVML error number}`` or ``{"series": [[seconds, number], …]}``, a step function of time; ``energy`` is
-``{"counter_from_power": true, "period_s": …, "start_mj": …}`` or an error.
+``{"counter_from_power": true, "period_s": …, "start_mj": …}`` or an error. ``counters`` of a GPU holds per tier, best
+first (``pm_sampling``, ``gpm``), the name of a refusal (``permission``, ``unsupported``, ``library``, ``busy``,
+``unreadable``) or ``{"rates": {counter: share, or number per second}, "passes": {name: [counters]}, "missing":
+{counter: reason}}`` (see :class:`FakeCounters`); without it, no tier works.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ from typing import Any
 from joulemark.collect.power import ConditionReading, NvmlPowerSource, PowerSampler, PowerWindow
 from joulemark.device.clocks import reason_mask
 from joulemark.errors import ConfigurationError, NotSupported
+from joulemark.fake_counters import FakeCounters, FakePmDevice, counters_from_file, fake_ladder
+
+__all__ = [
+    "FakeClock", "FakeCounters", "FakeGpu", "FakeNvml", "FakeNvmlError", "FakePmDevice", "Level", "ReplayCollector",
+    "backend_from_file", "backend_of", "counters_from_file", "fake_ladder", "simulate_window",
+]  # fmt: skip
 
 Level = float | Callable[[float], float]
 """A constant, or a function of the seconds since the GPU's ``clock`` showed ``born``."""
