@@ -126,7 +126,7 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
     fitting = round(one.budget_s / (2 * max(1, len(groups))) / max(step_s, 1e-9))
     loop = _Loop(step, timer, counting.device, max(one.min_samples, min(_MOST_STEPS, fitting)))
     for group in groups or ("",):
-        seen.off_s.append(loop.plain())
+        seen.off_s.append(loop.marked()[0])
         if counting.source is not None:
             _count_group(counting.source, group, loop, seen)
     _read_beside(counting, replace(loop, steps=max(1, math.ceil(_BESIDE_S / max(step_s, 1e-9)))), seen)
@@ -352,18 +352,21 @@ def _why(metric: str, seen: Readings, counting: Counting) -> str:
         return seen.missing.get("step_flops") or seen.missing.get("peak_flop_per_s", "nothing to divide")
     if counting.source is None:
         return counting.why or "no hardware counters here"
-    counter = _counter_of(metric)
+    counter = _counter_of(metric, seen)
     said = next((one.series.missing[counter] for one in seen.counted if counter in one.series.missing), None)
     if said is None and seen.lost:
         said = "; ".join(f"{group}: {reason}" for group, reason in seen.lost.items())
-    said = said or f"{counting.source.tier} does not count {counter}"
+    said = said or f"{counting.source.tier} does not count it"
     return f"{said} ({counting.why})" if counting.reasons and metric in (*LEVELS, *AMOUNTS) else said
 
 
-def _counter_of(metric: str) -> str:
+def _counter_of(metric: str, seen: Readings) -> str:
+    """The counter that a missing figure lacks."""
     if metric in COUNTS:
         return COUNTS[metric][0]
-    own = {"l1_hit_fraction": "l1_sectors", "dram_read_fraction": "dram_throughput", "counted_flops": _TENSOR}
+    if metric == "counted_flops" and seen.reference is not None and seen.reference.counter is not None:
+        return seen.reference.counter
+    own = {"l1_hit_fraction": "l1_sectors", "dram_read_fraction": "dram_throughput"}
     return SHARES.get(metric) or own.get(metric, metric)
 
 

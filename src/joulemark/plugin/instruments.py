@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from joulemark.collect.counters import open_counters
 from joulemark.collect.framework import device_uuid
 from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
 from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power
 from joulemark.collect.timing import HostTimer, Timer, timer_for
+from joulemark.device.nvml import FAKE_GPUS
 from joulemark.errors import DeviceError
 from joulemark.measure.counters import Counting
 from joulemark.plugin.fixture import Instruments
@@ -109,10 +112,10 @@ def open_counting(target: Target, device: str, cupti: Path | None) -> Counting:
     if target.uuid is None:
         why = f" ({target.no_gpu})" if target.no_gpu else ""
         return Counting(None, {"counters": f"a CPU has no GPU counters{why}"}, device)
-    from joulemark.collect.counters import open_counters
-
-    opened = open_counters(target.uuid, device, cupti)
-    return Counting(opened.source, dict(opened.reasons), device, opened.beside)
+    if device == "cpu" and FAKE_GPUS not in os.environ:
+        return Counting(None, {"counters": "torch sees no CUDA device"}, device)
+    ladder = open_counters(target.uuid, "cuda:0", None if cupti is None else str(cupti))
+    return Counting(ladder.source, {tier: str(error) for tier, error in ladder.refused.items()}, device)
 
 
 def counters_hello(counting: Counting | None) -> dict[str, str | None] | None:

@@ -121,7 +121,10 @@ _HELP: dict[str, tuple[str, str]] = {
         "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
     ),
     "resume": ("FILE", "go on with the sweep of this file: finished cases are not measured again"),
-    "cupti": ("PATH", "read hardware counters with this libcupti.so instead of the one that torch loads"),
+    "cupti": (
+        "PATH",
+        "read hardware counters with this libcupti, or the one in this folder, instead of torch's own",
+    ),
     "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }
 _FLAGS = {
@@ -192,10 +195,12 @@ def _cupti(config: pytest.Config) -> Path | None:
     if text is None:
         return None
     path = config.invocation_params.dir / text
+    if path.is_dir():
+        path = next(iter(sorted(path.rglob("libcupti.so.*"))), path)
     if not path.is_file():
         raise ConfigurationError(
-            f"--bench-cupti got {text!r}, which is no file",
-            "pip install --target DIR nvidia-cuda-cupti, then give DIR/nvidia/cu13/lib/libcupti.so.13",
+            f"--bench-cupti got {text!r}, where no libcupti is",
+            "pip install --target DIR nvidia-cuda-cupti, then give DIR",
         )
     if set(" :") & set(str(path)):
         raise ConfigurationError(f"--bench-cupti got {text!r}", "its path must hold no blank and no colon")

@@ -20,6 +20,9 @@ SAME_WORK = 0.03
 SAME_CLOCK = 0.05
 """How far the sampler's span of the work may be from the device's own before the two clocks are not matched."""
 
+_WORK = ("instructions", "pipe_tensor_cycles", "pipe_fma_instructions")
+"""Counts that steps of the same work have in common, however long they take."""
+
 SHARES: Mapping[str, str] = {
     "sm_active_fraction": "sm_active",
     "warps_active_fraction": "warps_active",
@@ -167,11 +170,9 @@ def _only(series: CounterSeries, chosen: npt.NDArray[np.bool_]) -> CounterSeries
 
 
 def unlike(passes: Sequence[Counted]) -> Iterator[Finding]:
-    """Say which counters, common to several passes, do not show the same work."""
-    names = dict.fromkeys(name for one in passes for name in one.series.values)
-    for name in names:
-        counts = [one for one in passes if name in one.series.values and one.series.units[name] != "1"]
-        values = [found / one.steps for one in counts if (found := one.series.total(name)) is not None]
+    """Say which count, common to several passes, does not show the same work in each."""
+    for name in _WORK:
+        values = [found / one.steps for one in passes if (found := total(one.series, name)) is not None]
         middle = median(values) if values else 0.0
         if len(values) < 2 or not middle or (max(values) - min(values)) / middle <= SAME_WORK:
             continue
