@@ -340,7 +340,10 @@ class Sweep:
             self.environment = replace(
                 found,
                 tiers={**found.tiers, "timing": clock, "energy": hello.get("power"), **asked},
-                notes={**found.notes, **{name: why for name, why in seen.items() if why}},
+                notes={
+                    **{name: why for name, why in found.notes.items() if name not in asked},
+                    **{name: why for name, why in seen.items() if why},
+                },
             )
             self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
         return self.environment

@@ -17,6 +17,8 @@ SECTOR_BYTES = 32
 """Of a sector of the L1 and L2, on every NVIDIA GPU since Maxwell."""
 SAME_WORK = 0.03
 """Relative spread of a count over passes of the same steps, beyond which they did not see the same work."""
+PHASE_TIME = "phase_time_s"
+"""Level of a row that holds how long a phase takes, by the device's clock."""
 SAME_CLOCK = 0.05
 """How far the sampler's span of the work may be from the device's own before the two clocks are not matched."""
 
@@ -134,8 +136,14 @@ def rows_of(passes: Sequence[Counted]) -> list[Row]:
         for phase, series in phases_of(one).items():
             by_phase.setdefault(phase, []).append(Counted(series, one.steps))
     for phase, members in by_phase.items():
-        rows += _rows(levels_of(members), tier, phase)
+        times = [_spent(one, phase) for one in passes if one.stretches]
+        rows += _rows({PHASE_TIME: times, **levels_of(members)}, tier, phase)
     return rows
+
+
+def _spent(one: Counted, phase: str) -> float:
+    """Time of a phase per step, on the device's clock, in s."""
+    return sum(each.end_s - each.start_s for each in one.stretches if each.phase == phase) / one.steps
 
 
 def _rows(found: Mapping[str, Sequence[float]], tier: str | None, phase: str) -> list[Row]:
