@@ -101,8 +101,8 @@ def _pm_sampling(ordinal: int, libcupti: str | None) -> CounterSource:
     from joulemark.collect.cupti_device import CuptiDevice
     from joulemark.collect.pm_sampling import PmSamplingSource
 
-    exercise = _busy_work(ordinal)
-    return PmSamplingSource(CuptiDevice(load_library(libcupti), ordinal), exercise)
+    device = CuptiDevice(load_library(libcupti), ordinal)
+    return PmSamplingSource(device, _busy_work(ordinal))
 
 
 def _gpm(uuid: str) -> CounterSource:

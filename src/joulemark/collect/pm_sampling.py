@@ -40,7 +40,7 @@ _PROOF_S = 0.02
 _MIN_SAMPLES_OF_WORK = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Metric:
     """A hardware counter, and the canonical counters that it gives.
 
@@ -78,7 +78,6 @@ METRICS: tuple[Metric, ...] = (
         "sm__pipe_tensor_cycles_active_realtime",
         {"pipe_tensor": SHARE, "pipe_tensor_cycles": SUM},
         "sm__pipe_tensor_cycles_active",
-        "sm__inst_executed_pipe_tensor",
     ),
     _sm(
         "sm__pipe_tensor_op_hmma_cycles_active_realtime",
@@ -336,7 +335,7 @@ def prove(device: PmDevice, group: Group, exercise: Callable[[], object]) -> tup
     except CountersUnreadable as error:
         anchor, rest = group.metrics[:1], group.metrics[1:]
         if len(rest) <= 1:
-            return [], dict.fromkeys(group.counters, f"does not decode ({error.what})")
+            return [], dict.fromkeys(group.counters, error.what)
         half = (len(rest) + 1) // 2
         first, reasons = prove(device, group.only([*anchor, *rest[:half]]), exercise)
         second, more = prove(device, group.only([*anchor, *rest[half:]]), exercise)
@@ -420,16 +419,20 @@ class PmSamplingSource:
         if not planned.groups:
             raise CountersUnreadable(f"CUPTI {device.library} plans no pass for {device.chip}", "use a newer CUPTI")
         proved: list[Group] = []
-        missing = dict(planned.missing)
+        spoiled: dict[str, str] = {}
         for group in planned.groups:
             decoded, reasons = prove(device, group, exercise)
             proved += decoded
-            missing |= reasons
+            spoiled |= reasons
         if not proved:
-            raise CountersUnreadable(next(iter(missing.values())), "try again in a fresh process, or a newer CUPTI")
+            said = next(iter(spoiled.values()))
+            raise CountersUnreadable(
+                f"no group of counters decodes: {said}", "try again in a fresh process, or a newer CUPTI"
+            )
         named = [replace(group, name=f"pass{number}") for number, group in enumerate(proved, 1)]
         self._groups = {group.name: group for group in named}
         given = {name for group in named for name in group.counters}
+        missing = dict(planned.missing) | {name: f"does not decode: {why}" for name, why in spoiled.items()}
         self.missing = {name: reason for name, reason in missing.items() if name not in given}
 
     @property
