@@ -10,7 +10,10 @@
     │   ├── NvmlUnavailable     NVML did not start; `cause` names why
     │   ├── NotPermitted        the driver refuses without more privilege
     │   ├── NotSupported        this GPU or driver lacks the sensor
-    │   └── GpuLost             the GPU fell off the bus or needs a reset
+    │   ├── GpuLost             the GPU fell off the bus or needs a reset
+    │   ├── CountersUnavailable the library or tool that reads hardware counters is missing, too old or mismatched
+    │   ├── CountersBusy        another profiler holds the hardware counters
+    │   └── CountersUnreadable  the counters were sampled, but gave nothing that can be believed
     └── MeasurementError
         ├── OutOfMemory         the case does not fit: a result, not a failure
         ├── CaseTimeout         the case was killed at its timeout
@@ -82,6 +85,18 @@ class NotSupported(DeviceError):
 
 class GpuLost(DeviceError):
     """The GPU fell off the bus or needs a reset."""
+
+
+class CountersUnavailable(DeviceError):
+    """The library or tool that reads hardware counters is missing, too old or mismatched."""
+
+
+class CountersBusy(DeviceError):
+    """Another profiler holds the hardware counters."""
+
+
+class CountersUnreadable(DeviceError):
+    """The counters were sampled, but gave nothing that can be believed."""
 
 
 class MeasurementError(JoulemarkError):

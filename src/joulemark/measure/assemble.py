@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from joulemark.findings import findings_of
 from joulemark.metrics import CORE, find
-from joulemark.records import Case, Conditions, Finding, Measurement, Outcome, Record, Value
+from joulemark.records import Case, Conditions, Finding, Measurement, Outcome, Record, Row, Value
 from joulemark.stats import summarize
 
 
@@ -60,6 +60,7 @@ def assemble(
         tuple(
             {name: value.value for name, value in figures.items() if value.value is not None} for figures in per_process
         ),
+        _tables(measurements),
     )
     if outcome != "ok":
         return record
@@ -98,6 +99,14 @@ def _samples(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
     for one in measurements:
         for name, values in one.samples.items():
             out.setdefault(name, []).extend(values)
+    return out
+
+
+def _tables(measurements: Sequence[Measurement]) -> dict[str, list[Row]]:
+    out: dict[str, list[Row]] = {}
+    for one in measurements:
+        for name, rows in one.tables.items():
+            out.setdefault(name, []).extend(rows)
     return out
 
 

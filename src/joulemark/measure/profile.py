@@ -11,6 +11,7 @@ from joulemark.metrics import PROFILER, find
 from joulemark.records import Finding, Json, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.trace.analyse import analyse, file_document
+from joulemark.utilization.kernel_table import tables_of
 
 TIER = "torch_profiler"
 _KEYS = {
@@ -51,6 +52,7 @@ def measurement_of(recording: Recording, trace: Path, name: str = "profiler") ->
         samples,
         _missing(values, document["notes"], "the trace holds no marked iteration"),
         (*found_in_trace, *_reconcile(document, recording)),
+        tables=tables_of(document, recording.steps, recording.plain_s, recording.profiled_s),
     )
 
 

@@ -20,9 +20,10 @@ import pytest
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
+from joulemark.measure.plan import ALONE
 from joulemark.measure.worker import FD_VARIABLE, HELLO, SCRATCH_PREFIX, LineReader, send
 from joulemark.plugin.fixture import Bench, Instruments
-from joulemark.plugin.instruments import energy_tier, open_instruments
+from joulemark.plugin.instruments import counters_hello, energy_tier, open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Finding
 
@@ -44,7 +45,9 @@ class Measuring:
         """The instruments of a target, opened once per process."""
         key = target.slug
         if key not in self._instruments:
-            self._instruments[key] = open_instruments(target, collect, baselines=not self.options.profiles)
+            alone = self.options.alone
+            wanted = tuple(one for one in collect if one not in ALONE) if alone is None else (alone,)
+            self._instruments[key] = open_instruments(target, wanted, alone is None, self.options.cupti)
         return self._instruments[key]
 
     def bench(self, item: pytest.Function, case: Any, target: Target) -> Bench:
@@ -62,7 +65,7 @@ class Measuring:
             self.options.quick,
             request.get("budget_s"),
             request.get("process", 0),
-            self.options.profiles,
+            ALONE.get(self.options.alone or ""),
             None if trace is None else Path(trace),
         )
         item.stash[BENCH] = bench
@@ -107,6 +110,7 @@ class ChildLoop:
                     "no_power": hello.no_power,
                     "no_clock": hello.no_clock,
                     "power": energy_tier(hello.power),
+                    "counters": counters_hello(hello.counting),
                     "pid": os.getpid(),
                 }
             },

@@ -75,7 +75,17 @@ def _instrument_lines(session: BenchSession) -> list[str]:
         lines.append(f"power: {describe_power(session.targets[0].uuid)}")
     else:
         lines.append("power: off (--bench-collect)")
+    if "counters" in session.options.collect:
+        lines.append(f"counters: {_counters(session)}")
     return lines
+
+
+def _counters(session: BenchSession) -> str:
+    """What will be tried: only the measuring process can tell what works."""
+    if not session.targets[0].on_gpu:
+        return "off: a CPU has no GPU counters"
+    library = f" with {session.options.cupti}" if session.options.cupti else ""
+    return f"PM sampling{library}, else NVML's GPM, in a process of their own"
 
 
 def _version(package: str) -> str | None:

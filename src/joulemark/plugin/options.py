@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulemark.errors import ConfigurationError
-from joulemark.measure.plan import INSTRUMENTS
+from joulemark.measure.plan import ALONE, INSTRUMENTS
 
 if TYPE_CHECKING:
     import pytest
@@ -26,6 +26,7 @@ class BenchOptions:
         timeout_s: of one case, in s.
         worker: (passes, answers file) in a measuring process, None in the parent.
         isolate: measure in a child process; off under a debugger.
+        cupti: a libcupti to load in place of torch's, in the process of the counters pass.
         rootdir: pytest's, where the modules of ``pkg.mod:factory`` are looked for too.
     """
 
@@ -47,14 +48,15 @@ class BenchOptions:
     strict: bool = False
     anonymize: bool = False
     keep_traces: bool = False
+    cupti: Path | None = None
     worker: tuple[str, Path] | None = None
     isolate: bool = True
     rootdir: Path | None = None
 
     @property
-    def profiles(self) -> bool:
-        """Whether this is the measuring process of the profiler pass alone."""
-        return self.worker is not None and self.worker[0] == "profiler"
+    def alone(self) -> str | None:
+        """The instrument that this measuring process is for alone; None for any other process."""
+        return self.worker[0] if self.worker is not None and self.worker[0] in ALONE else None
 
     @classmethod
     def from_pytest_config(cls, config: pytest.Config) -> BenchOptions:
@@ -86,6 +88,7 @@ class BenchOptions:
             strict=_flag(config, "strict"),
             anonymize=_flag(config, "anonymize"),
             keep_traces=_keep_traces(config),
+            cupti=_cupti(config),
             worker=None if worker is None else _worker(worker),
             isolate=not (
                 _flag(config, "inprocess") or config.getoption("usepdb", False) or config.getoption("trace", False)
@@ -106,7 +109,7 @@ _HELP: dict[str, tuple[str, str]] = {
         "auto (one GPU of each model), all, cpu, or CUDA ordinals, UUIDs or model names, comma-separated",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
-    "collect": ("NAMES", "instruments, of timing, power, profiler (the first two are on unless you choose)"),
+    "collect": ("NAMES", "instruments, of timing, power, profiler, counters (the first two are on unless you choose)"),
     "budget": (
         "SECONDS",
         "wall time of the whole sweep; cases share what is left, the last ones are left for --bench-resume",
@@ -118,6 +121,10 @@ _HELP: dict[str, tuple[str, str]] = {
         "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
     ),
     "resume": ("FILE", "go on with the sweep of this file: finished cases are not measured again"),
+    "cupti": (
+        "PATH",
+        "read hardware counters with this libcupti, or the one in this folder, instead of torch's own",
+    ),
     "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }
 _FLAGS = {
@@ -180,6 +187,24 @@ def _keep_traces(config: pytest.Config) -> bool:
             "leave one of the two out",
         )
     return keep
+
+
+def _cupti(config: pytest.Config) -> Path | None:
+    """A library that the loader takes: its variable separates names by blanks and colons."""
+    text = _text(config, "cupti")
+    if text is None:
+        return None
+    path = config.invocation_params.dir / text
+    if path.is_dir():
+        path = next(iter(sorted(path.rglob("libcupti.so.*"))), path)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"--bench-cupti got {text!r}, where no libcupti is",
+            "pip install --target DIR nvidia-cuda-cupti, then give DIR",
+        )
+    if set(" :") & set(str(path)):
+        raise ConfigurationError(f"--bench-cupti got {text!r}", "its path must hold no blank and no colon")
+    return path
 
 
 def _text(config: pytest.Config, name: str) -> str | None:

@@ -18,9 +18,11 @@ import pytest
 
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
+from joulemark.measure.plan import ALONE
 from joulemark.measure.worker import SCRATCH_PREFIX, Worker
-from joulemark.metrics import PROFILER
+from joulemark.metrics import COUNTERS, PROFILER
 from joulemark.plugin.instruments import idle_baseline
+from joulemark.plugin.own_process import OwnProcess
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
@@ -101,6 +103,7 @@ class Sweep:
         self._folder: Path | None = None
         self._worker: Worker | None = None
         self._worker_target: Target | None = None
+        self._counting = OwnProcess("counters", COUNTERS, lambda target: self._new_worker(target, "counters"))
 
     # -- running one item
 
@@ -168,14 +171,12 @@ class Sweep:
             replies.append(reply)
             if reply["outcome"] != "ok":
                 break
-        if replies[-1]["outcome"] == "ok" and "profiler" in replies[-1].get("collect", ()):
-            profiled = self._profile(item, case, target)
-            replies[-1] = {
-                **replies[-1],
-                "measurements": [*replies[-1]["measurements"], *profiled["measurements"]],
-                "findings": [*replies[-1]["findings"], *profiled["findings"]],
-                "window_utc": [replies[-1]["window_utc"][0], time.time()],
-            }
+        collect = replies[-1].get("collect", ()) if replies[-1]["outcome"] == "ok" else ()
+        if "profiler" in collect:
+            replies[-1] = _joined(replies[-1], self._profile(item, case, target))
+        if "counters" in collect:
+            counted = self._counting.measure(item.nodeid, target, self.options.timeout_s)
+            replies[-1] = _joined(replies[-1], counted)
         joined = dict(replies[-1])
         joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
         joined["findings"] = [one for reply in replies for one in reply["findings"]]
@@ -215,14 +216,23 @@ class Sweep:
             if target.uuid is not None and "power" in self.options.collect and not self.idle:
                 self.idle = idle_baseline(target.uuid)
             self._worker_target = target
-            self._worker = Worker(
-                child_arguments(self.config),
-                ",".join(one for one in self.options.collect if one != "profiler") or "timing",
-                Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
-                child_environment(target, self.targets),
-                self.config.invocation_params.dir,
-            )
+            passes = ",".join(one for one in self.options.collect if one not in ALONE) or "timing"
+            self._worker = self._new_worker(target, passes)
         return self._worker
+
+    def _new_worker(self, target: Target, passes: str) -> Worker:
+        environment = child_environment(target, self.targets)
+        if passes == "counters" and self.options.cupti is not None:
+            # Loaded with the process, before any conftest can import torch, whose own would be the one in use.
+            preloaded = (str(self.options.cupti), os.environ.get("LD_PRELOAD"))
+            environment["LD_PRELOAD"] = ":".join(one for one in preloaded if one)
+        return Worker(
+            child_arguments(self.config),
+            passes,
+            Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
+            environment,
+            self.config.invocation_params.dir,
+        )
 
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
@@ -241,13 +251,7 @@ class Sweep:
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = Worker(
-            child_arguments(self.config),
-            "profiler",
-            Path(tempfile.mkdtemp(dir=self._scratch())),
-            child_environment(target, self.targets),
-            self.config.invocation_params.dir,
-        )
+        worker = self._new_worker(target, "profiler")
         trace = self.path.parent / f"{self.path.stem}-traces" / f"{case.case_id}.json.gz"
         kept = str(trace.resolve()) if self.options.keep_traces else None
         try:
@@ -332,11 +336,16 @@ class Sweep:
                 options=[str(one) for one in self.config.invocation_params.args],
             )
             clock = "host_clock" if hello.get("no_clock") or not self.targets[0].on_gpu else "cuda_events"
-            seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
+            counters = self._counting.hello.get("counters") or {}
+            seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock"), "counters": counters.get("why")}
+            asked = {"counters": counters.get("tier")} if "counters" in self.options.collect else {}
             self.environment = replace(
                 found,
-                tiers={**found.tiers, "timing": clock, "energy": hello.get("power")},
-                notes={**found.notes, **{name: why for name, why in seen.items() if why}},
+                tiers={**found.tiers, "timing": clock, "energy": hello.get("power"), **asked},
+                notes={
+                    **{name: why for name, why in found.notes.items() if name not in asked},
+                    **{name: why for name, why in seen.items() if why},
+                },
             )
             self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
         return self.environment
@@ -398,11 +407,11 @@ class Sweep:
         """
         self.completed = completed
         try:
-            if self._worker is not None:
-                if at_once:
-                    self._worker.kill()
-                else:
-                    self._worker.close()
+            for one in (self._worker, self._counting):
+                if one is not None and at_once:
+                    one.kill()
+                elif one is not None:
+                    one.close()
         finally:  # an interrupt while fixtures are torn down costs neither the file's mark nor the folder
             self._finish(completed, reason)
 
@@ -432,6 +441,16 @@ def _retried(first: str | None) -> Finding:
 def _reply(outcome: str, reason: str) -> dict[str, Any]:
     now = time.time()
     return {"outcome": outcome, "reason": reason, "measurements": [], "findings": [], "window_utc": [now, now]}
+
+
+def _joined(reply: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A case's reply with what a process of its own has added to it."""
+    return {
+        **reply,
+        "measurements": [*reply["measurements"], *other["measurements"]],
+        "findings": [*reply["findings"], *other["findings"]],
+        "window_utc": [reply["window_utc"][0], time.time()],
+    }
 
 
 def _next_nodeid(item: pytest.Item) -> str | None:
