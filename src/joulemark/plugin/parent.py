@@ -19,8 +19,9 @@ import pytest
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
 from joulemark.measure.worker import Worker
-from joulemark.metrics import PROFILER
 from joulemark.plugin.instruments import idle_baseline
+from joulemark.plugin.profiling import PASS as PROFILING
+from joulemark.plugin.profiling import ProfilingProcess
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
@@ -101,6 +102,7 @@ class Sweep:
         self._folder: Path | None = None
         self._worker: Worker | None = None
         self._worker_target: Target | None = None
+        self._profiling = ProfilingProcess(lambda target: self._new_worker(target, PROFILING))
 
     # -- running one item
 
@@ -213,14 +215,18 @@ class Sweep:
             if target.uuid is not None and "power" in self.options.collect and not self.idle:
                 self.idle = idle_baseline(target.uuid)
             self._worker_target = target
-            self._worker = Worker(
-                child_arguments(self.config),
-                ",".join(one for one in self.options.collect if one != "profiler") or "timing",
-                Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
-                child_environment(target, self.targets),
-                self.config.invocation_params.dir,
-            )
+            passes = ",".join(one for one in self.options.collect if one != "profiler") or "timing"
+            self._worker = self._new_worker(target, passes)
         return self._worker
+
+    def _new_worker(self, target: Target, passes: str) -> Worker:
+        return Worker(
+            child_arguments(self.config),
+            passes,
+            Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
+            child_environment(target, self.targets),
+            self.config.invocation_params.dir,
+        )
 
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
@@ -238,26 +244,10 @@ class Sweep:
         return frozenset(out)
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
-        """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = Worker(
-            child_arguments(self.config),
-            "profiler",
-            Path(tempfile.mkdtemp(dir=self._scratch())),
-            child_environment(target, self.targets),
-            self.config.invocation_params.dir,
-        )
+        """The profiler pass in its own process."""
         trace = self.path.parent / f"{self.path.stem}-traces" / f"{case.case_id}.json.gz"
-        kept = str(trace.resolve()) if self.options.keep_traces else None
-        try:
-            reply = worker.ask(item.nodeid, None, self.options.timeout_s, trace=kept)
-        except (CaseTimeout, WorkerDied) as error:
-            reply = _reply("failed", error.what if isinstance(error, CaseTimeout) else str(error))
-        finally:
-            worker.close()
-        if not reply["measurements"]:  # what was measured before a later failure of the item stands
-            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
-        return dict(reply)
+        kept = trace.resolve() if self.options.keep_traces else None
+        return self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
 
     def _restart(self) -> None:
         if self._worker is not None:
@@ -396,11 +386,11 @@ class Sweep:
         """
         self.completed = completed
         try:
-            if self._worker is not None:
-                if at_once:
-                    self._worker.kill()
-                else:
-                    self._worker.close()
+            for one in (self._worker, self._profiling):
+                if one is not None and at_once:
+                    one.kill()
+                elif one is not None:
+                    one.close()
         finally:  # an interrupt while fixtures are torn down costs neither the file's mark nor the folder
             self._finish(completed, reason)
 
