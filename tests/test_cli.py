@@ -66,7 +66,7 @@ def test_the_schemas_are_schemas(name):
     jsonschema.Draft202012Validator.check_schema(json.loads((SCHEMAS / name).read_text()))
 
 
-@pytest.mark.parametrize("command", [[], ["env"], ["report"], ["compare"], ["trace"]])
+@pytest.mark.parametrize("command", [[], ["env"], ["report"], ["compare"], ["trace"], ["tandem"]])
 def test_help_teaches_by_example(capsys, command):
     code, out, err = run(capsys, *command, "--help")
     assert (code, err) == (0, "")

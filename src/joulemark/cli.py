@@ -31,6 +31,7 @@ examples:
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
+  joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?
 """
 
 
@@ -123,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
             _add_counters,
             _counters,
         ),
+        (
+            "tandem",
+            "device time against the host's issue time over batch sizes, and where they cross",
+            "joulemark tandem results/nvidia-h200/ --out tandem.json --plot tandem.svg",
+            _add_tandem,
+            _tandem,
+        ),
     ):
         command = commands.add_parser(
             name,
@@ -182,6 +190,20 @@ def _add_counters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/counters.schema.json)")
     parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
     parser.epilog = f"{parser.epilog}\n\nexit codes: 0 all read, 2 unreadable or no permission, 3 a file is damaged"
+
+
+def _add_tandem(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULT", help="a sweep with the profiler pass, or a folder of them"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/tandem.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--out", type=Path, metavar="F", help="write to F (.json or .md) instead of the terminal")
+    parser.add_argument("--plot", type=Path, metavar="F", help="draw into F (.svg, .png or .pdf; needs matplotlib)")
+    parser.epilog = (
+        f"{parser.epilog}\n\nexit codes: 0 read, 2 unreadable or nothing to show, "
+        "3 a profile lost records: its launches and kernels do not agree"
+    )
 
 
 def _fraction(text: str) -> float:
@@ -270,6 +292,31 @@ def _counters(args: argparse.Namespace) -> int:
         if entry["error"]:
             _say(f"error: {entry['error']}")
     return utilization.exit_code(document)
+
+
+def _tandem(args: argparse.Namespace) -> int:
+    from joulemark import tandem
+    from joulemark.report import foreign, output, tandem_plot, tandem_view
+
+    if args.out is not None:
+        output.check_document_path(args.out, tandem.SCHEMA, "tandem document")
+    if args.plot is not None:
+        tandem_plot.check_path(args.plot)
+    runs, unusable = foreign.read_results(args.results)
+    for line in unusable:
+        _say(f"left out: {line}")
+    document = tandem.tandem_document(runs)
+    if args.plot is not None:
+        tandem_plot.draw(document, args.plot)
+        _say(f"wrote {args.plot}")
+    if args.out is not None:
+        output.write_text(tandem_view.text_for(document, args.out), args.out)
+        _say(f"wrote {args.out}")
+    elif args.json or args.format == "json":
+        _print_json(document)
+    else:
+        sys.stdout.write(tandem_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    return tandem.exit_code(document)
 
 
 def _env(args: argparse.Namespace) -> int:
