@@ -14,15 +14,10 @@ def torch():
     return pytest.importorskip("torch", exc_type=ImportError)
 
 
-@pytest.fixture
-def compute(bench, torch):
+def _product(torch, device):
     """A short step that reads its input on the device."""
-    weights = torch.randn(_SIZE, _SIZE, device=bench.device)
-
-    def run(rows):
-        return rows.view(-1, _SIZE)[:_SIZE] @ weights
-
-    return run
+    weights = torch.randn(_SIZE, _SIZE, device=device)
+    return lambda rows: rows.view(-1, _SIZE)[:_SIZE] @ weights
 
 
 class SlowSamples:
@@ -40,20 +35,22 @@ class SlowSamples:
 
 
 @pytest.mark.parametrize("sleep_ms", [20])
-def bench_slow_loader(bench, profiler, torch, compute, sleep_ms):
+def bench_slow_loader(bench, profiler, torch, sleep_ms):
     """A DataLoader in the step's own process that sleeps for every batch; the batch is page-locked already."""
     rows = torch.randn(_SIZE, _SIZE)
     rows = rows.pin_memory() if bench.device != "cpu" else rows
     loader = torch.utils.data.DataLoader(SlowSamples(rows, sleep_ms * 1e-3), batch_size=None)
     batches = iter(loader)
+    compute = _product(torch, bench.device)
     bench.step(lambda: compute(next(batches).to(bench.device, non_blocking=True)))
 
 
 @pytest.mark.parametrize("mib", [256])
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
-def bench_host_input(bench, profiler, torch, compute, memory, mib):
+def bench_host_input(bench, profiler, torch, memory, mib):
     """A step whose input is copied from host memory before it."""
     rows = _host_rows(torch, bench.device, memory, mib)
+    compute = _product(torch, bench.device)
     bench.step(lambda: compute(rows.to(bench.device, non_blocking=True)))
 
 

@@ -22,6 +22,7 @@ from joulemark.cli import (
     counters,
     env,
     report,
+    tandem,
     trace,
 )
 from joulemark.cli.console import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_WRONG, say
@@ -33,6 +34,7 @@ COMMANDS = (
     compare,
     trace,
     counters,
+    tandem,
 )
 """The modules of the commands, in the order of ``joulemark --help``."""
 
@@ -45,6 +47,7 @@ examples:
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
+  joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?
 """
 
 
