@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from joulemark.errors import ConfigurationError, DeviceError, GpuLeased
+from joulemark.records import Json
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
@@ -111,10 +112,14 @@ class Leases:
     token: str
     _locks: dict[str, FileLock] = field(default_factory=dict, repr=False)
 
+    def described(self, uuid: str) -> dict[str, Json]:
+        """What another process must know to share the lease of a GPU."""
+        keys = next((claim.keys for claim in self.claims if claim.uuid == uuid), ())
+        return {"folder": str(self.folder), "keys": list(keys), "token": self.token}
+
     def pass_on(self, uuid: str) -> dict[str, str]:
         """Environment of a measuring process for one of the GPUs: see :func:`join_lease`."""
-        keys = next((claim.keys for claim in self.claims if claim.uuid == uuid), ())
-        return {JOIN_VARIABLE: json.dumps({"folder": str(self.folder), "keys": keys, "token": self.token})}
+        return {JOIN_VARIABLE: json.dumps(self.described(uuid))}
 
     def close(self) -> None:
         """Give the GPUs free; call it when no process of the session uses them any more."""
