@@ -10,7 +10,6 @@ from joulemark.errors import UnreadableInput
 from joulemark.metrics import PROFILER, find
 from joulemark.records import Finding, Json, Measurement, Value
 from joulemark.stats import summarize
-from joulemark.trace.analyse import analyse, file_document
 
 TIER = "torch_profiler"
 _KEYS = {
@@ -32,6 +31,8 @@ def measurement_of(recording: Recording, trace: Path, name: str = "profiler") ->
     Args:
         trace: the file that the recording wrote.
     """
+    from joulemark.trace.analyse import analyse, file_document  # every measuring process would pay for the import
+
     distortion = {"profiler_distortion": Value(recording.distortion, "1", n=1, tier="host_clock")}
     try:
         document = file_document(analyse(trace))

@@ -74,10 +74,10 @@ def _instrument_lines(session: BenchSession) -> list[str]:
     lines = [f"timing: {clock}" + ("" if torch or on_gpu else " (torch is not installed)")]
     if "power" in session.options.collect:
         said = {target.uuid: describe_power(target.uuid) for target in targets_of(session)}
-        alike = len(set(said.values())) == 1
-        lines += (
-            [f"power: {next(iter(said.values()))}"] if alike else [f"power of {u}: {one}" for u, one in said.items()]
-        )
+        if len(set(said.values())) == 1:
+            lines.append(f"power: {next(iter(said.values()))}")
+        else:
+            lines += [f"power of {uuid}: {words}" for uuid, words in said.items()]
     else:
         lines.append("power: off (--bench-collect)")
     return lines
@@ -97,13 +97,14 @@ def _sharing_lines(session: BenchSession) -> list[str]:
         lines.append(f"{workers} worker{'s' if workers > 1 else ''}, one per GPU, the longest cases first{budget}")
         lines.append("pytest-benchmark: off under -n; the records hold the samples")
     if any(one.on_gpu for one in session.targets):
-        how = (
-            "off (--bench-lease)"
-            if options.lease_s is None
-            else f"wait up to {options.lease_s:g} s for another session"
-        )
-        lines.append("lease: " + ("refuse where another session measures" if options.lease_s == 0 else how))
+        lines.append(f"lease: {_how_leased(options.lease_s)}")
     return lines
+
+
+def _how_leased(limit_s: float | None) -> str:
+    if limit_s is None:
+        return "off (--bench-lease)"
+    return f"wait up to {limit_s:g} s for another session" if limit_s else "refuse where another session measures"
 
 
 def _version(package: str) -> str | None:

@@ -26,7 +26,6 @@ from joulemark.plugin.replay import replay
 from joulemark.plugin.schedule import Planned
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Finding, Measurement, Outcome, Record
-from joulemark.report.escape import printable
 from joulemark.stats import union_length
 
 if TYPE_CHECKING:
@@ -351,6 +350,8 @@ class Sweep:
         if record.outcome == "unsupported":
             pytest.skip(record.reason or "unsupported")
         if record.outcome == "failed":
+            from joulemark.report.escape import printable
+
             text = "\n".join(part for part in (record.reason, longrepr, output) if part)
             # The child's words may hold anything: what would steer the terminal is spelt out.
             pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
