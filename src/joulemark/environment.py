@@ -171,12 +171,15 @@ def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str | None]:
     return found
 
 
-def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str | None], dict[str, str]]:
+def tiers_of(
+    inventory: Inventory, backend: Any = None, uuid: str | None = None
+) -> tuple[dict[str, str | None], dict[str, str]]:
     """Which instrument gives times, energy and counters here, and why a better one does not.
 
     Args:
         inventory: of :func:`joulemark.device.gpu.probe_gpus`.
         backend: a stand-in for pynvml.
+        uuid: of the GPU that is measured; the first visible one by default.
 
     Returns:
         instrument → tier or None, and instrument → what is off, why, and what would help.
@@ -191,7 +194,7 @@ def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str |
     else:
         notes["timing"] = f"no device clock: {missing}"
     if missing is None:
-        tiers["energy"], why = gpu_energy_tier(inventory.visible[0].gpu.uuid, backend)
+        tiers["energy"], why = gpu_energy_tier(uuid or inventory.visible[0].gpu.uuid, backend)
     else:
         why = _cpu_energy_problem()
         tiers["energy"] = None if why else "rapl"
