@@ -115,7 +115,7 @@ class BenchSession:
         self.inventory: Inventory | None = None
         self._interrupted = False
         self._uncollected = False
-        self._concluded = 0
+        self.concluded = 0
         self._late = 0
         self._error: BaseException | None = None
         self._signals: dict[int, Any] = {}
@@ -441,8 +441,8 @@ class BenchSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Progress is a line per case, not a dot."""
-        if self.is_child or report.when != "call" or hasattr(report, "wasxfail"):
+        """Progress is a line per case, not a dot; xdist reports a worker's death as a phase of its own."""
+        if self.is_child or report.when in ("setup", "teardown") or hasattr(report, "wasxfail"):
             return None
         outcome = str(dict(report.user_properties).get("outcome", report.outcome))
         category = report.outcome if not report.passed or outcome == "ok" else outcome
@@ -463,7 +463,7 @@ class BenchSession:
 
     def pytest_runtest_logfinish(self) -> None:
         """Count the items that came to an end, skipped ones too."""
-        self._concluded += 1
+        self.concluded += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported leaves the sweep incomplete."""
@@ -510,7 +510,7 @@ class BenchSession:
             return "budget spent"
         if self._uncollected:
             return "not all files could be collected"
-        missing = self._concluded < journal.total or of.unrecorded
+        missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
