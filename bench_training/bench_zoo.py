@@ -1,6 +1,6 @@
-"""Step time, throughput, memory, power and energy of training over models and batch sizes; and how much of the GPU works.
+"""Step time, throughput, memory, power and energy of training over models and batch sizes.
 
-The utilization at every level, its plateaus and the waterfall need more instruments:
+How much of the GPU works, where a bigger batch stops helping and the waterfall need more instruments:
 ``pytest --bench bench_training --bench-collect timing,profiler,counters``, then ``joulemark utilization FILE``.
 """
 

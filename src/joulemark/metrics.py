@@ -162,8 +162,8 @@ for _metric in (
     Metric("l1_bytes", "B", "neither", "L1 bytes", "bytes that the L1 looked up in a step (sectors of 32 B)"),
     Metric("shared_wavefronts", "1", "neither", "shared", "wavefronts of shared memory in a step"),
     Metric("l2_bytes", "B", "neither", "L2 bytes", "bytes of the L2's sector accesses in a step"),
-    Metric("dram_read_bytes", "B", "neither", "DRAM read", "bytes read from DRAM in a step"),
-    Metric("dram_write_bytes", "B", "neither", "DRAM written", "bytes written to DRAM in a step"),
+    Metric("dram_read_bytes", "B", "neither", "DRAM bytes read", "bytes read from DRAM in a step"),
+    Metric("dram_write_bytes", "B", "neither", "DRAM bytes written", "bytes written to DRAM in a step"),
     Metric("pcie_rx_bytes", "B", "neither", "PCIe in", "bytes that the GPU received over PCIe in a step"),
     Metric("pcie_tx_bytes", "B", "neither", "PCIe out", "bytes that the GPU sent over PCIe in a step"),
     Metric(

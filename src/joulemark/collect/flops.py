@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from joulemark.collect.timing import first_line
 from joulemark.errors import Unsupported
 
 _PEAK_SIZE = {"cuda": 8192, "cpu": 512}
 """Edge of the square product: large enough that its edges and its launch cost nothing."""
+_ITS_OWN = (AssertionError, AttributeError, KeyError, NotImplementedError, TypeError, ValueError)
+"""What its formulas raise on operators that they do not know; errors of the device pass through."""
 _WARM_S, _TIMED_S = 0.15, 0.15
 
 
@@ -24,12 +27,17 @@ def count_flops(run: Callable[[], object]) -> int:
     Raises:
         Unsupported: torch is not loaded, so the step does not run in it; or its operators are hidden from the counter.
     """
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         raise Unsupported("the step does not use torch, so its flop counter sees nothing")
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter:
-        run()
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            run()
+    except _ITS_OWN as error:
+        what = f"torch's flop counter does not take this step ({type(error).__name__}: {first_line(error)})"
+        raise Unsupported(what) from error
     found = int(counter.get_total_flops())
     if not found:
         raise Unsupported(

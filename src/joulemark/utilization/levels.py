@@ -123,8 +123,14 @@ def levels_of(passes: Sequence[Counted]) -> dict[str, list[float]]:
         for name in AMOUNTS:
             value = amount(one.series, name)
             if value is not None:
-                out.setdefault(name, []).append(value / one.steps)
+                out.setdefault(name, []).append(value * _coverage(one.series) / one.steps)
     return out
+
+
+def _coverage(series: CounterSeries) -> float:
+    """The whole run over what its samples cover: GPM's last sample ends before the work does, a count is scaled up."""
+    run, covered = series.source.get("run_s"), float(series.duration_s.sum())
+    return float(run) / covered if series.tier == "gpm" and run and covered else 1.0
 
 
 def rows_of(passes: Sequence[Counted]) -> list[Row]:
