@@ -9,9 +9,13 @@ import jsonschema
 import pytest
 
 from joulemark.store import read_run
+from joulemark.tandem import tandem_document
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted((ROOT / "results").glob("nvidia-*/sweep-*.jsonl"))
+
+
+TANDEMS = sorted((ROOT / "results").glob("nvidia-*/tandem.json"))
 
 
 def test_there_are_runs_on_real_gpus():
@@ -38,3 +42,13 @@ def test_a_committed_run_is_complete_and_real(path):
     assert not facts["simulated"]
     uuids = {gpu["uuid"] for gpu in facts["gpus"]}
     assert {record.gpu_uuid for record in run.records} <= uuids
+
+
+@pytest.mark.parametrize("path", TANDEMS, ids=lambda path: path.parent.name)
+def test_a_committed_tandem_is_valid_and_made_of_committed_runs(path):
+    """Its figures are those that the committed sweeps give today."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "schema" / "tandem.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    runs = [read_run(path.parent / one["file"]) for one in document["runs"]]
+    assert tandem_document(runs) == document

@@ -115,13 +115,37 @@ for _metric in (
     Metric(
         "gpu_busy_fraction", "1", "neither", "GPU busy", "share of a profiled step in which anything ran on the GPU"
     ),
+    Metric("gpu_busy_s", "s", "lower", "busy", "time of a profiled step in which anything ran on the GPU"),
+    Metric("copy_only_s", "s", "lower", "copy only", "part of it in which data moved and no kernel ran"),
     Metric("exposed_overhead_s", "s", "lower", "exposed", "time of a profiled step in which nothing ran on the GPU"),
+    Metric(
+        "exposed_overhead_unprofiled_s",
+        "s",
+        "lower",
+        "exposed unpr.",
+        "unprofiled step time minus the busy time of a profiled step",
+    ),
     Metric(
         "host_issue_s",
         "s",
         "lower",
         "host issue",
         "time that the host needs to issue a profiled step, waiting for the device left out",
+    ),
+    Metric(
+        "host_issue_unprofiled_s",
+        "s",
+        "lower",
+        "issue unpr.",
+        "time in which the host issues a lone unprofiled step: from the call until it returns, the device idle before",
+    ),
+    Metric("operators_per_step", "1", "neither", "operators", "outermost operators that issue work in a profiled step"),
+    Metric(
+        "host_issue_per_operator_s",
+        "s",
+        "lower",
+        "issue/operator",
+        "median over the operators of a profiled step of the time in which the host is in one of them",
     ),
     Metric("hidden_ratio", "1", "higher", "hidden", "1 minus exposed overhead over host issue time; may be negative"),
     Metric("kernels_per_step", "1", "neither", "kernels", "kernels in a profiled step"),
@@ -209,8 +233,12 @@ CORE = (
 
 PROFILER = (
     "gpu_busy_fraction",
+    "gpu_busy_s",
+    "copy_only_s",
     "exposed_overhead_s",
     "host_issue_s",
+    "operators_per_step",
+    "host_issue_per_operator_s",
     "hidden_ratio",
     "kernels_per_step",
     "launches_per_step",

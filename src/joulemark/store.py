@@ -46,6 +46,22 @@ def new_path(results_dir: Path, gpu_slug: str, started_utc: float, run_id: str) 
     return results_dir / folder / f"sweep-{stamp}-{run_id[:6]}.jsonl"
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a result file that could not be written, before anything is measured for it.
+
+    Raises:
+        ConfigurationError: its folder, or the one in which that would be made, is no folder or may not be written.
+    """
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigurationError(f"results cannot be stored in {path.parent}: {folder} is no folder", "choose another")
+    target = path if path.exists() else folder
+    if not os.access(target, os.W_OK):
+        raise ConfigurationError(f"results cannot be stored: {target} may not be written", "choose another folder")
+
+
 def git_commit(cwd: Path) -> dict[str, Json] | None:
     """The commit that ``cwd`` stands on, ``{"hash": …, "dirty": …}``; None without git, repository or commit.
 

@@ -47,7 +47,9 @@ class ScriptedTimer(HostTimer):
             setup()
         run()
         now = time.perf_counter()
-        return LoneSamples([0.003] * 9, [0.002] * 9, self.side_streams, now - 0.027, now, "precision reached")
+        return LoneSamples(
+            [0.003] * 9, [0.002] * 9, self.side_streams, now - 0.027, now, "precision reached", [0.0004] * 9
+        )
 
     def steady(self, run, stop, step_s):
         self.log.append("steady")
@@ -92,6 +94,8 @@ def test_every_pass_gives_its_figures():
     assert values["peak_memory_bytes"].value == 5_000_000
     assert values["warmup_s"].value > 0.5
     assert samples["host_time_s"] == [0.003] * 9
+    assert samples["host_issue_unprofiled_s"] == [0.0004] * 9
+    assert values["host_issue_unprofiled_s"].value == 0.0004
     assert "flush" in timer.log
     for one in measured:
         ((start, end),) = one.windows_utc

@@ -95,6 +95,18 @@ def test_cells_are_series_with_rising_batches_of_the_phases_that_a_model_has():
     assert len({case.case_id for case in found}) == len(found)
 
 
+def test_batch_sizes_may_differ_by_model():
+    marker = SweepMarker.read(
+        [pytest.mark.bench(models=("lenet5", "resnet18"), batch_sizes={"lenet5": (4096, 1), "*": (2,)}).mark]
+    )
+    found = [(case.workload, case.batch_size) for case, _ in cells("bench_x", marker, BenchOptions(), [GPU], {})]
+    assert found == [("lenet5", 1), ("lenet5", 4096), ("resnet18", 2)]
+    asked = cells("bench_x", marker, BenchOptions(models=("vgg16", "lenet5"), batch_sizes=(8,)), [GPU], {})
+    assert [case.batch_size for case, _ in asked] == [8, 8]
+    with pytest.raises(ConfigurationError, match="no batch_sizes for 'resnet18'"):
+        cells("bench_x", SweepMarker(("resnet18",), batch_sizes={"lenet5": (1,)}), BenchOptions(), [GPU], {})
+
+
 def test_options_win_over_the_marker():
     asked = BenchOptions(models=("resnet18",), batch_sizes=(2,), dtypes=("fp16",), modes=("graph",), inputs=("pinned",))
     ((case, target),) = cells("bench_x", SweepMarker(("lenet5",)), asked, [GPU], {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ class LoneSamples:
         side_streams: work outside the current stream was seen; ``device_s`` then ends at the device-wide fence.
         start, end: first and last edge on ``time.perf_counter``.
         stopped: why the loop ended.
+        issue_s: from the call until it returns, per iteration: what the host needs to issue the step where the
+            queue of launches is empty before and does not fill (about a thousand); empty where a call that returns
+            has done its work.
     """
 
     host_s: list[float]
@@ -37,6 +40,7 @@ class LoneSamples:
     start: float
     end: float
     stopped: str
+    issue_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class CudaTimer:
         clock, fence = time.perf_counter, self.synchronize
         opened, closed, fenced = self._events(3)
         host: list[float] = []
+        issue: list[float] = []
         near: list[float] = []
         far: list[float] = []
         tails: list[float] = []
@@ -187,8 +192,10 @@ class CudaTimer:
             fence()
             begin = clock()
             opened.record()
+            called = clock()
             for _ in range(iterations):
                 run()
+            issue.append((clock() - called) / iterations)
             closed.record()
             closed.synchronize()
             stream_end = clock()
@@ -202,7 +209,8 @@ class CudaTimer:
             tails.append(end - stream_end)
             reason = stop(host)
         self.side_streams = median(tails) > max(_SIDE_STREAM_TAIL_S, 4 * idle_fence, 0.05 * median(host) * iterations)
-        return LoneSamples(host, far if self.side_streams else near, self.side_streams, first, clock(), reason)
+        device = far if self.side_streams else near
+        return LoneSamples(host, device, self.side_streams, first, clock(), reason, issue)
 
     def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples:
         """Time steps issued back to back: CUDA events between them, the queue never drained on purpose.

@@ -199,6 +199,9 @@ class Runner:
             samples["lone_device_time_s"] = lone.device_s
         else:
             missing["device_time_s"] = "no CUDA device clock: the step ran on the host"
+        if lone.issue_s:
+            samples["host_issue_unprofiled_s"] = lone.issue_s
+            values["host_issue_unprofiled_s"] = value_of(lone.issue_s, "host_issue_unprofiled_s", "host_clock")
         # Where steps cannot follow each other unfenced, the lone ones give the device time.
         alone = job.lone_only or step.setup is not None or lone.side_streams
         if alone and lone.device_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,8 +182,8 @@ class Bench:
         if not callable(function) and not isinstance(function, Step):
             raise ConfigurationError(f"bench.step got {function!r}", "give it a function without arguments, or a Step")
         step = function if isinstance(function, Step) else Step(function)
-        if items is not None and items < 1:
-            raise ConfigurationError(f"bench.step got items={items}", "a step processes at least one item")
+        if items is not None and (not isinstance(items, Integral) or items < 1):
+            raise ConfigurationError(f"bench.step got items={items!r}", "a step processes a whole number of items")
         step = replace(step, items=items or step.items, setup=setup or step.setup, unit=unit or step.unit)
         self._measure(step)
         return self.record()

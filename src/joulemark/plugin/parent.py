@@ -19,10 +19,12 @@ import pytest
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
 from joulemark.measure.plan import ALONE
-from joulemark.measure.worker import Worker
-from joulemark.metrics import COUNTERS, PROFILER
+from joulemark.measure.worker import SCRATCH_PREFIX, Worker
+from joulemark.metrics import COUNTERS
 from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.own_process import OwnProcess
+from joulemark.plugin.profiling import PASS as PROFILING
+from joulemark.plugin.profiling import ProfilingProcess
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
@@ -104,6 +106,7 @@ class Sweep:
         self._worker: Worker | None = None
         self._worker_target: Target | None = None
         self._counting = OwnProcess("counters", COUNTERS, lambda target: self._new_worker(target, "counters"))
+        self._profiling = ProfilingProcess(lambda target: self._new_worker(target, PROFILING))
 
     # -- running one item
 
@@ -141,6 +144,8 @@ class Sweep:
         item.user_properties.append(("outcome", record.outcome))
         item.user_properties.append(("case_id", record.case_id))
         replay(item, benchmark, record)
+        if reply.get("expected"):
+            pytest.xfail(record.reason or "")
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
 
     def _case(self, item: pytest.Function) -> tuple[Case, Target]:
@@ -235,7 +240,7 @@ class Sweep:
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
         return self._folder
 
     def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
@@ -248,20 +253,10 @@ class Sweep:
         return frozenset(out)
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
-        """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = self._new_worker(target, "profiler")
+        """The profiler pass in its own process."""
         trace = self.path.parent / f"{self.path.stem}-traces" / f"{case.case_id}.json.gz"
-        kept = str(trace.resolve()) if self.options.keep_traces else None
-        try:
-            reply = worker.ask(item.nodeid, None, self.options.timeout_s, trace=kept)
-        except (CaseTimeout, WorkerDied) as error:
-            reply = _reply("failed", error.what if isinstance(error, CaseTimeout) else str(error))
-        finally:
-            worker.close()
-        if not reply["measurements"]:  # what was measured before a later failure of the item stands
-            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
-        return dict(reply)
+        kept = trace.resolve() if self.options.keep_traces else None
+        return self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
 
     def _restart(self) -> None:
         if self._worker is not None:
@@ -405,7 +400,7 @@ class Sweep:
         """
         self.completed = completed
         try:
-            for one in (self._worker, self._counting):
+            for one in (self._worker, self._profiling, self._counting):
                 if one is not None and at_once:
                     one.kill()
                 elif one is not None:

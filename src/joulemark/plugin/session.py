@@ -120,7 +120,7 @@ class BenchSession:
         self._uncollected = False
         self._concluded = 0
         self._error: BaseException | None = None
-        self._sigterm: Any = None
+        self._signals: dict[int, Any] = {}
         self.is_child = options.worker is not None
         inherited = targets_from_parent() if self.is_child else None
         self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ, framework_uuids)
@@ -188,7 +188,7 @@ class BenchSession:
     def _configure_parent(self) -> None:
         from joulemark.plugin.parent import Sweep
         from joulemark.report.output import check_report_path
-        from joulemark.store import finished_case_ids, new_path, new_run_id, read_run
+        from joulemark.store import check_writable, finished_case_ids, new_path, new_run_id, read_run
 
         for path in self.options.reports:
             check_report_path(path)
@@ -204,6 +204,7 @@ class BenchSession:
             run_id = new_run_id()
             folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
             path = new_path(self.options.results, folder, time.time(), run_id)
+        check_writable(path)
         self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished)
         for case in did_not_fit:
             self.sweep.note_oom(case)
@@ -218,7 +219,11 @@ class BenchSession:
         if self.is_child:
             return
         if threading.current_thread() is threading.main_thread():
-            self._sigterm = signal.signal(signal.SIGTERM, _interrupt)
+            # A cancelled job gets SIGTERM, a closed terminal SIGHUP (under nohup it is ignored): both end the sweep as
+            # an interrupt does.
+            for one in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(one) is not signal.SIG_IGN:
+                    self._signals[one] = signal.signal(one, _interrupt)
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
@@ -418,8 +423,8 @@ class BenchSession:
                 self.sweep.go_on_with(self.resumed)  # killed between its last case and its end: nothing was left to do
             self.sweep.close(reason is None, reason, at_once=self._interrupted)
         finally:
-            if self._sigterm is not None:
-                signal.signal(signal.SIGTERM, self._sigterm)
+            for number, before in self._signals.items():
+                signal.signal(number, before)
         measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
         if exitstatus == 0 and not measured and not self.sweep.finished:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
