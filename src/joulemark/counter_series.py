@@ -101,9 +101,10 @@ class CounterSeries:
         end_s: end of each sample, in s, shape [n].
         values: per canonical name the samples, shape [n]; NaN marks a sample that this counter lacks.
         units: per canonical name ``"1"`` or the base unit of a count.
-        clock: which clock ``start_s`` is on: ``perf_counter`` (Python's, of this process) or ``pm_timestamp``
-            (the sampler's own: nanosecond ticks after ``source["first_tick"]``; its origin and rate must be
-            matched to another clock before the two are compared).
+        clock: which clock ``start_s`` is on: ``perf_counter`` (Python's, of this process), ``unix`` (the sampler's,
+            seen to show Unix time: that is ``first_tick / ticks_per_s + start_s``, both of ``source``; the run lasted
+            from ``source["run_begin_s"]`` to ``run_end_s`` on it), or ``pm_timestamp`` (the sampler's own, with an
+            unknown origin; it must be matched to another clock by events before the two are compared).
         raw: per canonical name the instrument's own name of the metric.
         missing: per canonical name that was asked for and is not in ``values``, the reason.
         source: where the figures come from: version of the library, chip, sampling interval, lost samples,
@@ -202,12 +203,14 @@ class CounterSource(Protocol):
         """Passes that give all it can count; each needs a run of the same work."""
         ...
 
-    def record(self, group: str, run: Callable[[], object]) -> CounterSeries:
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """Counts while ``run`` runs.
 
         Args:
             group: one of :attr:`groups`.
-            run: does the work and returns when the device has finished it.
+            run: does the work and returns when the device has finished it; it is run again where more was sampled
+                than the hardware can hold, so what it tells of itself must be of its last run.
+            expected_s: about how long it takes, in s, if that is known: a longer run is sampled at longer intervals.
 
         Raises:
             DeviceError: nothing could be counted; its type says why. What ``run`` raises passes through.

@@ -14,6 +14,7 @@
     │   ├── CountersUnavailable the library or tool that reads hardware counters is missing, too old or mismatched
     │   ├── CountersBusy        another profiler holds the hardware counters
     │   └── CountersUnreadable  the counters were sampled, but gave nothing that can be believed
+    │       └── CountersOverflow    more was sampled than the hardware buffer holds
     └── MeasurementError
         ├── OutOfMemory         the case does not fit: a result, not a failure
         ├── CaseTimeout         the case was killed at its timeout
@@ -97,6 +98,10 @@ class CountersBusy(DeviceError):
 
 class CountersUnreadable(DeviceError):
     """The counters were sampled, but gave nothing that can be believed."""
+
+
+class CountersOverflow(CountersUnreadable):
+    """More was sampled than the hardware buffer holds."""
 
 
 class MeasurementError(JoulemarkError):

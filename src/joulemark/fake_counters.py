@@ -18,6 +18,7 @@ from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import (
     ConfigurationError,
     CountersBusy,
+    CountersOverflow,
     CountersUnavailable,
     CountersUnreadable,
     DeviceError,
@@ -93,7 +94,7 @@ class FakeCounters:
         """Names of the passes."""
         return tuple(self.passes)
 
-    def record(self, group: str, run: Callable[[], object]) -> CounterSeries:
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """Runs, and says what was given.
 
         Raises:
@@ -194,6 +195,13 @@ class FakePmDevice:
         exclusive: pairs of base metrics that do not stand in one pass.
         refuses: what the device raises when a sampling is made.
         samples: per sampling.
+        holds: samples that the hardware buffer holds; None for any number.
+        run_s: what a run is taken to last, which with the interval gives the number of samples; None for ``samples``.
+        zeros: full names of metrics that read 0 whatever their base shows.
+        flags_overflow: how many of the next readings say that the buffer ran full.
+        stale_first: whether the first sample begins seconds early, as on a device that was sampled before.
+        wall_clock: whether time stamps are Unix time, else they begin somewhere.
+        ticks_per_ns: rate of the time stamps.
         library, chip: as reported.
     """
 
@@ -203,6 +211,13 @@ class FakePmDevice:
     exclusive: tuple[tuple[str, str], ...] = ()
     refuses: DeviceError | None = None
     samples: int = 50
+    holds: int | None = None
+    run_s: float | None = None
+    zeros: frozenset[str] = frozenset()
+    flags_overflow: int = 0
+    stale_first: bool = True
+    wall_clock: bool = True
+    ticks_per_ns: float = 1.0
     library: str = "13.0.1"
     chip: str = "GH100"
     sampled: list[tuple[str, ...]] = field(default_factory=list, init=False)
@@ -266,11 +281,20 @@ class FakeSampling:
 
         Raises:
             CountersUnreadable: a metric was told to spoil the decoding.
+            CountersOverflow: there are more samples than the buffer holds.
         """
         bases = [self.device.base(metric) for metric in self.metrics]
         if spoiled := self.device.undecodable & set(bases):
             raise CountersUnreadable(f"cuptiPmSamplingDecodeData answered CUPTI_ERROR_UNKNOWN (999) for {min(spoiled)}")
-        n = self.device.samples
-        start = 10**18 + self.settings.interval * np.arange(n, dtype=np.int64)
-        values = np.tile([self.device.metrics[base] for base in bases], (n, 1))
-        return Samples(start, start + self.settings.interval, values)
+        device, interval = self.device, self.settings.interval
+        n = device.samples if device.run_s is None else round(device.run_s * 1e9 / interval)
+        if device.holds is not None and n > device.holds:
+            raise CountersOverflow("cuptiPmSamplingDecodeData answered CUPTI_ERROR_OUT_OF_MEMORY (8)")
+        step = round(interval * device.ticks_per_ns)
+        start = (time.time_ns() if device.wall_clock else 10**12) + step * np.arange(-n, 0, dtype=np.int64)
+        end = start + step
+        if device.stale_first and n:
+            start[0] -= 4_000_000_000
+        row = [0.0 if name in device.zeros else device.metrics[device.base(name)] for name in self.metrics]
+        device.flags_overflow -= (overflow := device.flags_overflow > 0)
+        return Samples(start, end, np.tile(row, (n, 1)), overflow)

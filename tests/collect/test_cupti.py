@@ -1,6 +1,9 @@
 """The binding to libcupti: which library, what is called with what, and which error each answer becomes."""
 
 import ctypes
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +11,12 @@ import pytest
 
 from joulemark.collect import cupti as binding
 from joulemark.collect import cupti_structs as c
-from joulemark.collect.cupti import Cupti, find_library, loaded_library, translate
+from joulemark.collect.cupti import Cupti, find_library, loaded_libraries, translate
 from joulemark.collect.cupti_device import COMPUTE_SET, CuptiDevice, MetricHost, Sampler, SamplingSettings
 from joulemark.errors import (
     ConfigurationError,
     CountersBusy,
+    CountersOverflow,
     CountersUnavailable,
     CountersUnreadable,
     DeviceError,
@@ -155,6 +159,7 @@ class TestErrors:
             ("cuptiDeviceGetChipName", 43, NotSupported),
             ("cuptiProfilerInitialize", 15, CountersUnavailable),
             ("cuptiPmSamplingDecodeData", 999, CountersUnreadable),
+            ("cuptiPmSamplingDecodeData", 8, CountersOverflow),
             ("cuptiPmSamplingSetConfig", 27, CountersUnreadable),
             ("cuptiPmSamplingStart", 7, DeviceError),
         ],
@@ -176,10 +181,10 @@ class TestLibrary:
     def test_the_loaded_one_is_found_in_the_maps(self, tmp_path):
         maps = tmp_path / "maps"
         maps.write_text("7f-8f r-xp 00000000 08:01 42  /a b/libcupti.so.13\n7f-8f r-xp 0 08:01 1  /lib/libc.so.6\n")
-        assert loaded_library(maps) == Path("/a b/libcupti.so.13")
+        assert loaded_libraries(maps) == (Path("/a b/libcupti.so.13"),)
         maps.write_text("7f-8f r-xp 00000000 08:01 1  /lib/libc.so.6\n")
-        assert loaded_library(maps) is None
-        assert loaded_library(tmp_path / "none") is None
+        assert loaded_libraries(maps) == ()
+        assert loaded_libraries(tmp_path / "none") == ()
 
     @pytest.fixture
     def folder(self, tmp_path):
@@ -189,7 +194,7 @@ class TestLibrary:
         return tmp_path
 
     def test_a_folder_of_pip_is_searched(self, folder, monkeypatch):
-        monkeypatch.setattr(binding, "loaded_library", lambda: None)
+        monkeypatch.setattr(binding, "loaded_libraries", lambda: ())
         found = find_library(str(folder))
         assert found == (folder / "nvidia/cu13/lib/libcupti.so.13").resolve()
         assert find_library(str(found)) == found
@@ -197,12 +202,40 @@ class TestLibrary:
     def test_another_than_the_loaded_one_is_refused(self, folder, monkeypatch):
         other = folder / "libcupti.so.12"
         other.touch()
-        monkeypatch.setattr(binding, "loaded_library", lambda: other)
+        monkeypatch.setattr(binding, "loaded_libraries", lambda: (other,))
         with pytest.raises(CountersUnavailable, match="already loaded") as caught:
             find_library(str(folder / "nvidia"))
         assert "before torch is imported" in caught.value.remedy
         assert find_library(str(other)) == other.resolve()
         assert find_library() == other
+
+    def test_one_that_torch_loads_beside_the_named_one_is_no_obstacle(self, folder, monkeypatch):
+        torchs = folder / "torchs" / "libcupti.so.13"
+        torchs.parent.mkdir()
+        torchs.touch()
+        named = folder / "nvidia/cu13/lib/libcupti.so.13"
+        monkeypatch.setattr(binding, "loaded_libraries", lambda: (torchs, named))
+        assert find_library(str(named)) == named.resolve()
+
+    def test_of_several_loaded_the_first_that_came_is_used(self, tmp_path):
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            pytest.skip("no C compiler")
+        (tmp_path / "one.c").write_text("int cuptiGetVersion(unsigned *v) { *v = 130001; return 0; }")
+        for name in ("later", "first"):
+            (tmp_path / name).mkdir()
+            library = tmp_path / name / "libcupti.so.99"
+            command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcupti.so.99", "one.c", "-o", str(library)]
+            subprocess.run(command, cwd=tmp_path, check=True)
+        code = (
+            "import ctypes, sys; from joulemark.collect.cupti import find_library, loaded_libraries\n"
+            "for path in sys.argv[1:]: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)\n"
+            "print(len(loaded_libraries()), find_library())"
+        )
+        paths = [str(tmp_path / name / "libcupti.so.99") for name in ("first", "later")]
+        for order in (paths, paths[::-1]):
+            child = subprocess.run([sys.executable, "-c", code, *order], capture_output=True, text=True, check=True)
+            assert child.stdout.split() == ["2", order[0]]
 
     def test_a_name_without_a_library_is_the_users_error(self, tmp_path):
         with pytest.raises(ConfigurationError, match="no libcupti at"):
@@ -211,13 +244,13 @@ class TestLibrary:
             find_library(str(tmp_path / "libcupti.so.13"))
 
     def test_none_at_all_is_told(self, monkeypatch):
-        monkeypatch.setattr(binding, "loaded_library", lambda: None)
+        monkeypatch.setattr(binding, "loaded_libraries", lambda: ())
         monkeypatch.setattr(binding, "_installed", lambda: None)
         with pytest.raises(CountersUnavailable, match="no libcupti is installed"):
             find_library()
 
     def test_a_broken_file_is_told(self, folder, monkeypatch):
-        monkeypatch.setattr(binding, "loaded_library", lambda: None)
+        monkeypatch.setattr(binding, "loaded_libraries", lambda: ())
         with pytest.raises(CountersUnavailable, match="cannot be loaded"):
             binding.load_library(str(folder))
 

@@ -2,23 +2,25 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from joulemark.collect.cupti_device import Samples
+from joulemark.collect.pm_metrics import METRICS, Group, plan
 from joulemark.collect.pm_sampling import (
-    METRICS,
-    Group,
+    MOST_SAMPLES,
     PmSamplingSource,
-    plan,
+    Run,
+    interval_for,
     prove,
-    record_samples,
+    record_run,
     series_of,
     settings_for,
 )
 from joulemark.counter_series import COUNTERS
-from joulemark.errors import CountersBusy, CountersUnreadable, NotPermitted
+from joulemark.errors import CountersBusy, CountersOverflow, CountersUnreadable, NotPermitted
 from joulemark.testing import FakePmDevice
 
 CYCLES = "TPC.TriageCompute.sm__cycles_active"
@@ -111,8 +113,10 @@ class TestProof:
             PmSamplingSource(device(CYCLES, TENSOR, undecodable=frozenset({CYCLES})), nothing)
 
     def test_zeros_while_the_gpu_works_prove_nothing(self):
-        with pytest.raises(CountersUnreadable, match="read 0 while the GPU worked"):
-            PmSamplingSource(FakePmDevice({CYCLES: 0.0}), nothing)
+        idle = FakePmDevice({CYCLES: 50.0, TENSOR: 50.0})
+        idle.zeros = frozenset({f"{CYCLES}.sum", f"{CYCLES}.avg.pct_of_peak_sustained_elapsed"})
+        with pytest.raises(CountersUnreadable, match="the SMs read 0 in all 49 samples"):
+            PmSamplingSource(idle, nothing)
 
     def test_no_sample_proves_nothing(self):
         with pytest.raises(CountersUnreadable, match="decoded no sample"):
@@ -134,21 +138,44 @@ class TestRecord:
     def test_per_cent_becomes_a_share_and_a_sum_stays(self):
         series = PmSamplingSource(device(CYCLES, TENSOR), nothing).record("pass1", nothing)
         assert series.mean("pipe_tensor") == pytest.approx(0.5)
-        assert series.total("pipe_tensor_cycles") == pytest.approx(50 * 50.0)
+        assert series.total("pipe_tensor_cycles") == pytest.approx(49 * 50.0)
         assert series.units["sm_cycles"] == "cycle"
         assert series.raw["pipe_tensor"] == f"{TENSOR}.avg.pct_of_peak_sustained_elapsed"
 
-    def test_times_are_seconds_and_the_ticks_are_kept(self):
-        series = PmSamplingSource(device(CYCLES), nothing, interval_s=100e-6).record("pass1", nothing)
-        assert series.clock == "pm_timestamp"
+    def test_times_are_seconds_of_unix_time_and_the_run_is_found_in_them(self):
+        before = time.time()
+        series = PmSamplingSource(device(CYCLES), nothing).record("pass1", nothing)
+        assert series.clock == "unix"
         assert series.start_s[0] == 0
-        assert series.duration_s == pytest.approx(np.full(50, 100e-6))
-        assert series.source["first_tick"] == 10**18
+        assert series.duration_s == pytest.approx(np.full(49, 100e-6))
+        assert series.source["first_tick"] / 1e9 == pytest.approx(before, abs=0.1)
+        assert series.source["run_begin_s"] <= series.source["run_end_s"]
+        assert series.source["run_end_s"] == pytest.approx(series.end_s[-1], abs=0.05)
         assert series.source["library"] == "CUPTI 13.0.1"
+
+    def test_the_stale_beginning_of_the_first_sample_is_no_work(self):
+        series = PmSamplingSource(device(CYCLES, stale_first=True), nothing).record("pass1", nothing)
+        assert len(series) == 49
+        assert series.duration_s.max() < 1e-3
+        assert len(PmSamplingSource(device(CYCLES, stale_first=False), nothing).record("pass1", nothing)) == 50
+
+    def test_another_origin_is_said(self):
+        series = PmSamplingSource(device(CYCLES, wall_clock=False), nothing).record("pass1", nothing)
+        assert series.clock == "pm_timestamp"
+
+    def test_another_rate_is_seen_from_the_interval_and_undone(self):
+        series = PmSamplingSource(device(CYCLES, ticks_per_ns=2.09), nothing).record("pass1", nothing)
+        assert series.clock == "pm_timestamp"
+        assert series.source["ticks_per_s"] == pytest.approx(2.09e9)
+        assert series.duration_s == pytest.approx(np.full(49, 100e-6))
+
+    def test_cycles_of_the_system_clock_are_no_interval_to_compare_with(self):
+        series = PmSamplingSource(device("sm__cycles_active", chip="GA100"), nothing).record("pass1", nothing)
+        assert series.source["ticks_per_s"] == 1e9
 
     def test_two_names_are_added(self):
         source = PmSamplingSource(device(CYCLES, *RX), nothing)
-        assert source.record("pass1", nothing).total("nvlink_rx_bytes") == pytest.approx(2 * 50 * 50.0)
+        assert source.record("pass1", nothing).total("nvlink_rx_bytes") == pytest.approx(2 * 49 * 50.0)
 
     def test_every_record_has_a_sampler_of_its_own(self):
         one = device(CYCLES)
@@ -180,7 +207,48 @@ class TestRecord:
         group = Group("pass1", ((METRICS[0], CYCLES),))
         samples = Samples(np.array([5, 3]), np.array([6, 4]), np.ones((2, 3)))
         with pytest.raises(CountersUnreadable, match="do not go forward"):
-            series_of(device(CYCLES), group, samples, 1.0, 1e-4)
+            series_of(device(CYCLES), group, Run(samples, 1e-4, True, 1.0, 0, 10**9))
+
+
+class TestLongRuns:
+    def test_a_run_of_known_length_is_sampled_no_more_than_needed(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        source.record("pass1", nothing, expected_s=10.0)
+        assert one.settings.interval == round(10.0 / MOST_SAMPLES * 1e9)
+        assert interval_for(None) == interval_for(1e-3) == 100e-6
+
+    def test_a_run_that_overflows_is_run_again_at_a_longer_interval(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        one.run_s, one.holds = 1.0, 5000
+        runs = []
+        series = source.record("pass1", lambda: runs.append(1))
+        assert len(runs) == 2
+        assert series.source["interval_s"] == pytest.approx(400e-6)
+        assert series.duration_s == pytest.approx(np.full(len(series), 400e-6))
+        assert one.open == 0
+
+    def test_a_flagged_overflow_is_no_whole_answer_either(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        one.flags_overflow = 2
+        assert source.record("pass1", nothing).source["interval_s"] == pytest.approx(1600e-6)
+
+    def test_what_overflows_for_ever_is_told(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        one.holds = 10
+        with pytest.raises(CountersOverflow, match="ran full 3 times"):
+            source.record("pass1", nothing)
+        assert one.open == 0
+
+    def test_the_next_pass_begins_where_the_last_run_left_off(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        source.record("pass1", lambda: time.sleep(0.5))
+        source.record("pass1", nothing)
+        assert one.settings.interval >= 0.5 / MOST_SAMPLES * 1e9
 
 
 class TestSettings:
@@ -197,7 +265,7 @@ class TestSettings:
         seen = []
         real = one.sampler
         one.sampler = lambda *given: seen.append(real(*given)) or seen[-1]
-        record_samples(one, plan(one).groups[0], settings_for("GH100", 1e-4), lambda: seen.append(seen[0].running))
+        record_run(one, plan(one).groups[0], lambda: seen.append(seen[0].running), 1e-4)
         assert seen[1] is True
         assert seen[0].running is False
 
@@ -206,7 +274,7 @@ CHILD = """
 import sys
 from joulemark.collect.cupti import load_library
 from joulemark.collect.cupti_device import CuptiDevice
-from joulemark.collect.pm_sampling import plan
+from joulemark.collect.pm_metrics import plan
 try:
     cupti = load_library()
 except Exception as error:

@@ -1,8 +1,9 @@
 """Learns what the counters of this GPU give, in little time and even if much goes wrong.
 
-Run on a machine with a GPU: ``python tests/gpu/counter_probe.py OUT [LIBCUPTI…]``. It examines the libcupti that torch
-loads, then each named one (a library, or the folder that pip installed it into). Every stage writes its own JSON file
-into OUT; a stage that crashes or hangs costs itself alone: the process is started again with the stages that are left.
+Run on a machine with a GPU: ``python tests/gpu/counter_probe.py OUT [--libcupti PATH]``. It examines the libcupti that
+torch loads, then the named one (a library, or the folder that pip installed it into). Every stage writes its own JSON
+file into OUT; a stage that crashes or hangs costs itself alone: the process is started again with the stages that are
+left.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-STAGE_LIMIT_S = 14.0
-LIBRARY_LIMIT_S = 45.0
+STAGE_LIMIT_S = 18.0
+LIBRARY_LIMIT_S = 60.0
 T = [
     "sm__cycles_active",
     "sm__pipe_tensor_cycles_active_realtime",
@@ -56,7 +59,6 @@ PARTS = {
     "M": ["dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum"],
     "P": ["PCI.TriageCompute.pcie__read_bytes.sum", "PCI.TriageCompute.pcie__write_bytes.sum"],
 }
-GROUPS = ("T", "TA", "TB", "TC", "TD", "TAD", "TBD", "M", "TM", "TADM", "TADMP")
 
 
 class Probe:
@@ -169,58 +171,88 @@ def facts(probe: Probe) -> dict[str, Any]:
     return found
 
 
-def metrics_of(probe: Probe) -> dict[str, Any]:
-    from joulemark.collect.pm_sampling import plan
+def costs(probe: Probe) -> dict[str, Any]:
+    """Time inside each of CUPTI's functions, for several passes, buffers and images."""
+    from joulemark.collect.pm_metrics import plan
 
-    device = probe.device()
+    full = list(plan(probe.device()).groups[0].full_names())
+    cases: dict[str, tuple[list[str], int, dict[str, Any]]] = {
+        "pass1": (full, 200, {}),
+        "pass1 sums": ([name for name in full if name.endswith(SUM)], 200, {}),
+        "pass1 shares": ([name for name in full if name.endswith(PCT)], 200, {}),
+        "T": (PARTS["T"], 200, {}),
+        "pass1 image 64": (full, 200, {"image_samples": 64}),
+        "pass1 image 2048": (full, 200, {"image_samples": 2048}),
+        "pass1 buffer 16": (full, 60, {"buffer_bytes": 16 * 2**20}),
+        "pass1 buffer 512": (full, 200, {"buffer_bytes": 512 * 2**20}),
+        "pass1 20 us": (full, 40, {"interval": 20_000}),
+        "pass1 1 ms": (full, 800, {"interval": 1_000_000}),
+    }
     found: dict[str, Any] = {}
-    for metric_set in device.metric_sets():
-        known = guarded(lambda one=metric_set: sorted(device.base_metrics(one)))
-        found[f"base_{metric_set}"] = known
-        for name in GROUPS:
-            full = [metric for part in name for metric in PARTS[part]]
-            found[f"fits_{metric_set}_{name}"] = guarded(lambda full=full, one=metric_set: device.fits(full, one))
-    t0 = time.perf_counter()
-    planned = guarded(lambda: plan(device))
-    found["plan_s"] = time.perf_counter() - t0
-    if not isinstance(planned, dict):
-        found["plan"] = [
-            {"set": group.metric_set, "counters": group.counters, "raw": group.full_names()} for group in planned.groups
-        ]
-        found["missing"] = dict(planned.missing)
-    else:
-        found["plan"] = planned
-    return found
-
-
-def groups(probe: Probe) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for metric_set in probe.device().metric_sets():
-        for name in GROUPS:
-            full = [metric for part in name for metric in PARTS[part]]
-            key = f"{metric_set}/{name}"
-            found[key] = guarded(lambda full=full, one=metric_set: sampled(probe, full, lambda: probe.work(60), one))
-    found["idle T"] = guarded(lambda: sampled(probe, PARTS["T"], lambda: time.sleep(0.05)))
-    found["repeat T"] = guarded(lambda: sampled(probe, PARTS["T"], lambda: probe.work(60)))
-    return found
-
-
-def intervals(probe: Probe) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for interval in (5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000):
-        found[f"{interval} ns"] = guarded(
-            lambda one=interval: sampled(probe, PARTS["T"], lambda: probe.work(100), interval=one)
-        )
-    for mib in (1, 4, 16, 64, 256, 512):
-        found[f"{mib} MiB at 20 us"] = guarded(
-            lambda one=mib: sampled(
-                probe, PARTS["T"], lambda: probe.work(300), interval=20_000, buffer_bytes=one * 2**20
+    for name, (metrics, products, settings) in cases.items():
+        with timed(probe.cupti) as spent:
+            found[name] = guarded(
+                lambda m=metrics, p=products, o=settings: sampled(probe, m, lambda: probe.work(p), **o)
             )
-        )
-    for samples in (256, 20_000):
-        found[f"image of {samples}"] = guarded(
-            lambda one=samples: sampled(probe, PARTS["T"], lambda: probe.work(300), interval=50_000, image_samples=one)
-        )
+        if isinstance(found[name], dict):
+            found[name].pop("max", None)
+            found[name].pop("mean", None)
+        found[f"{name}: s per function"] = spent
+    return found
+
+
+@contextmanager
+def timed(cupti: Any) -> Iterator[dict[str, Any]]:
+    """Seconds and calls per function of the library."""
+    spent: dict[str, Any] = {}
+    real = cupti.call_with
+
+    def call_with(function: str, struct: Any) -> None:
+        began = time.perf_counter()
+        try:
+            real(function, struct)
+        finally:
+            seconds, calls = spent.get(function, (0.0, 0))
+            spent[function] = (seconds + time.perf_counter() - began, calls + 1)
+
+    cupti.call_with = call_with
+    try:
+        yield spent
+    finally:
+        cupti.call_with = real
+
+
+def gpm_lag(probe: Probe) -> dict[str, Any]:
+    """GPM between samples 25, 50, 100 and 200 ms apart, from before the work to after it."""
+    from joulemark.device.nvml import Nvml
+
+    with Nvml() as nvml:
+        device = nvml.device(probe.uuid())
+        samples: list[tuple[float, Any]] = []
+        done = threading.Event()
+
+        def sample() -> None:
+            while not done.wait(0.025 if samples else 0.0):
+                samples.append((time.perf_counter(), device.gpm_sample()))
+
+        thread = threading.Thread(target=sample)
+        thread.start()
+        time.sleep(0.4)
+        begin = time.perf_counter()
+        probe.work(500)
+        end = time.perf_counter()
+        time.sleep(0.4)
+        done.set()
+        thread.join()
+        found: dict[str, Any] = {"work": [0.0, end - begin], "samples": len(samples)}
+        for apart in (1, 2, 4, 8):
+            rows = []
+            for (t1, one), (t2, two) in zip(samples, samples[apart:], strict=False):
+                got = device.gpm_metrics(one, two, (2, 5, 10))
+                rows.append([round(t1 - begin, 4), round(t2 - begin, 4), *(str(value)[:6] for value in got.values())])
+            found[f"{25 * apart} ms: from, to, sm, tensor, dram"] = rows
+        for _, one in samples:
+            one.free()
     return found
 
 
@@ -257,32 +289,27 @@ def overhead(probe: Probe) -> dict[str, Any]:
 
 def agreement(probe: Probe) -> dict[str, Any]:
     """GPM and PM sampling over the same loop: one after the other, then together."""
+    from joulemark.collect.counters import open_counters
     from joulemark.collect.gpm import GpmSource
 
-    metrics = PARTS["T"] + PARTS["D"]
-    found: dict[str, Any] = {}
+    ladder = open_counters(probe.uuid(), "cuda:0", probe.libcupti)
+    pm, gpm = ladder.source, GpmSource(probe.uuid())
+    found: dict[str, Any] = {"tier": ladder.tier}
 
-    def gpm(run: Callable[[], object]) -> dict[str, Any]:
-        source = GpmSource(probe.uuid())
-        try:
-            series = source.record("gpm", run)
-        finally:
-            source.close()
-        shares = {name: series.mean(name) for name, unit in series.units.items() if unit == "1"}
-        return {"shares": shares, "totals": {n: series.total(n) for n, u in series.units.items() if u != "1"},
-                "missing": dict(series.missing), "samples": len(series), "source": dict(series.source)}  # fmt: skip
-
-    found["gpm"] = guarded(lambda: gpm(lambda: probe.work(600)))
-    found["pm"] = guarded(lambda: sampled(probe, metrics, lambda: probe.work(600)))
-    found["gpm again"] = guarded(lambda: gpm(lambda: probe.work(300)))
-    held: dict[str, Any] = {}
+    def brief(series: Any) -> dict[str, Any]:
+        work = series.at_work()
+        shares = {name: work.mean(name) for name in ("sm_active", "pipe_tensor", "dram_throughput", "warps_active")}
+        each = {name: [round(float(v), 4) for v in series.values[name][:30]] for name in ("pipe_tensor",)}
+        return {"shares": shares, "n": len(series), "first": each, "source": dict(series.source)}
 
     def both() -> None:
-        held["gpm"] = guarded(lambda: gpm(lambda: probe.work(400)))
+        found["together gpm"] = guarded(lambda: brief(gpm.record("gpm", lambda: probe.work(700))))
 
-    found["together pm"] = guarded(lambda: sampled(probe, metrics, both))
-    found["together gpm"] = held.get("gpm")
-    found["gpm idle"] = guarded(lambda: gpm(lambda: time.sleep(0.5)))
+    for turn in range(2):
+        found[f"gpm {turn}"] = guarded(lambda: brief(gpm.record("gpm", lambda: probe.work(700))))
+        found[f"pm {turn}"] = guarded(lambda: brief(pm.record("pass1", lambda: probe.work(700), expected_s=1.1)))
+    found["together pm"] = guarded(lambda: brief(pm.record("pass1", both, expected_s=1.1)))
+    gpm.close()
     return found
 
 
@@ -324,7 +351,9 @@ def sources(probe: Probe) -> dict[str, Any]:
     if ladder.source is not None:
         found["groups"] = ladder.source.groups
         for group in ladder.source.groups:
+            t1 = time.perf_counter()
             found[group] = guarded(lambda one=group: summary(ladder.source.record(one, lambda: probe.work(150))))
+            found[f"{group} s"] = time.perf_counter() - t1
     ladder.close()
     return found
 
@@ -335,7 +364,7 @@ def summary(series: Any) -> dict[str, Any]:
     totals = {name: work.total(name) for name, unit in series.units.items() if unit != "1"}
     return {
         "samples": len(series), "at_work": len(work), "work_s": float(work.duration_s.sum()), "shares": shares,
-        "totals": totals, "raw": dict(series.raw), "missing": dict(series.missing), "source": dict(series.source),
+        "clock": work.clock, "totals": totals, "raw": dict(series.raw), "missing": dict(series.missing), "source": dict(series.source),
     }  # fmt: skip
 
 
@@ -365,7 +394,7 @@ def others(probe: Probe) -> dict[str, Any]:
 
 def alone(path: str, seconds: str, **options: Any) -> subprocess.Popen[str]:
     """A process without torch that samples this GPU for a while."""
-    command = [sys.executable, __file__, os.devnull, "--sample-for", seconds, path]
+    command = [sys.executable, __file__, os.devnull, "--sample-for", seconds, "--libcupti", path]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
@@ -394,13 +423,12 @@ def sample_alone(path: str, seconds: float) -> None:
 STAGES: dict[str, Callable[[Probe], dict[str, Any]]] = {
     "facts": facts,
     "sources": sources,
-    "groups": groups,
     "agreement": agreement,
-    "overhead": overhead,
-    "intervals": intervals,
+    "gpm_lag": gpm_lag,
+    "costs": costs,
     "clocks": clocks,
     "others": others,
-    "metrics": metrics_of,
+    "overhead": overhead,
 }
 
 
@@ -424,9 +452,9 @@ def child(out: Path, label: str, libcupti: str | None, stages: list[str]) -> Non
         print(f"END {stage} {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def examine(out: Path, label: str, libcupti: str | None) -> None:
+def examine(out: Path, label: str, libcupti: str | None, stages: list[str]) -> None:
     """Starts children until every stage has run, crashed or run out of time."""
-    left = list(STAGES)
+    left = list(stages)
     deadline = time.monotonic() + LIBRARY_LIMIT_S
     while left and time.monotonic() < deadline:
         begun = run_child(out, label, libcupti, left, deadline)
@@ -438,7 +466,7 @@ def examine(out: Path, label: str, libcupti: str | None) -> None:
 def run_child(out: Path, label: str, libcupti: str | None, left: list[str], deadline: float) -> str:
     """One child; returns the stage that it ended in."""
     command = [sys.executable, __file__, str(out), "--child", label, "--stages", ",".join(left)]
-    command += [libcupti] if libcupti else []
+    command += ["--libcupti", libcupti] if libcupti else []
     log = out / f"{label}-log.txt"
     limit = deadline - time.monotonic()
     with log.open("ab") as sink:
@@ -458,21 +486,22 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("libcupti", nargs="*")
-    parser.add_argument("--child")
+    parser.add_argument("--libcupti")
     parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--named-stages", default="facts,sources", help="stages for the named library")
+    parser.add_argument("--child")
     parser.add_argument("--sample-for", type=float)
     options = parser.parse_args()
     if options.sample_for:
-        sample_alone(options.libcupti[0], options.sample_for)
+        sample_alone(options.libcupti, options.sample_for)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     if options.child:
-        child(options.out, options.child, next(iter(options.libcupti), None), options.stages.split(","))
+        child(options.out, options.child, options.libcupti, options.stages.split(","))
         return
-    examine(options.out, "own", None)
-    for number, named in enumerate(options.libcupti):
-        examine(options.out, f"named{number}", named)
+    examine(options.out, "own", None, options.stages.split(","))
+    if options.libcupti:
+        examine(options.out, "named", options.libcupti, options.named_stages.split(","))
     for path in sorted(options.out.glob("*.json")):
         text = path.read_text()
         print(f"== {path.name}\n{text[:1500]}", flush=True)

@@ -8,6 +8,7 @@ one device does.
 from __future__ import annotations
 
 import ctypes
+import os
 import site
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from joulemark.collect import cupti_structs as c
 from joulemark.errors import (
     ConfigurationError,
     CountersBusy,
+    CountersOverflow,
     CountersUnavailable,
     CountersUnreadable,
     DeviceError,
@@ -25,7 +27,7 @@ from joulemark.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 PERMISSION_REMEDY = (
     "let the administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run as root "
@@ -40,7 +42,7 @@ _PERMISSION = frozenset({35, 40})
 _BUSY = frozenset({26, 39})
 _LACKING = frozenset({11, 27, 33, 41, 42, 43, 44, 45, 46})
 _LIBRARY = frozenset({14, 15, 36})
-_INVALID_OPERATION = 7
+_INVALID_OPERATION, _OUT_OF_MEMORY = 7, 8
 _OF_ONE_GROUP = frozenset(
     {
         "cuptiPmSamplingSetConfig",
@@ -66,6 +68,8 @@ def translate(function: str, code: int, text: str) -> DeviceError:
         return NotPermitted(what, PERMISSION_REMEDY)
     if code in _BUSY or (code == _INVALID_OPERATION and function == "cuptiPmSamplingEnable"):
         return CountersBusy(what, BUSY_REMEDY)
+    if code == _OUT_OF_MEMORY and function == "cuptiPmSamplingDecodeData":
+        return CountersOverflow(what, "sample at a longer interval, or run for less time")
     if function in _OF_ONE_GROUP:
         return CountersUnreadable(what, "count fewer metrics in one pass, or sample at a longer interval")
     if code in _LACKING:
@@ -85,29 +89,43 @@ def find_library(named: str | None = None) -> Path:
         ConfigurationError: nothing is there where the user pointed.
         CountersUnavailable: none is installed, or another than the named one is already loaded.
     """
-    loaded = loaded_library()
+    loaded = loaded_libraries()
     if named is None:
-        found = loaded or _installed()
+        found = _first(loaded) or _installed()
         if found is None:
             raise CountersUnavailable("no libcupti is installed", LIBRARY_REMEDY)
         return found
     wanted = _named(named)
-    if loaded is not None and not loaded.samefile(wanted):
+    # torch loads its own beside one that is there already; the first one stays the one that everybody is linked with.
+    if loaded and not any(path.samefile(wanted) for path in loaded):
         raise CountersUnavailable(
-            f"{wanted} was named, but {loaded} is already loaded",
-            "load the named library before torch is imported: one process has room for one libcupti",
+            f"{wanted} was named, but {loaded[0]} is already loaded",
+            "load the named library before torch is imported: everybody in a process is linked with the first",
         )
     return wanted
 
 
-def loaded_library(maps: Path = Path("/proc/self/maps")) -> Path | None:
-    """Path of the libcupti that this process has loaded, by torch or otherwise; None without one."""
+def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> tuple[Path, ...]:
+    """Paths of the libcuptis that this process has loaded, by torch or otherwise, in order of address."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
+        return ()
     paths = (Path(line.split(maxsplit=5)[5]) for line in lines if "/libcupti.so" in line)
-    return next((path for path in paths if path.name.startswith("libcupti.so")), None)
+    return tuple(dict.fromkeys(path for path in paths if path.name.startswith("libcupti.so")))
+
+
+def _first(loaded: Sequence[Path]) -> Path | None:
+    """Of several loaded libraries the one that came first, which the dynamic linker finds by its bare name."""
+    if len(loaded) < 2:
+        return next(iter(loaded), None)
+    there = ctypes.CDLL(loaded[0].name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    address = ctypes.cast(there.cuptiGetVersion, ctypes.c_void_p).value or 0
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        low, high = (int(part, 16) for part in line.split(maxsplit=1)[0].split("-"))
+        if low <= address < high:
+            return Path(line.split(maxsplit=5)[5])
+    return loaded[0]
 
 
 def _named(named: str) -> Path:

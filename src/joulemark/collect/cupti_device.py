@@ -189,8 +189,8 @@ class SamplingSettings:
 
     interval: int = 100_000
     by_time: bool = True
-    buffer_bytes: int = 64 * 2**20
-    image_samples: int = 4096
+    buffer_bytes: int = 128 * 2**20
+    image_samples: int = 512
 
 
 class Sampler:

@@ -123,7 +123,7 @@ class GpmSource:
         if all(isinstance(reading, DeviceError) for reading in readings):
             raise NotSupported(f"NVML gives none of the GPM metrics ({next(iter(readings))})", "update the driver")
 
-    def record(self, group: str, run: Callable[[], object]) -> CounterSeries:
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:  # noqa: ARG002
         """See :meth:`joulemark.counter_series.CounterSource.record`; samples are on ``perf_counter``.
 
         Raises:

@@ -1,11 +1,10 @@
 """PM sampling: hardware counters over time while the whole model runs, through CUPTI.
 
 The GPU's performance monitors write a record per interval; nothing is replayed or serialized, and a run costs about
-nothing. What one pass can count is limited, so the counters are packed into groups by CUPTI's own word
-(:func:`plan`), and each group is *proved by decoding* once on the device (:func:`prove`): CUPTI accepts groups that
-it then cannot decode.
+nothing. :mod:`joulemark.collect.pm_metrics` packs the counters into passes; each is *proved by decoding* once on the
+device (:func:`prove`), since CUPTI accepts passes that it then cannot decode.
 
-Source: CUPTI documentation, "CUPTI PM Sampling API"; metric names as CUPTI lists them for each chip.
+Source: CUPTI documentation, "CUPTI PM Sampling API".
 """
 
 from __future__ import annotations
@@ -17,159 +16,29 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from joulemark.collect.cupti_device import Samples, SamplingSettings
+from joulemark.collect.pm_metrics import Chip, Group, plan
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
-from joulemark.errors import CountersUnreadable
+from joulemark.errors import CountersOverflow, CountersUnreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-SHARE = ".avg.pct_of_peak_sustained_elapsed"
-SUM = ".sum"
-_ELAPSED = ".sum.peak_sustained_elapsed"
 _PER_CENT = 100.0
-_NS = 1e-9
+_NS_PER_S = 1e9
 _NO_TIME_INTERVAL = ("GA100", "TU1")
 _SYSTEM_CLOCK_HZ = 1.6e9
 """Only to turn an interval into clock cycles on chips that know no other; what a sample lasted is read, not assumed."""
 
 INTERVAL_S = 100e-6
-_PROOF_INTERVAL_S = 100e-6
-_PROOF_S = 0.02
-_MIN_SAMPLES_OF_WORK = 20
+MOST_SAMPLES = 2000
+"""Of one run: each takes CUPTI some 0.3 ms to decode, and some 24 kB of the hardware buffer [GH100, 37 metrics]."""
 
-
-@dataclass(frozen=True, eq=False)
-class Metric:
-    """A hardware counter, and the canonical counters that it gives.
-
-    Args:
-        names: what chips call it, the best first; names joined by ``+`` are added.
-        gives: canonical counter → submetric.
-        anchor: whether it belongs into every pass that has room, so that passes can be checked against each other.
-    """
-
-    names: tuple[str, ...]
-    gives: Mapping[str, str]
-    anchor: bool = False
-
-    def on(self, known: frozenset[str]) -> str | None:
-        """Its name among those that a chip knows."""
-        return next((name for name in self.names if all(part in known for part in name.split("+"))), None)
-
-
-def _sm(name: str, gives: Mapping[str, str], *older: str) -> Metric:
-    return Metric((f"TPC.TriageCompute.{name}", *older), gives, anchor=True)
-
-
-def _sum_of(name: str, *parts: str) -> str:
-    return "+".join(name.format(part) for part in parts)
-
-
-METRICS: tuple[Metric, ...] = (
-    _sm(
-        "sm__cycles_active",
-        {"sm_active": SHARE, "sm_active_cycles": SUM, "sm_cycles": _ELAPSED},
-        "sm__cycles_active",
-    ),
-    _sm("sm__inst_executed_realtime", {"issue_active": SHARE, "instructions": SUM}, "sm__inst_executed"),
-    _sm(
-        "sm__pipe_tensor_cycles_active_realtime",
-        {"pipe_tensor": SHARE, "pipe_tensor_cycles": SUM},
-        "sm__pipe_tensor_cycles_active",
-    ),
-    _sm(
-        "sm__pipe_tensor_op_hmma_cycles_active_realtime",
-        {"pipe_tensor_hmma": SHARE, "pipe_tensor_hmma_cycles": SUM},
-        "TPC.TriageCompute.sm__pipe_tensor_subpipe_hmma_cycles_active_realtime",
-        "sm__pipe_tensor_op_hmma_cycles_active",
-    ),
-    _sm(
-        "sm__pipe_tensor_op_imma_cycles_active_realtime",
-        {"pipe_tensor_imma": SHARE, "pipe_tensor_imma_cycles": SUM},
-        "TPC.TriageCompute.sm__pipe_tensor_subpipe_imma_cycles_active_realtime",
-        "sm__pipe_tensor_op_imma_cycles_active",
-    ),
-    _sm(
-        "tpc__warps_active_realtime",
-        {"warps_active": SHARE, "warp_cycles": SUM},
-        "TPC.TriageCompute.tpc__warps_active_shader_cs_realtime",
-        "sm__warps_active",
-    ),
-    _sm(
-        "sm__inst_executed_pipe_alu_realtime",
-        {"pipe_alu": SHARE, "pipe_alu_instructions": SUM},
-        "sm__inst_executed_pipe_alu",
-    ),
-    _sm(
-        "sm__inst_executed_pipe_fma_realtime",
-        {"pipe_fma": SHARE, "pipe_fma_instructions": SUM},
-        "sm__inst_executed_pipe_fma",
-    ),
-    _sm(
-        "sm__inst_executed_pipe_fmaheavy_realtime",
-        {"pipe_fmaheavy": SHARE, "pipe_fmaheavy_instructions": SUM},
-        "sm__inst_executed_pipe_fmaheavy",
-    ),
-    _sm(
-        "sm__pipe_fp64_cycles_active_realtime",
-        {"pipe_fp64": SHARE, "pipe_fp64_cycles": SUM},
-        "sm__pipe_fp64_cycles_active",
-    ),
-    Metric(("FBSP.TriageCompute.dramc__throughput", "dram__throughput"), {"dram_throughput": SHARE}),
-    Metric(("FBSP.TriageCompute.dramc__write_throughput", "dram__write_throughput"), {"dram_write_throughput": SHARE}),
-    Metric(("LTS.TriageCompute.lts__t_sector_throughput", "lts__t_sectors"), {"l2_throughput": SHARE}),
-    Metric(
-        (
-            "SM_A.TriageCompute.l1tex__data_pipe_lsu_wavefronts_mem_shared",
-            "l1tex__data_pipe_lsu_wavefronts_mem_shared",
-        ),
-        {"shared_wavefronts": SUM},
-    ),
-    Metric(
-        (
-            "SM_A.TriageCompute.sm__thread_inst_executed_pred_on_realtime",
-            "sm__thread_inst_executed_pred_on_realtime",
-            "smsp__thread_inst_executed_pred_on",
-        ),
-        {"thread_instructions": SUM},
-    ),
-    Metric(
-        ("SM_A.TriageCompute.sm__inst_executed_pipe_xu_realtime", "sm__inst_executed_pipe_xu"),
-        {"pipe_xu": SHARE, "pipe_xu_instructions": SUM},
-    ),
-    Metric(("dram__bytes_read",), {"dram_read_bytes": SUM}),
-    Metric(("dram__bytes_write",), {"dram_write_bytes": SUM}),
-    Metric(("lts__t_bytes",), {"l2_bytes": SUM}),
-    Metric(("PCI.TriageCompute.pcie__read_bytes", "pcie__read_bytes"), {"pcie_rx_bytes": SUM}),
-    Metric(("PCI.TriageCompute.pcie__write_bytes", "pcie__write_bytes"), {"pcie_tx_bytes": SUM}),
-    Metric(
-        (
-            _sum_of("NVLRX.TriageCompute.nvlrx__bytes_packet_{}_data_user", "request", "response"),
-            "nvlrx__bytes_data_user",
-        ),
-        {"nvlink_rx_bytes": SUM},
-    ),
-    Metric(
-        (
-            _sum_of("NVLTX.TriageCompute.nvltx__bytes_packet_{}_data_user", "request", "response"),
-            "nvltx__bytes_data_user",
-        ),
-        {"nvlink_tx_bytes": SUM},
-    ),
-    Metric(("SM_B.TriageCompute.l1tex__t_sectors", "l1tex__t_sectors"), {"l1_sectors": SUM}),
-    Metric(("SM_B.TriageCompute.l1tex__t_sectors_lookup_hit", "l1tex__t_sectors_lookup_hit"), {"l1_sector_hits": SUM}),
-    Metric(
-        (
-            "SM_C.TriageCompute.smsp__pipe_tensor_op_dmma_cycles_active",
-            "SM_C.TriageCompute.smsp__pipe_tensor_subpipe_dmma_cycles_active",
-            "smsp__pipe_tensor_op_dmma_cycles_active",
-        ),
-        {"pipe_tensor_dfma": SHARE},
-    ),
-)
-"""What is asked of every chip, in order of worth: earlier ones go into earlier passes."""
+_TRIES = 3
+_STALE = 2.0
+_SAME_RATE = 0.02
+_SAME_TIME_S = 0.1
 
 
 class Sampling(Protocol):
@@ -181,136 +50,87 @@ class Sampling(Protocol):
     def close(self) -> None: ...
 
 
-class PmDevice(Protocol):
+class PmDevice(Chip, Protocol):
     """What this module needs of a device (:class:`joulemark.collect.cupti_device.CuptiDevice`, or a fake)."""
 
-    library: str
-    chip: str
-
-    def metric_sets(self) -> tuple[str | None, ...]: ...
-    def base_metrics(self, metric_set: str | None) -> frozenset[str]: ...
-    def fits(self, metrics: Sequence[str], metric_set: str | None) -> bool: ...
     def sampler(self, metrics: Sequence[str], metric_set: str | None, settings: SamplingSettings) -> Sampling: ...
 
 
 @dataclass(frozen=True)
-class Group:
-    """Counters of one pass.
+class Run:
+    """Work that was sampled.
 
     Args:
-        name: as ``pass1``.
-        metrics: metric with the name that this chip gives it.
-        metric_set: that the names are of; None for the open set.
+        samples: what was decoded.
+        interval_s: between samples, in s, as asked for.
+        by_time: whether the device keeps that interval itself.
+        run_s: time of the work on the host, in s.
+        begin_ns, end_ns: of the work, Unix time in ns.
     """
 
-    name: str
-    metrics: tuple[tuple[Metric, str], ...]
-    metric_set: str | None = None
-
-    @property
-    def counters(self) -> tuple[str, ...]:
-        """Canonical names that it gives."""
-        return tuple(name for metric, _ in self.metrics for name in metric.gives)
-
-    def raw(self) -> dict[str, str]:
-        """Canonical name → CUPTI's, with submetrics, ``+`` between those that are added."""
-        return {
-            name: "+".join(part + ending for part in found.split("+"))
-            for metric, found in self.metrics
-            for name, ending in metric.gives.items()
-        }
-
-    def full_names(self) -> tuple[str, ...]:
-        """CUPTI's full names, each once, in order."""
-        return tuple(dict.fromkeys(part for raw in self.raw().values() for part in raw.split("+")))
-
-    def only(self, metrics: Sequence[tuple[Metric, str]]) -> Group:
-        """The group with some of its metrics."""
-        return replace(self, metrics=tuple(metrics))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Passes for a chip.
-
-    Args:
-        groups: in order of worth.
-        missing: canonical name → why no pass gives it.
-    """
-
-    groups: tuple[Group, ...]
-    missing: Mapping[str, str]
-
-
-def plan(device: PmDevice, metrics: Sequence[Metric] = METRICS) -> Plan:
-    """Packs the metrics that a chip knows into as few passes as CUPTI says it can count them in.
-
-    A pass takes, in order of worth, every metric that still fits, and then the anchors that earlier passes have.
-    """
-    groups: list[Group] = []
-    waiting = list(metrics)
-    missing: dict[str, str] = {}
-    for metric_set in device.metric_sets():
-        known = device.base_metrics(metric_set)
-        there = [(metric, name) for metric in waiting if (name := metric.on(known)) is not None]
-        anchors = [(metric, name) for metric in metrics if metric.anchor and (name := metric.on(known)) is not None]
-        while there:
-            group = _packed(device, Group(f"pass{len(groups) + 1}", (), metric_set), there, anchors)
-            taken = {metric for metric, _ in there} & {metric for metric, _ in group.metrics}
-            if not taken:
-                break
-            groups.append(group)
-            waiting = [metric for metric in waiting if metric not in taken]
-            there = [pair for pair in there if pair[0] not in taken]
-        missing |= {name: f"{device.chip} counts it in no single pass" for metric, _ in there for name in metric.gives}
-    for metric in waiting:
-        reason = f"CUPTI {device.library} knows no such metric on {device.chip}"
-        missing |= {name: missing.get(name, reason) for name in metric.gives}
-    given = {name for group in groups for name in group.counters}
-    return Plan(tuple(groups), {name: reason for name, reason in missing.items() if name not in given})
-
-
-def _packed(
-    device: PmDevice, group: Group, there: Sequence[tuple[Metric, str]], anchors: Sequence[tuple[Metric, str]]
-) -> Group:
-    """A pass of the metrics that wait, with at least one anchor to know the work by, and with all that fit."""
-    wanted = [*anchors[:1], *(pair for pair in there if pair not in anchors[:1]), *anchors]
-    for pair in wanted:
-        if pair not in group.metrics:
-            more = group.only([*group.metrics, pair])
-            if device.fits(more.full_names(), more.metric_set):
-                group = more
-    return group
+    samples: Samples
+    interval_s: float
+    by_time: bool
+    run_s: float
+    begin_ns: int
+    end_ns: int
 
 
 def settings_for(chip: str, interval_s: float) -> SamplingSettings:
     """How to sample a chip (``GH100``) at an interval in s."""
     by_time = not chip.startswith(_NO_TIME_INTERVAL)
-    interval = interval_s * 1e9 if by_time else interval_s * _SYSTEM_CLOCK_HZ
+    interval = interval_s * _NS_PER_S if by_time else interval_s * _SYSTEM_CLOCK_HZ
     return SamplingSettings(interval=max(1, round(interval)), by_time=by_time)
 
 
-def record_samples(
-    device: PmDevice, group: Group, settings: SamplingSettings, run: Callable[[], object]
-) -> tuple[Samples, float]:
-    """Samples a group while ``run`` runs, with a sampler of its own.
+def interval_for(expected_s: float | None, least_s: float = INTERVAL_S) -> float:
+    """Interval between samples, in s, so that a run of a length in s gives no more than :data:`MOST_SAMPLES`."""
+    return max(least_s, (expected_s or 0.0) / MOST_SAMPLES)
 
-    Returns:
-        What was decoded, and the time of ``run``, in s.
+
+def record_run(device: PmDevice, group: Group, run: Callable[[], object], interval_s: float) -> Run:
+    """Samples a group while ``run`` runs; again, and at a longer interval, where the hardware buffer ran full.
+
+    Args:
+        device: to sample, by a sampler made for this run.
+        group: to count.
+        run: the work; it may be run more than once.
+        interval_s: between samples, in s.
 
     Raises:
+        CountersOverflow: even the longest interval gave too many samples.
         DeviceError: the device refuses, or what it sampled cannot be decoded.
     """
+    for _ in range(_TRIES):
+        settings = settings_for(device.chip, interval_s)
+        began = time.perf_counter()
+        found = _record_once(device, group, run, settings, interval_s)
+        if found is not None and not found.samples.overflow:
+            return found
+        interval_s = max(4 * interval_s, interval_for(time.perf_counter() - began))
+    raise CountersOverflow(
+        f"the hardware buffer ran full {_TRIES} times, last at {interval_s / 4:.3g} s per sample", "run for less time"
+    )
+
+
+def _record_once(
+    device: PmDevice, group: Group, run: Callable[[], object], settings: SamplingSettings, interval_s: float
+) -> Run | None:
+    """One run beside a sampler of its own; None where the buffer ran full and CUPTI decodes none of it."""
     sampler = device.sampler(group.full_names(), group.metric_set, settings)
     try:
         sampler.start()
-        began = time.perf_counter()
+        begin_ns, began = time.time_ns(), time.perf_counter()
         try:
             run()
         finally:
-            run_s = time.perf_counter() - began
+            run_s, end_ns = time.perf_counter() - began, time.time_ns()
             sampler.stop()
-        return sampler.read(), run_s
+        try:
+            samples = sampler.read()
+        except CountersOverflow:
+            return None
+        return Run(samples, interval_s, settings.by_time, run_s, begin_ns, end_ns)
     finally:
         sampler.close()
 
@@ -330,8 +150,7 @@ def prove(device: PmDevice, group: Group, exercise: Callable[[], object]) -> tup
         DeviceError: the device refuses for a reason that a smaller group does not change.
     """
     try:
-        samples, run_s = record_samples(device, group, settings_for(device.chip, _PROOF_INTERVAL_S), exercise)
-        _check(series_of(device, group, samples, run_s, _PROOF_INTERVAL_S))
+        series_of(device, group, record_run(device, group, exercise, INTERVAL_S))
     except CountersUnreadable as error:
         anchor, rest = group.metrics[:1], group.metrics[1:]
         if len(rest) <= 1:
@@ -343,60 +162,77 @@ def prove(device: PmDevice, group: Group, exercise: Callable[[], object]) -> tup
     return [group], {}
 
 
-def series_of(device: PmDevice, group: Group, samples: Samples, run_s: float, interval_s: float) -> CounterSeries:
+def series_of(device: Chip, group: Group, run: Run) -> CounterSeries:
     """The samples under their canonical names, shares as shares, times in s from the first sample on.
 
     Raises:
-        CountersUnreadable: there is no sample, or time does not go forward.
+        CountersUnreadable: there is no sample, time does not go forward, a value is no number, or no SM was active.
     """
+    samples = _without_stale(run.samples)
     if not len(samples.start):
         raise CountersUnreadable(
-            f"PM sampling decoded no sample in {run_s:.3g} s of group {group.name}", "try again in a fresh process"
+            f"PM sampling decoded no sample in {run.run_s:.3g} s of group {group.name}", "try again in a fresh process"
         )
     if (samples.end <= samples.start).any() or (np.diff(samples.start) <= 0).any():
         raise CountersUnreadable(f"the time stamps of group {group.name} do not go forward", "try a longer interval")
+    values = _values(group, samples)
+    if broken := [name for name, some in values.items() if not np.isfinite(some).all()]:
+        raise CountersUnreadable(f"PM sampling gave no number for {', '.join(broken)}")
+    first, rate = int(samples.start[0]), _ticks_per_s(samples, run)
+    on_wall_clock = rate == _NS_PER_S and abs(int(samples.end[-1]) - run.end_ns) < _SAME_TIME_S * _NS_PER_S
+    series = CounterSeries(
+        tier="pm_sampling",
+        group=group.name,
+        start_s=np.asarray(samples.start - first, np.float64) / rate,
+        end_s=np.asarray(samples.end - first, np.float64) / rate,
+        values=values,
+        units={name: COUNTERS[name].unit for name in values},
+        clock="unix" if on_wall_clock else "pm_timestamp",
+        raw=group.raw(),
+        source=_source(device, group, run, first, rate),
+    )
+    if not len(series.at_work()):
+        raise CountersUnreadable(f"the SMs read 0 in all {len(series)} samples of group {group.name}")
+    return series
+
+
+def _source(device: Chip, group: Group, run: Run, first: int, rate: float) -> dict[str, str | float]:
+    return {
+        "library": f"CUPTI {device.library}",
+        "chip": device.chip,
+        "metric_set": group.metric_set or "none named",
+        "interval_s": run.interval_s,
+        "run_s": run.run_s,
+        "run_begin_s": (run.begin_ns - first) / _NS_PER_S,
+        "run_end_s": (run.end_ns - first) / _NS_PER_S,
+        "first_tick": first,
+        "ticks_per_s": rate,
+    }
+
+
+def _ticks_per_s(samples: Samples, run: Run) -> float:
+    """Rate of the time stamps: ns, unless a device that keeps the interval itself shows another one."""
+    if not run.by_time:
+        return _NS_PER_S
+    seen = float(np.median(samples.end - samples.start)) / run.interval_s
+    return _NS_PER_S if abs(seen / _NS_PER_S - 1) < _SAME_RATE else seen
+
+
+def _without_stale(samples: Samples) -> Samples:
+    """Without a first sample that begins where an earlier sampling of the device ended: it may be seconds long."""
+    length = samples.end - samples.start
+    if len(length) < 2 or length[0] <= _STALE * np.median(length[1:]):
+        return samples
+    return replace(samples, start=samples.start[1:], end=samples.end[1:], values=samples.values[1:])
+
+
+def _values(group: Group, samples: Samples) -> dict[str, NDArray[np.float64]]:
     column = {name: samples.values[:, index] for index, name in enumerate(group.full_names())}
     values: dict[str, NDArray[np.float64]] = {}
     for name, raw in group.raw().items():
         total = np.sum([column[part] for part in raw.split("+")], axis=0)
         values[name] = total / _PER_CENT if COUNTERS[name].unit == "1" else total
-    first = int(samples.start[0])
-    return CounterSeries(
-        tier="pm_sampling",
-        group=group.name,
-        start_s=_seconds(samples.start, first),
-        end_s=_seconds(samples.end, first),
-        values=values,
-        units={name: COUNTERS[name].unit for name in values},
-        clock="pm_timestamp",
-        raw=group.raw(),
-        source={
-            "library": f"CUPTI {device.library}",
-            "chip": device.chip,
-            "metric_set": group.metric_set or "none named",
-            "interval_s": interval_s,
-            "run_s": run_s,
-            "first_tick": first,
-            "overflow": float(samples.overflow),
-        },
-    )
-
-
-def _seconds(ticks: NDArray[np.int64], first: int) -> NDArray[np.float64]:
-    return np.asarray(ticks - first, np.float64) * _NS
-
-
-def _check(series: CounterSeries) -> None:
-    """A series over work in which no counter moved is no measurement.
-
-    Raises:
-        CountersUnreadable: everything reads 0, or a value is no number.
-    """
-    broken = [name for name, samples in series.values.items() if not np.isfinite(samples).all()]
-    if broken:
-        raise CountersUnreadable(f"PM sampling gave no number for {', '.join(broken)}")
-    if len(series) >= _MIN_SAMPLES_OF_WORK and not any(samples.any() for samples in series.values.values()):
-        raise CountersUnreadable(f"all counters of group {series.group} read 0 while the GPU worked")
+    return values
 
 
 class PmSamplingSource:
@@ -405,7 +241,7 @@ class PmSamplingSource:
     Args:
         device: to sample.
         exercise: work that keeps the SMs busy for some 20 ms, and returns when it is done.
-        interval_s: between samples, in s.
+        interval_s: least time between samples, in s.
 
     Raises:
         DeviceError: no group can be sampled; its type says why.
@@ -415,6 +251,7 @@ class PmSamplingSource:
 
     def __init__(self, device: PmDevice, exercise: Callable[[], object], interval_s: float = INTERVAL_S) -> None:
         self._device, self._interval_s = device, interval_s
+        self._last_run_s: float | None = None
         planned = plan(device)
         if not planned.groups:
             raise CountersUnreadable(f"CUPTI {device.library} plans no pass for {device.chip}", "use a newer CUPTI")
@@ -444,19 +281,18 @@ class PmSamplingSource:
         """Canonical names that a pass gives."""
         return self._groups[group].counters
 
-    def record(self, group: str, run: Callable[[], object]) -> CounterSeries:
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """See :meth:`joulemark.counter_series.CounterSource.record`.
 
         Raises:
-            CountersUnreadable: nothing was decoded, or every counter reads 0.
+            CountersUnreadable: nothing was decoded, or the SMs read 0.
             DeviceError: the device refuses.
         """
         wanted = self._groups[group]
-        settings = settings_for(self._device.chip, self._interval_s)
-        samples, run_s = record_samples(self._device, wanted, settings, run)
-        series = series_of(self._device, wanted, samples, run_s, self._interval_s)
-        _check(series)
-        return replace(series, missing=self.missing)
+        interval_s = interval_for(expected_s or self._last_run_s, self._interval_s)
+        done = record_run(self._device, wanted, run, interval_s)
+        self._last_run_s = done.run_s  # passes over the same work take about as long
+        return replace(series_of(self._device, wanted, done), missing=self.missing)
 
     def close(self) -> None:
         """Nothing is held between two records."""
