@@ -8,10 +8,6 @@ from joulemark.utilization.kernel_table import LONGEST, tables_of
 
 GEMM, NORM = "nvjet_sm90_tst_128x256", "batch_norm_transform_input_kernel"
 FLASH = "flash_fwd_kernel<cutlass::bfloat16_t>"
-    "nvjet_sm90_tst_128x256",
-    "batch_norm_transform_input_kernel",
-    "flash_fwd_kernel<cutlass::bfloat16_t>",
-)
 
 
 def document(kernels, copies=(), devices=({"device": 0},)):
