@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from itertools import pairwise
 
 import pytest
 
+from joulemark.store import read_run
 from joulemark.testing import scenario_of
 
 CONFTEST = """
