@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 
 from joulemark.collect.flops import calls_per_window, count_flops, product_of
@@ -23,6 +24,8 @@ from joulemark.utilization.levels import COUNTS, SHARES, Counted, Stretch, level
 from joulemark.workloads.base import Step
 
 _MOST_STEPS = 1000
+_FEWEST_WINDOWS = 3
+"""Windows with the counters: an instrument that counts all at once has its one pass repeated."""
 _BESIDE_S = 0.35
 """Window of the instrument beside: NVML's GPM needs two samples well apart."""
 _AGREE = 0.03
@@ -84,7 +87,8 @@ class Readings:
     """All that the pass has read of one step.
 
     Args:
-        off_s, on_s: seconds per step of each window without and with the counters, in turn.
+        off_s: seconds per step of each window without the counters; one more than ``on_s``.
+        on_s: of each window with them, each between two without.
         counted: what the counters saw, one entry per group that could be counted, cut to the work.
         spans: (start, end) of the counted windows on ``time.perf_counter``.
         lost: group → why it could not be counted.
@@ -123,12 +127,13 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
         raise Unsupported("a setup runs between the steps: counters cannot tell its work from theirs")
     seen = Readings()
     groups = () if counting.source is None else counting.source.groups
-    fitting = round(one.budget_s / (2 * max(1, len(groups))) / max(step_s, 1e-9))
-    loop = _Loop(step, timer, counting.device, max(one.min_samples, min(_MOST_STEPS, fitting)))
-    for group in groups or ("",):
+    turns = groups * math.ceil(_FEWEST_WINDOWS / len(groups)) if groups else ()
+    fitting = round(one.budget_s / (2 * len(turns) + 1) / max(step_s, 1e-9))
+    loop = _Loop(step, timer, counting.device, max(one.min_samples, min(_MOST_STEPS, fitting)), step_s)
+    seen.off_s.append(loop.marked()[0])
+    for group in turns:
+        _count_group(counting.source, group, loop, seen)
         seen.off_s.append(loop.marked()[0])
-        if counting.source is not None:
-            _count_group(counting.source, group, loop, seen)
     _read_beside(counting, replace(loop, steps=max(1, math.ceil(_BESIDE_S / max(step_s, 1e-9)))), seen)
     _read_work(counting, timer, dtype, step, seen)
     return seen
@@ -142,6 +147,12 @@ class _Loop:
     timer: Timer
     device: str
     steps: int
+    step_s: float
+
+    @property
+    def expected_s(self) -> float:
+        """About how long the loop takes, in s."""
+        return self.steps * self.step_s
 
     def plain(self) -> float:
         """Seconds per step."""
@@ -162,11 +173,12 @@ class _Loop:
         return seconds, tuple(Stretch(*one) for one in clock.read())
 
 
-def _count_group(source: CounterSource, group: str, loop: _Loop, seen: Readings) -> None:
+def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Readings) -> None:
+    assert source is not None
     told: list[tuple[float, tuple[Stretch, ...]]] = []
     start = time.perf_counter()
     try:
-        series = source.record(group, lambda: told.append(loop.marked())).at_work()
+        series = source.record(group, lambda: told.append(loop.marked()), loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[group] = str(error)
         return
@@ -184,7 +196,7 @@ def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
         return
     group = counting.beside.groups[0]
     try:
-        series = counting.beside.record(group, loop.plain).at_work()
+        series = counting.beside.record(group, loop.plain, loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[counting.beside.tier] = str(error)
         return
@@ -290,10 +302,11 @@ def _levels(seen: Readings) -> dict[str, Value]:
 def _times(seen: Readings) -> dict[str, Value]:
     if not seen.on_s:
         return {}
-    cost = median(seen.on_s) / median(seen.off_s) - 1
+    around = [(before + after) / 2 for before, after in pairwise(seen.off_s)]
+    costs = [on / off - 1 for on, off in zip(seen.on_s, around, strict=False)]
     return {
         "counted_step_s": _value(seen.on_s, "counted_step_s", "host_clock"),
-        "counters_overhead": Value(cost, "1", n=len(seen.on_s), tier="host_clock"),
+        "counters_overhead": _value(costs, "counters_overhead", "host_clock"),
     }
 
 
