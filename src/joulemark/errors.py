@@ -10,6 +10,7 @@
     │   ├── NvmlUnavailable     NVML did not start; `cause` names why
     │   ├── NotPermitted        the driver refuses without more privilege
     │   ├── NotSupported        this GPU or driver lacks the sensor
+    │   ├── GpuLeased           another session measures on the GPU
     │   ├── GpuLost             the GPU fell off the bus or needs a reset
     │   ├── CountersUnavailable the library or tool that reads hardware counters is missing, too old or mismatched
     │   ├── CountersBusy        another profiler holds the hardware counters
@@ -82,6 +83,10 @@ class NotPermitted(DeviceError):
 
 class NotSupported(DeviceError):
     """This GPU or driver lacks the sensor."""
+
+
+class GpuLeased(DeviceError):
+    """Another session measures on the GPU."""
 
 
 class GpuLost(DeviceError):

@@ -137,7 +137,7 @@ for _metric in (
         "s",
         "lower",
         "issue unpr.",
-        "time in which the host issues a lone unprofiled step: from the call until it returns, the device idle before",
+        "time in which the host issues an unprofiled step: from the call until it returns, the queue not full",
     ),
     Metric("operators_per_step", "1", "neither", "operators", "outermost operators that issue work in a profiled step"),
     Metric(

@@ -23,7 +23,7 @@ import json
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -565,6 +565,26 @@ def backend_of(scenario: Mapping[str, Any], clock: Callable[[], float] = time.pe
         init_error=scenario.get("init_error"),
         bytes_strings=bool(scenario.get("bytes_strings", False)),
     )
+
+
+def scenario_of(gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A scenario of GPUs that each draw a constant power and have an energy counter.
+
+    Args:
+        gpus: per GPU its ``name``, ``power_w`` (in W) and ``number``, from which UUID and bus address are made.
+    """
+    return {
+        "gpus": [
+            {
+                "name": gpu["name"],
+                "uuid": f"GPU-{gpu['number']:08x}-0a0a-4b4b-8c8c-000000000000",
+                "pci": f"00000000:{gpu['number'] + 16:02X}:00.0",
+                "power_mw": round(gpu["power_w"] / _SI_PREFIX_STEP),
+                "energy": {"counter_from_power": True, "period_s": 0.1, "start_mj": 1_000_000},
+            }
+            for gpu in gpus
+        ]
+    }
 
 
 _SCENARIO_SENSORS = {

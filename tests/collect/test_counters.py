@@ -6,9 +6,17 @@ import pytest
 
 from joulemark.collect import counters
 from joulemark.collect.counters import open_counters
-from joulemark.errors import ConfigurationError, CountersBusy, NotPermitted, NotSupported
+from joulemark.errors import (
+    ConfigurationError,
+    CountersBusy,
+    CountersUnavailable,
+    DeviceError,
+    NotPermitted,
+    NotSupported,
+    NvmlUnavailable,
+)
 from joulemark.fake_counters import REFUSALS
-from joulemark.testing import FakeCounters, fake_ladder
+from joulemark.testing import FakeCounters, FakeNvml, fake_ladder
 
 
 def test_the_best_instrument_is_taken_and_no_other_opened():
@@ -49,6 +57,45 @@ def test_closing_reaches_the_instrument():
 def test_another_device_is_refused_by_name(device):
     with pytest.raises(ConfigurationError, match=device):
         open_counters("GPU-1", device)
+
+
+@pytest.fixture
+def no_libraries(monkeypatch):
+    """Neither libcupti nor NVML nor its stand-in."""
+    monkeypatch.delenv("JOULEMARK_FAKE_GPUS", raising=False)
+    monkeypatch.setattr("joulemark.collect.cupti.loaded_libraries", lambda: ())
+    monkeypatch.setattr("joulemark.collect.cupti._installed", lambda: None)
+    monkeypatch.setattr("joulemark.device.nvml.load_backend", lambda: FakeNvml(init_error=12))
+
+
+@pytest.mark.usefixtures("no_libraries")
+def test_a_machine_without_a_gpu_says_why_for_each_tier():
+    ladder = open_counters("GPU-1")
+    assert ladder.source is None
+    assert isinstance(ladder.refused["pm_sampling"], CountersUnavailable)
+    assert isinstance(ladder.refused["gpm"], NvmlUnavailable)
+    assert all(error.remedy for error in ladder.refused.values())
+
+
+def test_torch_without_cuda_cannot_prove_the_counters(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(CountersUnavailable, match="has no CUDA here") as caught:
+        counters._busy_work(0)
+    assert caught.value.remedy
+
+
+def test_a_full_gpu_is_a_reason_and_no_crash(monkeypatch):
+    import torch
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "randn", full)
+    with pytest.raises(DeviceError, match="no memory left"):
+        counters._busy_work(0)
 
 
 def scenario(tmp_path, monkeypatch, entry):

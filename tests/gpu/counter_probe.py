@@ -363,9 +363,16 @@ def summary(series: Any) -> dict[str, Any]:
     shares = {name: work.mean(name) for name, unit in series.units.items() if unit == "1"}
     totals = {name: work.total(name) for name, unit in series.units.items() if unit != "1"}
     return {
-        "samples": len(series), "at_work": len(work), "work_s": float(work.duration_s.sum()), "shares": shares,
-        "clock": work.clock, "totals": totals, "raw": dict(series.raw), "missing": dict(series.missing), "source": dict(series.source),
-    }  # fmt: skip
+        "samples": len(series),
+        "at_work": len(work),
+        "work_s": float(work.duration_s.sum()),
+        "clock": work.clock,
+        "shares": shares,
+        "totals": totals,
+        "raw": dict(series.raw),
+        "missing": dict(series.missing),
+        "source": dict(series.source),
+    }
 
 
 def others(probe: Probe) -> dict[str, Any]:

@@ -212,7 +212,8 @@ def test_a_slow_first_call_per_shape_stays_out_of_the_samples(project):
 
 
 def test_a_sweep_whose_file_cannot_be_written_ends_at_once(project):
-    project.write({"bench_a.py": MIXED, "results": "a file, not a folder"})
+    taken = "import pathlib\n\ndef pytest_collection_finish():\n    pathlib.Path('results').write_text('a file')\n"
+    project.write({"bench_a.py": MIXED, "conftest.py": taken})
     result = project.bench("--bench-results=results", "-k", "small or raises")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stdout.str() + result.stderr.str()

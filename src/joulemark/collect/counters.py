@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from joulemark.device.nvml import FAKE_GPUS
-from joulemark.errors import ConfigurationError, DeviceError
+from joulemark.errors import ConfigurationError, CountersUnavailable, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from joulemark.counter_series import CounterSource, Tier
 
+_TORCH_REMEDY = "pip install joulemark[torch]"
 _PRODUCTS = 800
 """Of 2048³ in half precision: 17 GFLOP each, some 20 ms in all on an H200, longer on a smaller GPU."""
 
@@ -111,16 +112,29 @@ def _gpm(uuid: str) -> CounterSource:
 
 
 def _busy_work(ordinal: int) -> Callable[[], object]:
-    """Matrix products for some 20 ms: work that no counter of an SM misses."""
-    import torch
+    """Matrix products for some 20 ms: work that no counter of an SM misses.
 
+    Raises:
+        CountersUnavailable: torch is not there, or has no CUDA.
+        DeviceError: the device has no memory left for it.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise CountersUnavailable(f"PM sampling is proved on work of torch: {error}", _TORCH_REMEDY) from error
+    if not torch.cuda.is_available():
+        raise CountersUnavailable("PM sampling is proved on work of torch, which has no CUDA here", _TORCH_REMEDY)
     device = torch.device("cuda", ordinal)
-    left = torch.randn(2048, 2048, device=device, dtype=torch.float16)
 
     def run() -> None:
         for _ in range(_PRODUCTS):
-            torch.mm(left, left)
+            torch.mm(matrix, matrix, out=product)
         torch.cuda.synchronize(device)
 
-    run()
+    try:
+        matrix = torch.randn(2048, 2048, device=device, dtype=torch.float16)
+        product = torch.empty_like(matrix)
+        run()
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"cuda:{ordinal} has no memory left to prove its counters on", "free some") from error
     return run

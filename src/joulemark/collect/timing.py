@@ -18,6 +18,9 @@ Stop = Callable[[Sequence[float]], str | None]
 _SIDE_STREAM_TAIL_S = 50e-6
 """A device that is still busy this long after the current stream ended works on another stream."""
 
+_BURST = 3
+"""Steps issued without waiting: with the one before them fewer launches than the queue holds, for most models."""
+
 
 @dataclass(frozen=True)
 class LoneSamples:
@@ -29,9 +32,7 @@ class LoneSamples:
         side_streams: work outside the current stream was seen; ``device_s`` then ends at the device-wide fence.
         start, end: first and last edge on ``time.perf_counter``.
         stopped: why the loop ended.
-        issue_s: from the call until it returns, per iteration: what the host needs to issue the step where the
-            queue of launches is empty before and does not fill (about a thousand); empty where a call that returns
-            has done its work.
+        issue_s: from the call until it returns, per iteration; empty where a call that returns has done its work.
     """
 
     host_s: list[float]
@@ -75,6 +76,8 @@ class Timer(Protocol):
 
     def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples: ...
 
+    def issue(self, run: Run, stop: Stop) -> list[float]: ...
+
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]: ...
 
     def flush_l2(self) -> Run | None: ...
@@ -111,6 +114,10 @@ class HostTimer:
         """On a host, steps back to back are lone steps."""
         lone = self.lone(run, None, stop)
         return SteadySamples(lone.host_s, lone.start, lone.end, lone.stopped)
+
+    def issue(self, run: Run, stop: Stop) -> list[float]:
+        """Nothing is issued on a host: a call that returns has done its work."""
+        return []
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
         """Repeat the step for ``seconds``; (time, steps done) after each chunk, first entry before any."""
@@ -244,6 +251,27 @@ class CudaTimer:
         self.synchronize()
         samples += _times_between(ring, len(samples), issued)
         return SteadySamples(samples, start, time.perf_counter(), reason)
+
+    def issue(self, run: Run, stop: Stop) -> list[float]:
+        """Host time of steps issued back to back into a queue that is not full, in s.
+
+        The queue of launches is emptied, then a few steps are issued: of the first, which comes after a wait, nothing
+        is kept. A launch waits once about a thousand are queued: steps with more than a few hundred launches whose
+        device is slower than the host are partly waited for.
+        """
+        clock = time.perf_counter
+        samples: list[float] = []
+        reason = None
+        while reason is None:
+            self.synchronize()
+            run()
+            for _ in range(_BURST):
+                called = clock()
+                run()
+                samples.append(clock() - called)
+            reason = stop(samples)
+        self.synchronize()
+        return samples
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
         """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete.

@@ -11,8 +11,6 @@ from joulemark.errors import UnreadableInput
 from joulemark.metrics import PROFILER, find
 from joulemark.records import Finding, Json, Measurement, Value
 from joulemark.stats import summarize
-from joulemark.trace.analyse import analyse, file_document
-from joulemark.utilization.kernel_table import tables_of
 
 TIER = "torch_profiler"
 _KEYS = {
@@ -40,6 +38,10 @@ def measurement_of(recording: Recording, trace: Path, name: str = "profiler") ->
     Args:
         trace: the file that the recording wrote.
     """
+    # every measuring process would pay for these imports
+    from joulemark.trace.analyse import analyse, file_document
+    from joulemark.utilization.kernel_table import tables_of
+
     distortion = {"profiler_distortion": Value(recording.distortion, "1", n=1, tier="host_clock")}
     try:
         document = file_document(analyse(trace))

@@ -200,8 +200,7 @@ class Runner:
         else:
             missing["device_time_s"] = "no CUDA device clock: the step ran on the host"
         if lone.issue_s:
-            samples["host_issue_unprofiled_s"] = lone.issue_s
-            values["host_issue_unprofiled_s"] = value_of(lone.issue_s, "host_issue_unprofiled_s", "host_clock")
+            samples["lone_issue_s"] = lone.issue_s
         # Where steps cannot follow each other unfenced, the lone ones give the device time.
         alone = job.lone_only or step.setup is not None or lone.side_streams
         if alone and lone.device_s:
@@ -221,8 +220,12 @@ class Runner:
         stop = Precision(one.budget_s, one.target, one.min_samples)
         with _quiet_collector():
             steady = self.timer.steady(step.run, stop, _step_time(done))
+            issue = self.timer.issue(step.run, Precision(one.budget_s / 4, one.target, _MIN_ISSUED))
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
+        if issue:
+            samples["host_issue_unprofiled_s"] = issue
+            values["host_issue_unprofiled_s"] = value_of(issue, "host_issue_unprofiled_s", "host_clock")
         _throughput(values, samples, step)
         return Measurement(
             one.name,
@@ -365,6 +368,7 @@ def missing_metrics(plan: Plan, reasons: dict[str, str]) -> dict[str, str]:
 
 _LONG_STEP_S = 0.05
 _MOST_PROFILED_STEPS = 10
+_MIN_ISSUED = 9
 
 
 def _refuse_long(step_s: float, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ class BenchOptions:
         budget_s: wall time of the whole sweep, in s.
         timeout_s: of one case, in s.
         worker: (passes, answers file) in a measuring process, None in the parent.
+        lease_s: how long to wait for a GPU that another session measures on, in s; 0 refuses, None takes no lease.
+        lease_dir: where the locks stand; None for the usual folder.
+        power_budget_w: that the GPUs of this machine share, in W.
         isolate: measure in a child process; off under a debugger.
         cupti: a libcupti to load in place of torch's, in the process of the counters pass.
         rootdir: pytest's, where the modules of ``pkg.mod:factory`` are looked for too.
@@ -50,6 +54,9 @@ class BenchOptions:
     keep_traces: bool = False
     cupti: Path | None = None
     worker: tuple[str, Path] | None = None
+    lease_s: float | None = 3600.0
+    lease_dir: Path | None = None
+    power_budget_w: float | None = None
     isolate: bool = True
     rootdir: Path | None = None
 
@@ -90,6 +97,9 @@ class BenchOptions:
             keep_traces=_keep_traces(config),
             cupti=_cupti(config),
             worker=None if worker is None else _worker(worker),
+            lease_s=_lease(_text(config, "lease")),
+            lease_dir=_lease_dir(config),
+            power_budget_w=_number(config, "power-budget"),
             isolate=not (
                 _flag(config, "inprocess") or config.getoption("usepdb", False) or config.getoption("trace", False)
             ),
@@ -119,6 +129,15 @@ _HELP: dict[str, tuple[str, str]] = {
     "results": (
         "DIR",
         "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
+    ),
+    "lease": (
+        "HOW",
+        "where another session measures on a GPU: wait (an hour, the default), seconds to wait, refuse, or off",
+    ),
+    "lease-dir": ("DIR", "folder of the GPU leases, shared by all users of the machine (JOULEMARK_LEASE_DIR)"),
+    "power-budget": (
+        "WATTS",
+        "with -n: power that the GPUs of this machine share; cases that would draw more together wait for one another",
     ),
     "resume": ("FILE", "go on with the sweep of this file: finished cases are not measured again"),
     "cupti": (
@@ -243,6 +262,27 @@ def _number(config: pytest.Config, name: str) -> float | None:
     if not 0 < value < float("inf") or (name == "processes" and value != int(value)):
         raise ConfigurationError(f"--bench-{name} got {text!r}", "it takes a positive number")
     return value
+
+
+def _lease(text: str | None) -> float | None:
+    """Seconds to wait, None for no lease."""
+    words = {"wait": BenchOptions.lease_s, "refuse": 0.0, "off": None}
+    if text is None or text in words:
+        return words[text or "wait"]
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return float(text)
+    raise ConfigurationError(f"--bench-lease got {text!r}", "it takes wait, refuse, off or a whole number of seconds")
+
+
+def _lease_dir(config: pytest.Config) -> Path | None:
+    """The option, else the environment's word (which the folder's own default follows), else the ini file's."""
+    from joulemark.device.lease import FOLDER_VARIABLE
+
+    option = config.getoption(_dest("lease-dir"))
+    if option is None and os.environ.get(FOLDER_VARIABLE):
+        return None
+    text = _text(config, "lease-dir")
+    return None if text is None else config.invocation_params.dir / text
 
 
 def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:

@@ -74,11 +74,8 @@ def _draw_model(panels: Sequence[Axes], name: str, series: Sequence[Mapping[str,
     times, shares, hidden = panels
     for index, one in enumerate(series):
         colour, label = _COLOURS[index % len(_COLOURS)], _label(one)
-        _line(times, one, lambda row: row["metrics"]["gpu_busy_s"]["value"], colour, "-", f"{label}: GPU busy")
-        _line(
-            times, one, lambda row: row["metrics"]["host_issue_unprofiled_s"]["value"], colour, "--",
-            f"{label}: host issue",
-        )  # fmt: skip
+        _line(times, one, lambda row: row["metrics"]["gpu_busy_s"]["value"], colour, "-")
+        _line(times, one, lambda row: row["metrics"]["host_issue_unprofiled_s"]["value"], colour, "--")
         _line(shares, one, lambda row: row["exposed_share"], colour, "-", label)
         _line(hidden, one, lambda row: row["hidden_ratio_unprofiled"], colour, "-", label)
         _mark_crossover(times, one["crossover"], colour)
@@ -87,14 +84,17 @@ def _draw_model(panels: Sequence[Axes], name: str, series: Sequence[Mapping[str,
     shares.axhline(0.05, color="grey", linewidth=0.8, linestyle=":")
     for panel, title in zip(panels, _PANELS, strict=True):
         panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(lambda batch, _: f"{batch:g}")
         panel.set_xlabel("batch size")
         panel.set_ylabel(title)
         panel.grid(visible=True, linewidth=0.3)
+    for style, what in (("-", "GPU busy"), ("--", "host issue")):
+        times.plot([], [], style, color="black", linewidth=1.2, label=what)
     times.legend(fontsize=7)
     shares.legend(fontsize=7)
 
 
-def _line(panel: Axes, series: Mapping[str, Json], value: Any, colour: str, style: str, label: str) -> None:
+def _line(panel: Axes, series: Mapping[str, Json], value: Any, colour: str, style: str, label: str = "") -> None:
     known = [(row["batch_size"], value(row)) for row in series["rows"] if value(row) is not None]
     if known:
         batches, values = zip(*known, strict=True)

@@ -95,13 +95,24 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
     if even["median_s"] is not None:
         yield (
             f"host issue time per operator: {format_value(even['median_s'], 's')}, "
-            f"at most {even['largest_deviation']:+.1%} from it (batch {even['batch']})"
+            f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"
         )
+    yield from _causes(series["rows"])
     for finding in series["crossover"]["findings"]:
         yield f"{finding['message']}: {finding['remedy']}"
     if any(row["kernels_reconciled"] is False for row in series["rows"]):
         yield "(!): the profile lost records; launches and kernels do not agree"
     yield "step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy"
+
+
+def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    """Why the GPU waits in a profiled step at the smallest batch, the longest first."""
+    known = next(((row["batch_size"], row["idle_s"]) for row in rows if any(row["idle_s"].values())), None)
+    if known is None:
+        return
+    longest = sorted(((value, cause) for cause, value in known[1].items() if value), reverse=True)[:4]
+    listed = ", ".join(f"{cause} {format_value(value, 's')}" for value, cause in longest)
+    yield f"idle in a profiled step of batch {known[0]}: {listed}"
 
 
 def _against_eager(entries: Sequence[Mapping[str, Json]]) -> Table:
