@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
 
 from joulemark.metrics import LEVELS
@@ -84,15 +85,26 @@ def document_of(runs: Sequence[Run]) -> dict[str, Json]:
     return {
         "schema": SCHEMA,
         "published": dict(PUBLISHED),
-        "runs": [{"run_id": run.run_id, "completed": run.completed, "wall_s": run.wall_s} for run in runs],
+        "runs": [_run_entry(run) for run in runs],
         "series": [_series_entry(one) for one in _series_of(records)],
+    }
+
+
+def _run_entry(run: Run) -> dict[str, Json]:
+    counters = {one.tiers.get("counters") for one in run.environments.values()}
+    return {
+        "file": Path(run.path).name,
+        "run_id": run.run_id,
+        "completed": run.completed,
+        "wall_s": run.wall_s,
+        "counters": counters.pop() if len(counters) == 1 else None,
     }
 
 
 def _series_of(records: Iterable[Record]) -> Iterator[_Series]:
     """Series of training cases in the order of the runs; batch sizes rise."""
     groups: dict[str, list[Record]] = {}
-    flops: dict[Case, dict[int, float]] = {}
+    flops: dict[str, dict[int, float]] = {}
     for record in records:
         case = record.case
         if case.batch_size is None or case.phase != "train":
@@ -113,9 +125,9 @@ def _series_of(records: Iterable[Record]) -> Iterator[_Series]:
             yield _Series(case.series, cells, min(too_large, default=None), flops.get(_regardless(case), {}))
 
 
-def _regardless(case: Case) -> Case:
+def _regardless(case: Case) -> str:
     """What decides a step's FLOP besides its batch: neither the mode nor the function that swept it."""
-    return replace(case, mode="eager", batch_size=None, benchmark=None, input=None)
+    return replace(case, mode="eager", batch_size=None, benchmark=None, input=None).case_id
 
 
 def _series_entry(series: _Series) -> dict[str, Json]:
