@@ -67,22 +67,19 @@ def title_of(series: Mapping[str, Json]) -> str:
 
 
 def _plateaus(series: Sequence[Mapping[str, Json]]) -> Table:
-    columns = ("series", "throughput", *(find(level).title for level in _MAIN))
-    rows = [
-        (
-            title_of(one),
-            _verdict(one["throughput_plateau"]),
-            *(_verdict(one["level_plateaus"].get(level)) for level in _MAIN),
-        )
-        for one in series
-    ]
+    rows = []
+    for one in series:
+        rows.append((title_of(one), "throughput", _verdict(one["throughput_plateau"])))
+        rows += [("", find(level).title, _verdict(one["level_plateaus"].get(level))) for level in _MAIN]
     found = dict.fromkeys(
         f"{title_of(one)}: {finding['message']}"
         for one in series
         for finding in (one["throughput_plateau"] or {"findings": ()})["findings"]
     )
     note = "plateau: the batch beyond which no doubling gains more than 5 %, with a bootstrap interval"
-    return _table("where a bigger batch stops helping", columns, rows, (note, *found), frozenset())
+    return _table(
+        "where a bigger batch stops helping", ("series", "what", "verdict"), rows, (note, *found), frozenset()
+    )
 
 
 def _verdict(plateau: Mapping[str, Json] | None) -> str:
