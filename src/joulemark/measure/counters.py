@@ -26,8 +26,8 @@ from joulemark.workloads.base import Step
 _MOST_STEPS = 1000
 _FEWEST_WINDOWS = 3
 """Windows with the counters: an instrument that counts all at once has its one pass repeated."""
-_BESIDE_S = 0.35
-"""Window of the instrument beside: NVML's GPM needs two samples well apart."""
+_GPM_S = 0.6
+"""A shorter window than this says little by NVML's GPM: its samples are 0.1 s apart, and the first ones lag."""
 _AGREE = 0.03
 """Shares of peak by two instruments in the same minute may differ by this much."""
 _DISTURBS = 0.05
@@ -128,15 +128,24 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
     seen = Readings()
     groups = () if counting.source is None else counting.source.groups
     turns = groups * math.ceil(_FEWEST_WINDOWS / len(groups)) if groups else ()
-    fitting = round(one.budget_s / (2 * len(turns) + 1) / max(step_s, 1e-9))
-    loop = _Loop(step, timer, counting.device, max(one.min_samples, min(_MOST_STEPS, fitting)), step_s)
+    window_s = max(one.budget_s / (2 * len(turns) + 1), _least_s(counting.source))
+    loop = _Loop(step, timer, counting.device, _steps(window_s, step_s, one.min_samples), step_s)
     seen.off_s.append(loop.marked()[0])
     for group in turns:
         _count_group(counting.source, group, loop, seen)
         seen.off_s.append(loop.marked()[0])
-    _read_beside(counting, replace(loop, steps=max(1, math.ceil(_BESIDE_S / max(step_s, 1e-9)))), seen)
+    _read_beside(counting, replace(loop, steps=_steps(_least_s(counting.beside), step_s)), seen)
     _read_work(counting, timer, dtype, step, seen)
     return seen
+
+
+def _least_s(source: CounterSource | None) -> float:
+    """The shortest window from which an instrument tells anything, in s."""
+    return _GPM_S if source is not None and source.tier == "gpm" else 0.0
+
+
+def _steps(window_s: float, step_s: float, fewest: int = 1) -> int:
+    return max(fewest, min(_MOST_STEPS, math.ceil(window_s / max(step_s, 1e-9))))
 
 
 @dataclass
