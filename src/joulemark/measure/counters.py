@@ -23,7 +23,7 @@ from joulemark.stats import summarize
 from joulemark.utilization.levels import COUNTS, SHARES, Counted, Stretch, levels_of, rows_of, total, unlike
 from joulemark.workloads.base import Step
 
-_MOST_STEPS = 1000
+_MOST_STEPS = 5000
 _FEWEST_WINDOWS = 3
 """Windows with the counters: an instrument that counts all at once has its one pass repeated."""
 _GPM_S = 0.6
