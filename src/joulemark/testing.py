@@ -103,6 +103,7 @@ class FakeGpu:
             ``sm_clock``, ``memory_clock``, ``temperature``, ``reasons``, ``utilization``, ``power_limit``.
         gpm: GPM metric id → level in NVML's unit (per cent, MiB/s), or ``{"error": NVML error number}``; None for a
             GPU without GPM.
+        gpm_lag_s: how far behind the present GPM's levels are.
         gpm_blind_s: two GPM samples less than this apart read 0, without an error.
         processes: pids with a compute context.
         mig: UUIDs of MIG instances.
@@ -130,6 +131,7 @@ class FakeGpu:
     reasons: frozenset[str] = frozenset()
     errors: Mapping[str, int] = field(default_factory=dict)
     gpm: Mapping[int, Level | Mapping[str, int]] | None = None
+    gpm_lag_s: float = 0.0
     gpm_blind_s: float = 0.04
     processes: tuple[int, ...] = ()
     mig: tuple[str, ...] = ()
@@ -308,7 +310,7 @@ class FakeNvml:
             level = levels.get(metric.metricId, {"error": _INVALID})
             metric.nvmlReturn = level["error"] if isinstance(level, Mapping) else 0
             if not isinstance(level, Mapping):
-                middle = (first.age_s + second.age_s) / 2
+                middle = (first.age_s + second.age_s) / 2 - first.gpu.gpm_lag_s
                 blind = second.age_s - first.age_s < first.gpu.gpm_blind_s
                 metric.value = 0.0 if blind else float(level(middle) if callable(level) else level)
         return request

@@ -17,6 +17,7 @@ H200 = {
 
 def source(gpu: FakeGpu, **options) -> tuple[GpmSource, FakeNvml]:
     backend = FakeNvml([gpu])
+    options = {"settle_s": 0.0} | options
     return GpmSource(gpu.uuid, Nvml(backend), **options), backend
 
 
@@ -29,6 +30,28 @@ def test_shares_and_bytes_of_a_run():
     assert len(series) == 3
     assert 0.27 < series.duration_s.sum() < 0.45
     assert series.units["pcie_rx_bytes"] == "B"
+    assert backend.gpm_samples == 0
+
+
+def test_what_lags_behind_the_begin_of_the_work_is_not_taken_for_it():
+    """Levels of the idle time before the work are seen for 0.2 s into it."""
+    gpu = FakeGpu(gpm_lag_s=0.2)
+    begin = gpu.age_s + 0.1
+    gpu.gpm = dict(H200) | {5: lambda t: 92.6 if t > begin else 0.0}
+    gpm, _ = source(gpu, settle_s=0.25)
+    time.sleep(max(0.0, begin - gpu.age_s))
+    began = time.perf_counter()
+    series = gpm.record("gpm", lambda: time.sleep(0.5))
+    assert list(series.values["pipe_tensor"]) == pytest.approx([0.926] * len(series))
+    assert series.start_s[0] - began > 0.25
+    assert 0.2 < series.duration_s.sum() < 0.35
+
+
+def test_a_run_that_ends_within_the_lag_says_how_long_it_must_be():
+    gpm, backend = source(FakeGpu(gpm=H200), settle_s=0.25)
+    with pytest.raises(CountersUnreadable, match=r"lags 0\.25 s behind") as caught:
+        gpm.record("gpm", lambda: time.sleep(0.1))
+    assert "0.35 s at least" in caught.value.remedy
     assert backend.gpm_samples == 0
 
 

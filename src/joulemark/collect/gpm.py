@@ -2,7 +2,9 @@
 
 Source: NVML documentation, "GPM Functions" and ``nvmlGpmMetricId_t``. NVML gives means over the time between two
 samples; less than some 50 ms apart it answers 0.0 and says success, so a reading in which everything is 0 while work
-ran is taken as missing.
+ran is taken as missing. What it tells lags behind: on an H200 the first 0.12 to 0.22 s of steady work still show the
+idle time before (a run of 0.48 s read 65 % where its end read 93 %), so the first :data:`SETTLE_S` of a run are not
+sampled.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S = 0.05
 INTERVAL_S = 0.1
+SETTLE_S = 0.25
+"""Longest lag behind the work that was seen, and a little more."""
+
 _MIB = 2.0**20
 _PER_CENT = 100.0
 
@@ -84,6 +89,7 @@ class GpmSource:
         uuid: of the GPU.
         nvml: an open session, for tests; by default one of its own.
         interval_s: between samples, in s; at least 50 ms.
+        settle_s: of each run before the first sample, in s.
 
     Raises:
         NotSupported: the GPU has no GPM.
@@ -93,10 +99,12 @@ class GpmSource:
     tier: Tier = "gpm"
     groups: tuple[str, ...] = ("gpm",)
 
-    def __init__(self, uuid: str, nvml: Nvml | None = None, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, uuid: str, nvml: Nvml | None = None, interval_s: float = INTERVAL_S, settle_s: float = SETTLE_S
+    ) -> None:
         if interval_s < MIN_INTERVAL_S:
             raise ValueError(f"GPM samples {interval_s} s apart read 0; {MIN_INTERVAL_S} s is the least")
-        self._interval_s = interval_s
+        self._interval_s, self._settle_s = interval_s, settle_s
         self._nvml = Nvml() if nvml is None else nvml
         self._owned = nvml is None
         self._nvml.open()
@@ -127,7 +135,7 @@ class GpmSource:
         """See :meth:`joulemark.counter_series.CounterSource.record`; samples are on ``perf_counter``.
 
         Raises:
-            CountersUnreadable: the run was shorter than two samples, or everything read 0.
+            CountersUnreadable: the run was over before two samples, or everything read 0.
             DeviceError: NVML refuses.
         """
         if group not in self.groups:
@@ -135,9 +143,11 @@ class GpmSource:
         with _Recorder(self._device) as recorder:
             done = threading.Event()
             began = time.perf_counter()
-            recorder.sample()
             thread = threading.Thread(
-                target=recorder.sample_until, args=(done, self._interval_s), name="joulemark-gpm", daemon=True
+                target=recorder.sample_until,
+                args=(done, self._settle_s, self._interval_s),
+                name="joulemark-gpm",
+                daemon=True,
             )
             thread.start()
             try:
@@ -150,7 +160,8 @@ class GpmSource:
             raise recorder.problem
         if not recorder.intervals:
             raise CountersUnreadable(
-                f"a run of {run_s:.3g} s is too short for GPM", f"repeat the work for {MIN_INTERVAL_S} s at least"
+                f"a run of {run_s:.3g} s is too short for GPM, which lags {self._settle_s:g} s behind",
+                f"repeat the work for {self._settle_s + self._interval_s:g} s at least",
             )
         return _series(recorder.intervals, run_s, self._interval_s)
 
@@ -194,9 +205,18 @@ class _Recorder:
                 last[1].free()
             self.intervals.append(_Interval(last[0], now, readings))
 
-    def sample_until(self, done: threading.Event, interval_s: float) -> None:
-        """Samples at an interval, and once more when the work is done if that is not too soon after the last."""
+    def sample_until(self, done: threading.Event, settle_s: float, interval_s: float) -> None:
+        """Samples at an interval, and once more when the work is done if that is not too soon after the last.
+
+        Args:
+            done: set when the work is done.
+            settle_s: before the first sample, in s.
+            interval_s: between samples, in s.
+        """
         try:
+            if done.wait(settle_s):
+                return
+            self.sample()
             while not done.wait(interval_s):
                 self.sample()
             if self._last is not None and time.perf_counter() - self._last[0] >= MIN_INTERVAL_S:
