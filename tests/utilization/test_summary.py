@@ -200,3 +200,18 @@ def test_wrong_use_is_one_clear_line(stored, tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error
         assert "Traceback" not in error
+
+
+def test_an_export_of_nsight_compute_joins_its_case(stored, tmp_path, capsys):
+    export = ROOT / "tests" / "data" / "counters" / "ncu_resnet18_b64_fp16_h200.csv"
+    assert main(["utilization", str(stored), "--json", "--counters", f"b64-channels={export}"]) == 0
+    cells = json.loads(capsys.readouterr().out)["series"][0]["cells"]
+    assert {cell["batch_size"]: cell["per_kernel"] is not None for cell in cells}[64]
+    assert sum(cell["per_kernel"] is not None for cell in cells) == 1
+    for given, said in (
+        ("b64", "it takes CASE=FILE"),
+        (f"resnet50={export}", "which 6 cases are"),
+        (f"b64-channels={tmp_path / 'nowhere.csv'}", "nowhere.csv"),
+    ):
+        assert main(["utilization", str(stored), "--counters", given]) == 2
+        assert said in capsys.readouterr().err

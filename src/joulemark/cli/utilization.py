@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from joulemark.cli.arguments import Commands, add_command
 from joulemark.cli.console import print_json, say
-from joulemark.errors import ConfigurationError
+from joulemark.errors import ConfigurationError, UnreadableInput
+
+if TYPE_CHECKING:
+    from joulemark.records import Json, Run
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,6 +28,14 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULT", help="sweeps of training, or folders of them"
+    )
+    parser.add_argument(
+        "--counters",
+        action="append",
+        default=[],
+        metavar="CASE=FILE",
+        help="an export of Nsight Compute of one case (a part of its label): it puts kernel classes right and weighs "
+        "counters by the profiled timeline; may be given several times",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/utilization.schema.json)")
     parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
@@ -42,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     runs, unusable = foreign.read_results(args.results)
     for line in unusable:
         say(f"left out: {line}")
-    document = summary.document_of(runs)
+    document = summary.document_of(runs, dict(_per_kernel(given, runs) for given in args.counters))
     if not document["series"]:
         raise ConfigurationError(
             f"no training over batch sizes is in {', '.join(map(str, args.results))}",
@@ -59,3 +72,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(utilization_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
     return 0
+
+
+def _per_kernel(given: str, runs: Sequence[Run]) -> tuple[str, Json]:
+    """The case that a CASE=FILE is about, and what its export holds."""
+    from joulemark import utilization
+    from joulemark.utilization.refine import find_record
+
+    label, equals, file = given.rpartition("=")
+    if not equals or not label or not file:
+        raise ConfigurationError(f"--counters got {given!r}", "it takes CASE=FILE")
+    record = find_record((one for run in runs for one in run.records), label)
+    document = utilization.read_files([Path(file)])
+    for entry in document["files"]:
+        if entry["error"]:
+            raise UnreadableInput(entry["error"])
+    return record.case_id, document

@@ -12,6 +12,7 @@ from statistics import fmean, median
 from joulemark.metrics import LEVELS
 from joulemark.records import Case, Json, Record, Run
 from joulemark.utilization.plateau import Plateau, Point, find_plateau
+from joulemark.utilization.refine import Refined, refine
 from joulemark.utilization.waterfall import Waterfall, class_shares, no_tensor_share, waterfall_of
 
 SCHEMA = "joulemark/utilization/1"
@@ -75,18 +76,22 @@ class _Series:
         return find_plateau(points, limited_by=self.limited_by) if points else None
 
 
-def document_of(runs: Sequence[Run]) -> dict[str, Json]:
+def document_of(runs: Sequence[Run], per_kernel: Mapping[str, Json] | None = None) -> dict[str, Json]:
     """The document of ``joulemark utilization --json`` (``docs/schema/utilization.schema.json``).
 
     A series is what differs in its batch size alone. Records of several runs are joined: each counts as a process of
     its own for the plateau's noise, and the last one tells the details of its cell.
+
+    Args:
+        runs: as read from the store.
+        per_kernel: case_id → counters of each of its kernels (:func:`joulemark.utilization.read_files`).
     """
     records = [record for run in runs for record in run.records]
     return {
         "schema": SCHEMA,
         "published": dict(PUBLISHED),
         "runs": [_run_entry(run) for run in runs],
-        "series": [_series_entry(one) for one in _series_of(records)],
+        "series": [_series_entry(one, per_kernel or {}) for one in _series_of(records)],
     }
 
 
@@ -130,7 +135,7 @@ def _regardless(case: Case) -> str:
     return replace(case, mode="eager", batch_size=None, benchmark=None, input=None).case_id
 
 
-def _series_entry(series: _Series) -> dict[str, Json]:
+def _series_entry(series: _Series, per_kernel: Mapping[str, Json]) -> dict[str, Json]:
     case = series.case
     throughput = series.plateau("throughput_per_s")
     curves = {level: found for level in _CURVES if (found := series.plateau(level)) is not None}
@@ -148,7 +153,7 @@ def _series_entry(series: _Series) -> dict[str, Json]:
         "level_plateaus": {level: found.to_json() for level, found in curves.items()},
         "at_plateau": _at_plateau(series, throughput),
         "elasticity": _elasticities(series.cells),
-        "cells": [_cell_entry(cell, series.eager_flops.get(cell.batch)) for cell in series.cells],
+        "cells": [_cell_entry(cell, series, per_kernel.get(cell.last.case_id)) for cell in series.cells],
     }
 
 
@@ -187,10 +192,11 @@ def _elasticities(cells: Sequence[_Cell]) -> list[Json]:
     return out
 
 
-def _cell_entry(cell: _Cell, eager_flops: float | None) -> dict[str, Json]:
-    record = cell.last
+def _cell_entry(cell: _Cell, series: _Series, counted: Json) -> dict[str, Json]:
+    refined = None if counted is None else refine(cell.last, counted)
+    record = cell.last if refined is None else refined.record
     own = record.value("step_flops")
-    found = waterfall_of(record, eager_flops if own is None else None)
+    found = waterfall_of(record, series.eager_flops.get(cell.batch) if own is None else None)
     share = no_tensor_share(record)
     memory = record.value("peak_memory_bytes")
     return {
@@ -207,12 +213,18 @@ def _cell_entry(cell: _Cell, eager_flops: float | None) -> dict[str, Json]:
         "phases": _phases(record),
         "no_tensor_share": None if share is None else {"certain": share[0], "at_most": share[1]},
         "class_shares": dict(class_shares(record)),
+        "per_kernel": None if refined is None else _per_kernel(refined),
         "counters_overhead": record.value("counters_overhead"),
         "tiers_beside": _tiers_beside(record),
         "waterfall": found.to_json() if isinstance(found, Waterfall) else None,
         "notes": {} if isinstance(found, Waterfall) else {"waterfall": found},
         "findings": [one.code for one in record.findings],
     }
+
+
+def _per_kernel(refined: Refined) -> dict[str, Json]:
+    levels = {level: {"value": value, "seen": seen} for level, (value, seen) in refined.levels.items()}
+    return {"levels": levels, "moved": list(refined.moved)}
 
 
 def _step_times(record: Record) -> dict[str, float | None]:

@@ -108,7 +108,7 @@ def waterfall_of(record: Record, flops: float | None = None) -> Waterfall | str:
     bars["below_peak"] = matrix - sum(bars.values())
     bars["no_matrix_kernels"] = other
     bars["untold_kernels"] = untold
-    busy = _number(timeline[0], "busy_s")
+    busy = number(timeline[0], "busy_s")
     bars["overlap"] = busy - (matrix + other + untold)
     bars["gpu_idle"], source = idle_s(record, timeline[0], step_s)
     bars[UNEXPLAINED] = step_s - sum(bars.values())
@@ -125,16 +125,16 @@ def idle_s(record: Record, timeline: Row, step_s: float) -> tuple[float, IdleSou
     replayed = record.value("device_time_graph_s")
     if replayed is not None:
         return max(0.0, step_s - replayed), "cuda_graph"
-    busy = _number(timeline, "busy_s")
-    seen = max(0.0, _number(timeline, "profiled_s") - busy)
-    return min(seen, max(0.0, _number(timeline, "plain_s") - busy)), "torch_profiler"
+    busy = number(timeline, "busy_s")
+    seen = max(0.0, number(timeline, "profiled_s") - busy)
+    return min(seen, max(0.0, number(timeline, "plain_s") - busy)), "torch_profiler"
 
 
 def _kernel_times(classes: Sequence[Row], unit: str) -> tuple[float, float, float]:
     """Seconds per step in kernels that run products on the unit, in those that do not, and in those nobody knows of."""
     matrix, other, untold = 0.0, 0.0, 0.0
     for row in classes:
-        spent, uses = _number(row, "time_s"), row["uses_tensor_cores"]
+        spent, uses = number(row, "time_s"), row["uses_tensor_cores"]
         if unit == "fma":
             uses = row["class"] in ("gemm", "tensor_gemm", "attention")
         if uses is None:
@@ -161,7 +161,8 @@ def _unit_bars(reference: Row, ideal_s: float, counted_step_s: float | None) -> 
     return {"clock": at_clock - ideal_s, "other_work": active - at_clock}
 
 
-def _number(row: Row, name: str) -> float:
+def number(row: Row, name: str) -> float:
+    """A figure of a row that always has one."""
     value = row[name]
     assert isinstance(value, (int, float))
     return float(value)
@@ -175,7 +176,7 @@ def no_tensor_share(record: Record) -> tuple[float, float] | None:
     timeline, classes = record.tables.get("timeline"), record.tables.get("kernel_classes")
     if not timeline or not classes:
         return None
-    step_s = record.value("device_time_s") or _number(timeline[0], "profiled_s")
+    step_s = record.value("device_time_s") or number(timeline[0], "profiled_s")
     _, other, untold = _kernel_times(classes, "tensor")
     return other / step_s, (other + untold) / step_s
 
@@ -185,9 +186,9 @@ def class_shares(record: Record) -> Iterator[tuple[str, float]]:
     timeline = record.tables.get("timeline")
     if not timeline:
         return
-    step_s = record.value("device_time_s") or _number(timeline[0], "profiled_s")
+    step_s = record.value("device_time_s") or number(timeline[0], "profiled_s")
     totals: dict[str, float] = {}
     for row in record.tables.get("kernel_classes", ()):
         name = str(row["class"])
-        totals[name] = totals.get(name, 0.0) + _number(row, "time_s")
+        totals[name] = totals.get(name, 0.0) + number(row, "time_s")
     yield from ((name, spent / step_s) for name, spent in sorted(totals.items(), key=lambda one: -one[1]))
