@@ -183,7 +183,8 @@ def test_levels_of_the_chip_have_a_table_of_their_own_where_they_were_read(make_
     times, levels = tables_of_run(make_run(plain, counted))
     assert "tensor pipe" not in times.columns
     assert levels.title.endswith("shares of peak over a step")
-    assert [row[levels.columns.index("tensor pipe")] for row in levels.rows] == ["n/a", "250 ms"]  # of this maker, whose unit is s
+    shares = [row[levels.columns.index("tensor pipe")] for row in levels.rows]
+    assert shares == ["n/a", "250 ms"]  # by the unit of this maker
     assert "issue slots" not in levels.columns
     assert levels.notes
     assert len(tables_of_run(make_run(plain))) == 1
