@@ -64,6 +64,7 @@ def test_every_group_is_counted_between_windows_without():
     assert len(seen.samples["uncounted_step_s"]) == 1 + len(seen.samples["counted_step_s"]) == 5
     assert seen.values["counters_overhead"].n == 4
     assert len(seen.windows_utc) == 4
+    assert all(0 < end - start < 5 for start, end in seen.windows_utc)
     assert {row["tier"] for row in seen.tables["levels"]} == {"pm_sampling"}
     assert set(seen.values) | set(seen.missing) == set(COUNTERS)
     assert seen.missing["l2_fraction"] == "pm_sampling does not count it"
@@ -109,6 +110,7 @@ def test_a_group_that_fails_costs_its_own_figures():
     found = measurement_of("counters", seen, counting(broken))
     assert found.values["tensor_active_fraction"].value == pytest.approx(0.5)
     assert found.missing["dram_fraction"] == "pass2: CUPTI answered 999: try again"
+    assert len(seen.off_s) == 1 + len(seen.on_s)
     assert "counter_group_lost" in {one.code for one in found.findings}
 
 

@@ -132,8 +132,8 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
     loop = _Loop(step, timer, counting.device, _steps(window_s, step_s, one.min_samples), step_s)
     seen.off_s.append(loop.marked()[0])
     for group in turns:
-        _count_group(counting.source, group, loop, seen)
-        seen.off_s.append(loop.marked()[0])
+        if _count_group(counting.source, group, loop, seen):
+            seen.off_s.append(loop.marked()[0])
     _read_beside(counting, replace(loop, steps=_steps(_least_s(counting.beside), step_s)), seen)
     _read_work(counting, timer, dtype, step, seen)
     return seen
@@ -182,22 +182,29 @@ class _Loop:
         return seconds, tuple(Stretch(*one) for one in clock.read())
 
 
-def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Readings) -> None:
+def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Readings) -> bool:
+    """Count one group; whether that came to anything."""
     assert source is not None
-    told: list[tuple[float, tuple[Stretch, ...]]] = []
-    start = time.perf_counter()
+    told: list[tuple[float, float, float, tuple[Stretch, ...]]] = []
+
+    def run() -> None:
+        start = time.perf_counter()
+        seconds, stretches = loop.marked()
+        told.append((start, time.perf_counter(), seconds, stretches))
+
     try:
-        series = source.record(group, lambda: told.append(loop.marked()), loop.expected_s).at_work()
+        series = source.record(group, run, loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[group] = str(error)
-        return
+        return False
     if not len(series):
         seen.lost[group] = f"every sample of the group {group} reads 0: nothing was counted"
-        return
-    seconds, stretches = told[-1]
-    seen.spans.append((start, time.perf_counter()))
+        return False
+    start, end, seconds, stretches = told[-1]
+    seen.spans.append((start, end))
     seen.on_s.append(seconds)
     seen.counted.append(Counted(series, loop.steps, stretches))
+    return True
 
 
 def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
@@ -312,7 +319,7 @@ def _times(seen: Readings) -> dict[str, Value]:
     if not seen.on_s:
         return {}
     around = [(before + after) / 2 for before, after in pairwise(seen.off_s)]
-    costs = [on / off - 1 for on, off in zip(seen.on_s, around, strict=False)]
+    costs = [on / off - 1 for on, off in zip(seen.on_s, around, strict=True)]
     return {
         "counted_step_s": _value(seen.on_s, "counted_step_s", "host_clock"),
         "counters_overhead": _value(costs, "counters_overhead", "host_clock"),
