@@ -92,6 +92,12 @@ def test_a_plateau_with_its_means_beside_the_published_ones():
     assert "DATE 2024" in PUBLISHED["source"]
 
 
+def test_a_pipe_that_is_never_used_has_no_plateau():
+    (one,) = series(run(record(batch, rate, fp64_active_fraction=0.0) for batch, rate in CURVE.items()))
+    assert "fp64_active_fraction" not in one["level_plateaus"]
+    assert one["cells"][0]["levels"]["fp64_active_fraction"] == 0
+
+
 def test_a_cell_holds_its_waterfall_phases_and_both_instruments():
     (one,) = series(run(record(batch, rate) for batch, rate in CURVE.items()))
     cell = one["cells"][0]

@@ -71,9 +71,13 @@ class _Series:
         return "the batch sizes that were asked for" if self.did_not_fit is None else "memory"
 
     def plateau(self, metric: str) -> Plateau | None:
-        """Of a metric over the batch sizes that have it; None where none has."""
+        """Of a metric over the batch sizes that have it; None where none has, or a pipe is never used."""
         points = [Point(cell.batch, levels) for cell in self.cells if (levels := cell.levels(metric))]
-        return find_plateau(points, limited_by=self.limited_by) if points else None
+        return find_plateau(points, limited_by=self.limited_by) if any(map(_used, points)) else None
+
+
+def _used(point: Point) -> bool:
+    return any(value > 0 for value in point.processes)
 
 
 def document_of(runs: Sequence[Run], per_kernel: Mapping[str, Json] | None = None) -> dict[str, Json]:
