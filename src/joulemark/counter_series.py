@@ -66,7 +66,7 @@ COUNTERS: Mapping[str, Counter] = {
     "warp_cycles": Counter("warp", "resident warps per cycle, summed over cycles and SMs (warp-cycles)"),
     "instructions": Counter("inst", "warp instructions executed"),
     "thread_instructions": Counter("inst", "thread instructions executed whose predicate was true"),
-    "pipe_tensor_cycles": Counter("cycle", "cycles of the tensor pipes active, any type"),
+    "pipe_tensor_cycles": Counter("cycle", "active cycles of all tensor pipes (four per SM on Hopper), any type"),
     "pipe_tensor_hmma_cycles": Counter("cycle", "cycles of the tensor pipes on half-precision work"),
     "pipe_tensor_imma_cycles": Counter("cycle", "cycles of the tensor pipes on integer work"),
     "pipe_fp64_cycles": Counter("cycle", "cycles of the FP64 pipes active"),
@@ -81,7 +81,7 @@ COUNTERS: Mapping[str, Counter] = {
     "dram_read_bytes": Counter("B", "bytes read from DRAM"),
     "dram_write_bytes": Counter("B", "bytes written to DRAM"),
     "pcie_rx_bytes": Counter("B", "bytes received over PCIe"),
-    "pcie_tx_bytes": Counter("B", "bytes sent over PCIe"),
+    "pcie_tx_bytes": Counter("B", "bytes sent over PCIe; with PM sampling its own records too"),
     "nvlink_rx_bytes": Counter("B", "bytes received over NVLink"),
     "nvlink_tx_bytes": Counter("B", "bytes sent over NVLink"),
 }

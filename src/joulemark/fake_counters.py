@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,8 @@ class FakePmDevice:
         metrics: base metrics that the chip knows, each with the value of its samples while it works.
         per_pass: how many base metrics CUPTI says it counts in one pass.
         undecodable: base metrics that spoil the decoding of every pass they are in.
-        exclusive: pairs of base metrics that do not stand in one pass.
+        exclusive: pairs of base metrics that do not stand in one pass; one paired with itself stands in none.
+        sets: name of a set → base metrics that can be counted with it, best set first; empty for the open set alone.
         refuses: what the device raises when a sampling is made.
         samples: per sampling.
         holds: samples that the hardware buffer holds; None for any number.
@@ -209,6 +210,7 @@ class FakePmDevice:
     per_pass: int = 100
     undecodable: frozenset[str] = frozenset()
     exclusive: tuple[tuple[str, str], ...] = ()
+    sets: Mapping[str | None, Collection[str]] = field(default_factory=dict)
     refuses: DeviceError | None = None
     samples: int = 50
     holds: int | None = None
@@ -225,8 +227,8 @@ class FakePmDevice:
     open: int = field(default=0, init=False)
 
     def metric_sets(self) -> tuple[str | None, ...]:
-        """The open set alone."""
-        return (None,)
+        """Those given."""
+        return tuple(self.sets) or (None,)
 
     def base_metrics(self, metric_set: str | None) -> frozenset[str]:
         """Names of the metrics given."""
@@ -239,6 +241,8 @@ class FakePmDevice:
     def fits(self, metrics: Sequence[str], metric_set: str | None) -> bool:
         """Whether they are few enough and none exclude each other."""
         bases = {self.base(metric) for metric in metrics}
+        if self.sets and not bases <= set(self.sets[metric_set]):
+            return False
         return len(bases) <= self.per_pass and not any(set(pair) <= bases for pair in self.exclusive)
 
     def sampler(self, metrics: Sequence[str], metric_set: str | None, settings: SamplingSettings) -> FakeSampling:

@@ -77,6 +77,19 @@ class TestPlan:
         (group,) = plan(device("sm__cycles_active", "dram__throughput")).groups
         assert group.raw()["dram_throughput"] == "dram__throughput.avg.pct_of_peak_sustained_elapsed"
 
+    def test_an_older_name_is_used_where_the_better_cannot_be_counted_at_all(self):
+        (group,) = plan(device(CYCLES, "sm__cycles_active", TENSOR, exclusive=((CYCLES, CYCLES),))).groups
+        assert group.raw()["sm_active_cycles"] == "sm__cycles_active.sum"
+
+    def test_a_set_of_metrics_is_left_for_the_open_one_where_it_lacks_some(self):
+        one = device(CYCLES, TENSOR, "sm__cycles_active", "dram__bytes_read")
+        one.sets = {"TriageCompute": {CYCLES, TENSOR}, None: {"sm__cycles_active", "dram__bytes_read"}}
+        first, second = plan(one).groups
+        assert (first.metric_set, second.metric_set) == ("TriageCompute", None)
+        assert "pipe_tensor" in first.counters
+        assert second.raw()["dram_read_bytes"] == "dram__bytes_read.sum"
+        assert second.raw()["sm_active_cycles"] == "sm__cycles_active.sum"
+
     def test_an_unknown_chip_says_what_it_lacks(self):
         planned = plan(device(CYCLES, chip="XY100"))
         assert planned.missing["pipe_tensor"] == "CUPTI 13.0.1 knows no such metric on XY100"

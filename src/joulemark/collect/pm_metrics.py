@@ -33,9 +33,9 @@ class Metric:
     gives: Mapping[str, str]
     anchor: bool = False
 
-    def on(self, known: frozenset[str]) -> str | None:
-        """Its name among those that a chip knows."""
-        return next((name for name in self.names if all(part in known for part in name.split("+"))), None)
+    def full_names(self, name: str) -> tuple[str, ...]:
+        """CUPTI's full names of what it gives, under one of its names."""
+        return tuple(part + ending for ending in self.gives.values() for part in name.split("+"))
 
 
 def _sm(name: str, gives: Mapping[str, str], *older: str) -> Metric:
@@ -221,8 +221,9 @@ def plan(device: Chip, metrics: Sequence[Metric] = METRICS) -> Plan:
     missing: dict[str, str] = {}
     for metric_set in device.metric_sets():
         known = device.base_metrics(metric_set)
-        there = [(metric, name) for metric in waiting if (name := metric.on(known)) is not None]
-        anchors = [(metric, name) for metric in metrics if metric.anchor and (name := metric.on(known)) is not None]
+        named = [(metric, name) for metric in metrics if (name := _name(device, metric, known, metric_set))]
+        there = [(metric, name) for metric, name in named if metric in waiting]
+        anchors = [(metric, name) for metric, name in named if metric.anchor]
         while there:
             group = _packed(device, Group(f"pass{len(groups) + 1}", (), metric_set), there, anchors)
             taken = {metric for metric, _ in there} & {metric for metric, _ in group.metrics}
@@ -237,6 +238,13 @@ def plan(device: Chip, metrics: Sequence[Metric] = METRICS) -> Plan:
         missing |= {name: missing.get(name, reason) for name in metric.gives}
     given = {name for group in groups for name in group.counters}
     return Plan(tuple(groups), {name: reason for name, reason in missing.items() if name not in given})
+
+
+def _name(device: Chip, metric: Metric, known: frozenset[str], metric_set: str | None) -> str | None:
+    """The first of a metric's names that the chip knows and can count at all; else the first that it knows."""
+    names = [name for name in metric.names if all(part in known for part in name.split("+"))]
+    countable = (name for name in names if device.fits(metric.full_names(name), metric_set))
+    return next(countable, next(iter(names), None))
 
 
 def _packed(
