@@ -10,11 +10,13 @@ import pytest
 
 from joulemark.store import read_run
 from joulemark.tandem import tandem_document
+from joulemark.utilization.summary import document_of
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted((ROOT / "results").glob("nvidia-*/sweep-*.jsonl"))
 
 
+UTILIZATIONS = sorted((ROOT / "results").glob("nvidia-*/utilization.json"))
 TANDEMS = sorted((ROOT / "results").glob("nvidia-*/tandem.json"))
 
 
@@ -52,3 +54,17 @@ def test_a_committed_tandem_is_valid_and_made_of_committed_runs(path):
     jsonschema.Draft202012Validator(schema).validate(document)
     runs = [read_run(path.parent / one["file"]) for one in document["runs"]]
     assert tandem_document(runs) == document
+
+
+@pytest.mark.parametrize("path", UTILIZATIONS, ids=lambda path: path.parent.name)
+def test_a_committed_utilization_is_valid_and_made_of_committed_runs(path):
+    """Its figures are those that the committed sweeps give today, and its waterfalls add up."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "schema" / "utilization.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert document_of([read_run(path.parent / one["file"]) for one in document["runs"]]) == document
+    cells = [cell for series in document["series"] for cell in series["cells"]]
+    waterfalls = [cell["waterfall"] for cell in cells if cell["waterfall"] is not None]
+    assert waterfalls
+    for one in waterfalls:
+        assert sum(bar["time_s"] for bar in one["bars"]) == pytest.approx(one["step_s"])

@@ -133,3 +133,12 @@ def test_a_device_that_works_longer_than_the_step_lasts_is_flagged(busy, outcome
     made = exposed(*around)
     assert made.outcome == outcome
     assert [one.code for one in made.findings] == ["busy_exceeds_step"] * (outcome == "flagged")
+
+
+def test_tables_of_all_passes_come_onto_the_record():
+    measured = [
+        Measurement("a", tables={"levels": [{"level": "x"}]}),
+        Measurement("b", tables={"levels": [{"level": "y"}]}),
+    ]
+    record = assemble(Case("f"), measured, run_id="r", environment_id="e", outcome="ok")
+    assert record.tables == {"levels": [{"level": "x"}, {"level": "y"}]}

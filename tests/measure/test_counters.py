@@ -55,15 +55,16 @@ def test_it_is_in_no_plan_but_its_own():
 def test_every_group_is_counted_between_windows_without():
     counters = source()
     (seen,) = Runner(HostTimer(), Memory(), counting=counting(counters)).measure(Step(lambda: time.sleep(0.004)), COUNT)
-    assert counters.recorded == ["pass1", "pass2"]
+    assert counters.recorded == ["pass1", "pass2"] * 2
     assert seen.values["tensor_active_fraction"].value == pytest.approx(0.5)
     assert seen.values["tensor_active_fraction"].tier == "pm_sampling"
-    assert seen.values["sm_active_fraction"].n == 2
-    assert seen.values["dram_fraction"].n == 1
+    assert seen.values["sm_active_fraction"].n == 4
+    assert seen.values["dram_fraction"].n == 2
     assert seen.values["counted_step_s"].value == pytest.approx(0.004, rel=0.5)
-    assert len(seen.samples["uncounted_step_s"]) == len(seen.samples["counted_step_s"]) == 2
-    assert seen.values["counters_overhead"].n == 2
-    assert len(seen.windows_utc) == 2
+    assert len(seen.samples["uncounted_step_s"]) == 1 + len(seen.samples["counted_step_s"]) == 5
+    assert seen.values["counters_overhead"].n == 4
+    assert len(seen.windows_utc) == 4
+    assert all(0 < end - start < 5 for start, end in seen.windows_utc)
     assert {row["tier"] for row in seen.tables["levels"]} == {"pm_sampling"}
     assert set(seen.values) | set(seen.missing) == set(COUNTERS)
     assert seen.missing["l2_fraction"] == "pm_sampling does not count it"
@@ -74,14 +75,14 @@ def test_phases_of_a_step_that_marks_them():
 
     def run():
         marks("forward")
-        time.sleep(0.004)
+        time.sleep(0.01)
         marks("backward")
-        time.sleep(0.008)
+        time.sleep(0.02)
 
-    seen = read_step(counting(source()), HostTimer(), None, ONE, Step(run, phases=marks), 0.012)
+    seen = read_step(counting(source()), HostTimer(), None, ONE, Step(run, phases=marks), 0.03)
     found = measurement_of("counters", seen, counting(source()))
     spent = {row["phase"]: row["value"] for row in found.tables["levels"] if row["level"] == "phase_time_s"}
-    assert spent["backward"] > 1.5 * spent["forward"] > 0.004
+    assert spent["backward"] > 1.5 * spent["forward"] > 0.01
     assert marks.listener is None
 
 
@@ -109,7 +110,8 @@ def test_a_group_that_fails_costs_its_own_figures():
     found = measurement_of("counters", seen, counting(broken))
     assert found.values["tensor_active_fraction"].value == pytest.approx(0.5)
     assert found.missing["dram_fraction"] == "pass2: CUPTI answered 999: try again"
-    assert found.findings[0].code == "counter_group_lost"
+    assert len(seen.off_s) == 1 + len(seen.on_s)
+    assert "counter_group_lost" in {one.code for one in found.findings}
 
 
 def test_without_any_instrument_each_level_says_what_would_give_it():
@@ -150,7 +152,7 @@ def test_a_series_that_reads_nothing_is_missing_and_not_0():
 
 def work(**changes):
     series = source().record("pass1", lambda: time.sleep(0.02)).at_work()
-    seen = Readings(off_s=[0.01], on_s=[0.011], counted=[Counted(series, 2)], flops=10**9)
+    seen = Readings(off_s=[0.01, 0.01], on_s=[0.011], counted=[Counted(series, 2)], flops=10**9)
     return replace(seen, **changes)
 
 
@@ -171,9 +173,10 @@ def test_flops_of_the_step_stand_beside_what_the_hardware_counted():
 
 
 def test_the_clock_of_a_unit_by_its_counts_and_its_share():
-    share, counts, peak = unit_work(source().record("pass1", lambda: time.sleep(0.02)).at_work(), "pipe_tensor_cycles")
+    series = source().record("pass1", lambda: time.sleep(0.02)).at_work()
+    share, counts, peak = unit_work(series, "pipe_tensor_cycles")
     assert share == pytest.approx(0.5)
-    assert counts == pytest.approx(1e9 * 0.02, rel=0.3)
+    assert counts == pytest.approx(1e9 * series.duration_s.sum())
     assert peak == pytest.approx(2e9)
     assert unit_work(source().record("pass2", lambda: time.sleep(0.01)), "pipe_tensor_cycles") == (None, None, None)
 
@@ -188,5 +191,5 @@ def test_a_product_is_the_reference_of_its_number_format_once_per_process():
     assert seen.reference.flop_per_s > 0
     assert seen.reference.share == pytest.approx(0.5)
     assert seen.reference.flop_per_count > 0
-    assert counters.recorded == ["pass1", "pass2", "pass1", "pass1", "pass2"]
+    assert counters.recorded == ["pass1", "pass2"] * 2 + ["pass1"] + ["pass1", "pass2"] * 2
     assert "product" in seen.missing["step_flops"] or "torch" in seen.missing["step_flops"]

@@ -65,23 +65,28 @@ def test_gpm_ends_before_the_work_so_counts_are_scaled_to_the_run():
 
 
 PHASES = (
-    Stretch("forward", 0.0, 0.002),
-    Stretch("backward", 0.002, 0.006),
-    Stretch("forward", 0.006, 0.008),
-    Stretch("backward", 0.008, 0.012),
+    Stretch("forward", 0.0, 0.004),
+    Stretch("backward", 0.004, 0.010),
+    Stretch("forward", 0.010, 0.014),
+    Stretch("backward", 0.014, 0.020),
 )
-SAMPLES = [1, 1, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2]
+SAMPLES = [1] * 4 + [2] * 6 + [1] * 4 + [2] * 6
 
 
 def test_samples_fall_to_the_phase_in_which_they_lie():
     one = Counted(series(instructions=SAMPLES, pipe_tensor=[0.1 * x for x in SAMPLES]), 2, PHASES)
-    assert {phase: len(found) for phase, found in phases_of(one).items()} == {"forward": 4, "backward": 8}
+    assert {phase: len(found) for phase, found in phases_of(one).items()} == {"forward": 8, "backward": 12}
     rows = {(row["phase"], row["level"]): row["value"] for row in rows_of([one])}
-    assert rows["forward", "instructions_per_step"] == 2
-    assert rows["backward", "instructions_per_step"] == 8
+    assert rows["forward", "instructions_per_step"] == 4
+    assert rows["backward", "instructions_per_step"] == 12
     assert rows["forward", "tensor_active_fraction"] == pytest.approx(0.1)
-    assert rows["backward", PHASE_TIME] == pytest.approx(0.004)
-    assert rows["step", "instructions_per_step"] == 10
+    assert rows["backward", PHASE_TIME] == pytest.approx(0.006)
+    assert rows["step", "instructions_per_step"] == 16
+
+
+def test_a_phase_that_is_hardly_longer_than_a_sample_is_not_told():
+    short = (Stretch("forward", 0.0, 0.003), Stretch("backward", 0.003, 0.020))
+    assert set(phases_of(Counted(series(instructions=SAMPLES), 1, short))) == {"backward"}
 
 
 def test_a_sampler_on_another_clock_gives_no_phases():

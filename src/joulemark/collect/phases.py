@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any, Protocol
 
 
@@ -77,5 +78,4 @@ def phase_clock(device: str) -> PhaseClock:
 
 def _stretches(marks: list[tuple[str, float]], end: float) -> list[tuple[str, float, float]]:
     """Each phase ends where the next begins."""
-    ends = [moment for _, moment in marks[1:]] + [end]
-    return [(phase, start, stop) for (phase, start), stop in zip(marks, ends, strict=True)]
+    return [(phase, start, stop) for (phase, start), (_, stop) in pairwise([*marks, ("", end)])]

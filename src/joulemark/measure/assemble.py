@@ -58,15 +58,20 @@ def assemble(
         conditions,
         window_utc,
         tuple(window for one in measurements for window in one.windows_utc),
-        tuple(
-            {name: value.value for name, value in figures.items() if value.value is not None} for figures in per_process
-        ),
+        tuple(_numbers(figures) for figures in per_process),
         _tables(measurements),
     )
-    if outcome != "ok":
-        return record
+    return _judged(record) if outcome == "ok" else record
+
+
+def _judged(record: Record) -> Record:
+    """With what the rules say of it; flagged where one of them does."""
     found = _unique([*record.findings, *findings_of(record)])
     return replace(record, findings=found, outcome="flagged" if any(one.flags for one in found) else "ok")
+
+
+def _numbers(figures: Mapping[str, Value]) -> dict[str, float]:
+    return {name: value.value for name, value in figures.items() if value.value is not None}
 
 
 def _unit(name: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 
 from joulemark.collect.flops import calls_per_window, count_flops, product_of
@@ -22,9 +23,11 @@ from joulemark.stats import summarize
 from joulemark.utilization.levels import COUNTS, SHARES, Counted, Stretch, levels_of, rows_of, total, unlike
 from joulemark.workloads.base import Step
 
-_MOST_STEPS = 1000
-_BESIDE_S = 0.35
-"""Window of the instrument beside: NVML's GPM needs two samples well apart."""
+_MOST_STEPS = 5000
+_FEWEST_WINDOWS = 3
+"""Windows with the counters: an instrument that counts all at once has its one pass repeated."""
+_GPM_S = 0.6
+"""A shorter window than this says little by NVML's GPM: its samples are 0.1 s apart, and the first ones lag."""
 _AGREE = 0.03
 """Shares of peak by two instruments in the same minute may differ by this much."""
 _DISTURBS = 0.05
@@ -84,7 +87,8 @@ class Readings:
     """All that the pass has read of one step.
 
     Args:
-        off_s, on_s: seconds per step of each window without and with the counters, in turn.
+        off_s: seconds per step of each window without the counters; one more than ``on_s``.
+        on_s: of each window with them, each between two without.
         counted: what the counters saw, one entry per group that could be counted, cut to the work.
         spans: (start, end) of the counted windows on ``time.perf_counter``.
         lost: group → why it could not be counted.
@@ -123,15 +127,25 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
         raise Unsupported("a setup runs between the steps: counters cannot tell its work from theirs")
     seen = Readings()
     groups = () if counting.source is None else counting.source.groups
-    fitting = round(one.budget_s / (2 * max(1, len(groups))) / max(step_s, 1e-9))
-    loop = _Loop(step, timer, counting.device, max(one.min_samples, min(_MOST_STEPS, fitting)))
-    for group in groups or ("",):
-        seen.off_s.append(loop.marked()[0])
-        if counting.source is not None:
-            _count_group(counting.source, group, loop, seen)
-    _read_beside(counting, replace(loop, steps=max(1, math.ceil(_BESIDE_S / max(step_s, 1e-9)))), seen)
+    turns = groups * math.ceil(_FEWEST_WINDOWS / len(groups)) if groups else ()
+    window_s = max(one.budget_s / (2 * len(turns) + 1), _least_s(counting.source))
+    loop = _Loop(step, timer, counting.device, _steps(window_s, step_s, one.min_samples), step_s)
+    seen.off_s.append(loop.marked()[0])
+    for group in turns:
+        if _count_group(counting.source, group, loop, seen):
+            seen.off_s.append(loop.marked()[0])
+    _read_beside(counting, replace(loop, steps=_steps(_least_s(counting.beside), step_s)), seen)
     _read_work(counting, timer, dtype, step, seen)
     return seen
+
+
+def _least_s(source: CounterSource | None) -> float:
+    """The shortest window from which an instrument tells anything, in s."""
+    return _GPM_S if source is not None and source.tier == "gpm" else 0.0
+
+
+def _steps(window_s: float, step_s: float, fewest: int = 1) -> int:
+    return max(fewest, min(_MOST_STEPS, math.ceil(window_s / max(step_s, 1e-9))))
 
 
 @dataclass
@@ -142,6 +156,12 @@ class _Loop:
     timer: Timer
     device: str
     steps: int
+    step_s: float
+
+    @property
+    def expected_s(self) -> float:
+        """About how long the loop takes, in s."""
+        return self.steps * self.step_s
 
     def plain(self) -> float:
         """Seconds per step."""
@@ -162,21 +182,29 @@ class _Loop:
         return seconds, tuple(Stretch(*one) for one in clock.read())
 
 
-def _count_group(source: CounterSource, group: str, loop: _Loop, seen: Readings) -> None:
-    told: list[tuple[float, tuple[Stretch, ...]]] = []
-    start = time.perf_counter()
+def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Readings) -> bool:
+    """Count one group; whether that came to anything."""
+    assert source is not None
+    told: list[tuple[float, float, float, tuple[Stretch, ...]]] = []
+
+    def run() -> None:
+        start = time.perf_counter()
+        seconds, stretches = loop.marked()
+        told.append((start, time.perf_counter(), seconds, stretches))
+
     try:
-        series = source.record(group, lambda: told.append(loop.marked())).at_work()
+        series = source.record(group, run, loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[group] = str(error)
-        return
+        return False
     if not len(series):
         seen.lost[group] = f"every sample of the group {group} reads 0: nothing was counted"
-        return
-    seconds, stretches = told[-1]
-    seen.spans.append((start, time.perf_counter()))
+        return False
+    start, end, seconds, stretches = told[-1]
+    seen.spans.append((start, end))
     seen.on_s.append(seconds)
     seen.counted.append(Counted(series, loop.steps, stretches))
+    return True
 
 
 def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
@@ -184,7 +212,7 @@ def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
         return
     group = counting.beside.groups[0]
     try:
-        series = counting.beside.record(group, loop.plain).at_work()
+        series = counting.beside.record(group, loop.plain, loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[counting.beside.tier] = str(error)
         return
@@ -290,10 +318,11 @@ def _levels(seen: Readings) -> dict[str, Value]:
 def _times(seen: Readings) -> dict[str, Value]:
     if not seen.on_s:
         return {}
-    cost = median(seen.on_s) / median(seen.off_s) - 1
+    around = [(before + after) / 2 for before, after in pairwise(seen.off_s)]
+    costs = [on / off - 1 for on, off in zip(seen.on_s, around, strict=True)]
     return {
         "counted_step_s": _value(seen.on_s, "counted_step_s", "host_clock"),
-        "counters_overhead": Value(cost, "1", n=len(seen.on_s), tier="host_clock"),
+        "counters_overhead": _value(costs, "counters_overhead", "host_clock"),
     }
 
 

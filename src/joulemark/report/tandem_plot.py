@@ -12,9 +12,10 @@ from joulemark.report.escape import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".png", ".pdf")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's palette, told apart by colour-blind readers too."""
 _PANELS = ("time per step (s)", "exposed share of the step", "hidden ratio")
 
@@ -53,6 +54,15 @@ def draw(document: Mapping[str, Json], path: Path) -> None:
     panels = figure.subplots(len(groups), len(_PANELS), squeeze=False)
     for row, (name, series) in zip(panels, groups.items(), strict=True):
         _draw_model(row, name, series)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; missing folders are made, and an SVG holds no date.
+
+    Raises:
+        ConfigurationError: the disk refuses.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
@@ -73,14 +83,14 @@ def _by_model(series: Sequence[Mapping[str, Json]]) -> dict[str, list[Mapping[st
 def _draw_model(panels: Sequence[Axes], name: str, series: Sequence[Mapping[str, Json]]) -> None:
     times, shares, hidden = panels
     for index, one in enumerate(series):
-        colour, label = _COLOURS[index % len(_COLOURS)], _label(one)
+        colour, label = COLOURS[index % len(COLOURS)], _label(one)
         _line(times, one, lambda row: row["metrics"]["gpu_busy_s"]["value"], colour, "-")
         _line(times, one, lambda row: row["metrics"]["host_issue_unprofiled_s"]["value"], colour, "--")
         _line(shares, one, lambda row: row["exposed_share"], colour, "-", label)
         _line(hidden, one, lambda row: row["hidden_ratio_unprofiled"], colour, "-", label)
         _mark_crossover(times, one["crossover"], colour)
     times.set_yscale("log")
-    times.set_title(_plain(name), loc="left", fontsize=10)
+    times.set_title(plain(name), loc="left", fontsize=10)
     shares.axhline(0.05, color="grey", linewidth=0.8, linestyle=":")
     for panel, title in zip(panels, _PANELS, strict=True):
         panel.set_xscale("log", base=2)
@@ -111,9 +121,9 @@ def _mark_crossover(panel: Axes, crossover: Mapping[str, Json], colour: str) -> 
 
 def _label(series: Mapping[str, Json]) -> str:
     parts = [series["mode"] or "", series["input"] if series["input"] not in (None, "device") else ""]
-    return _plain(" ".join(part for part in parts if part) or "series")
+    return plain(" ".join(part for part in parts if part) or "series")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that matplotlib shows as it is: a dollar sign would begin mathematics, an underscore at the front hide."""
     return shorten(printable(text), 60).replace("$", r"\$").lstrip("_")

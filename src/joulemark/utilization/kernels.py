@@ -198,6 +198,7 @@ def class_by_name(name: str) -> KernelClass:
 
 
 _ORDER: tuple[tuple[re.Pattern[str], KernelClass], ...] = (
+    (re.compile(r"implicit_?gemm", re.I), "gemm"),
     (_COMMUNICATION, "communication"),
     (_OPTIMIZER, "optimizer"),
     (_ATTENTION, "attention"),

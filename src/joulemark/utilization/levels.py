@@ -19,6 +19,8 @@ SAME_WORK = 0.03
 """Relative spread of a count over passes of the same steps, beyond which they did not see the same work."""
 PHASE_TIME = "phase_time_s"
 """Level of a row that holds how long a phase takes, by the device's clock."""
+SAMPLES_OF_A_PHASE = 3.5
+"""A phase of fewer samples is not told from its neighbours."""
 SAME_CLOCK = 0.05
 """How far the sampler's span of the work may be from the device's own before the two clocks are not matched."""
 
@@ -163,7 +165,8 @@ def phases_of(one: Counted) -> dict[str, CounterSeries]:
     """The samples of each phase: those whose middle lies in one of its stretches.
 
     The sampler's span of the work is laid over the device's own; where the two differ by more than 5 % (a tick of the
-    sampler is then no nanosecond, or samples were lost) there is no phase.
+    sampler is then no nanosecond, or samples were lost) there is no phase. Nor is a phase that is not much longer than
+    a sample: it would be made of its neighbours.
     """
     if not one.stretches or not len(one.series):
         return {}
@@ -175,7 +178,17 @@ def phases_of(one: Counted) -> dict[str, CounterSeries]:
     starts = np.array([stretch.start_s for stretch in one.stretches])
     index = np.clip(np.searchsorted(starts, middle, "right") - 1, 0, None)
     names = np.array([stretch.phase for stretch in one.stretches])[index]
-    return {phase: _only(one.series, names == phase) for phase in dict.fromkeys(names.tolist())}
+    return {
+        phase: _only(one.series, names == phase)
+        for phase in dict.fromkeys(names.tolist())
+        if _mean_length(one, phase) >= SAMPLES_OF_A_PHASE * float(np.median(one.series.duration_s))
+    }
+
+
+def _mean_length(one: Counted, phase: str) -> float:
+    """Of the stretches of a phase, in s."""
+    lengths = [each.end_s - each.start_s for each in one.stretches if each.phase == phase]
+    return sum(lengths) / len(lengths)
 
 
 def _only(series: CounterSeries, chosen: npt.NDArray[np.bool_]) -> CounterSeries:

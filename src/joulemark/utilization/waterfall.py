@@ -2,24 +2,29 @@
 
 Three instruments that do not see each other stand behind it:
 
-- the *step*: CUDA events around unprofiled steps, in the process of the timing pass;
-- the *timeline*: kernels of a profiled step, in the process of the profiler pass, with the unprofiled step of that
-  process;
+- the *clock*: CUDA events around unprofiled steps in the process of the timing pass, as they are and replayed as a CUDA
+  graph, which leaves no gap for the host to fill;
+- the *timeline*: how long kernels run, in a profiled step in the process of the profiler pass;
 - the *counters*: how long the unit for the products was active, in the process of the counters pass, and what a big
   product reaches there.
 
-The bars come from the timeline and the counters, the total from the step; their difference is the unexplained bar. It
-holds what the profiler does to the durations of kernels, what differs between the processes (clocks, heat, choices of
-algorithms), and every mistake of this account.
+The step and the GPU's idle time are the clock's (step minus replay), the time of kernels is the timeline's, and the
+counters divide the time of the matrix kernels. What remains is the unexplained bar: where a step can be replayed, it is
+the replay less the timeline's busy time, one instrument's measure of the same work less the other's. It holds gaps
+between kernels, what the profiler does to their durations, and what differs between processes (clocks, heat, choice of
+algorithms). Where a step cannot be replayed (it is long, or not capturable), the idle time is the profiler process's:
+its unprofiled step minus its busy time; what remains is then the difference between two processes' steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from joulemark.records import Json, Record, Row
 
+IdleSource = Literal["cuda_graph", "torch_profiler"]
 IDEAL, UNEXPLAINED = "ideal", "unexplained"
 TITLES: Mapping[str, str] = {
     IDEAL: "the step's FLOP at the measured peak",
@@ -43,12 +48,14 @@ class Waterfall:
         step_s: unprofiled, in s.
         bars: name → seconds, in the order of ``TITLES``; a negative one is a gain.
         unit: which does the products: ``tensor`` or ``fma``.
+        idle_source: what tells the idle time, see :func:`idle_s`.
         notes: what could not be told apart, and why.
     """
 
     step_s: float
     bars: Mapping[str, float]
     unit: str
+    idle_source: IdleSource
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,6 +68,7 @@ class Waterfall:
         return {
             "step_s": self.step_s,
             "unit": self.unit,
+            "idle_source": self.idle_source,
             "bars": [
                 {"name": name, "about": TITLES[name], "time_s": seconds, "share": seconds / self.step_s}
                 for name, seconds in self.bars.items()
@@ -100,30 +108,33 @@ def waterfall_of(record: Record, flops: float | None = None) -> Waterfall | str:
     bars["below_peak"] = matrix - sum(bars.values())
     bars["no_matrix_kernels"] = other
     bars["untold_kernels"] = untold
-    busy = _number(timeline[0], "busy_s")
+    busy = number(timeline[0], "busy_s")
     bars["overlap"] = busy - (matrix + other + untold)
-    bars["gpu_idle"] = idle_s(timeline[0])
+    bars["gpu_idle"], source = idle_s(record, timeline[0], step_s)
     bars[UNEXPLAINED] = step_s - sum(bars.values())
-    return Waterfall(step_s, {name: bars[name] for name in TITLES if name in bars}, unit, tuple(notes))
+    return Waterfall(step_s, {name: bars[name] for name in TITLES if name in bars}, unit, source, tuple(notes))
 
 
-def idle_s(timeline: Row) -> float:
-    """Time of a step without the profiler in which nothing runs on the GPU, by the profiler's own process.
+def idle_s(record: Record, timeline: Row, step_s: float) -> tuple[float, IdleSource]:
+    """Time of an unprofiled step in which nothing runs on the GPU, and what tells it; never less than nothing.
 
-    The profiler makes the host slower, not the kernels: what it adds to the step is taken from the idle time that its
-    timeline shows. The result is never less than nothing, and never more than the timeline shows; what that leaves
-    over falls to the unexplained bar.
+    The replay as a CUDA graph does the same work without waiting for the host, in the same process as the step. Where
+    there is none, the profiler's process tells: the profiler makes the host slower, not the kernels, so what it adds to
+    the step is taken from the idle time that its timeline shows.
     """
-    busy = _number(timeline, "busy_s")
-    seen = max(0.0, _number(timeline, "profiled_s") - busy)
-    return min(seen, max(0.0, _number(timeline, "plain_s") - busy))
+    replayed = record.value("device_time_graph_s")
+    if replayed is not None:
+        return max(0.0, step_s - replayed), "cuda_graph"
+    busy = number(timeline, "busy_s")
+    seen = max(0.0, number(timeline, "profiled_s") - busy)
+    return min(seen, max(0.0, number(timeline, "plain_s") - busy)), "torch_profiler"
 
 
 def _kernel_times(classes: Sequence[Row], unit: str) -> tuple[float, float, float]:
     """Seconds per step in kernels that run products on the unit, in those that do not, and in those nobody knows of."""
     matrix, other, untold = 0.0, 0.0, 0.0
     for row in classes:
-        spent, uses = _number(row, "time_s"), row["uses_tensor_cores"]
+        spent, uses = number(row, "time_s"), row["uses_tensor_cores"]
         if unit == "fma":
             uses = row["class"] in ("gemm", "tensor_gemm", "attention")
         if uses is None:
@@ -150,7 +161,8 @@ def _unit_bars(reference: Row, ideal_s: float, counted_step_s: float | None) -> 
     return {"clock": at_clock - ideal_s, "other_work": active - at_clock}
 
 
-def _number(row: Row, name: str) -> float:
+def number(row: Row, name: str) -> float:
+    """A figure of a row that always has one."""
     value = row[name]
     assert isinstance(value, (int, float))
     return float(value)
@@ -164,7 +176,7 @@ def no_tensor_share(record: Record) -> tuple[float, float] | None:
     timeline, classes = record.tables.get("timeline"), record.tables.get("kernel_classes")
     if not timeline or not classes:
         return None
-    step_s = record.value("device_time_s") or _number(timeline[0], "profiled_s")
+    step_s = record.value("device_time_s") or number(timeline[0], "profiled_s")
     _, other, untold = _kernel_times(classes, "tensor")
     return other / step_s, (other + untold) / step_s
 
@@ -174,9 +186,9 @@ def class_shares(record: Record) -> Iterator[tuple[str, float]]:
     timeline = record.tables.get("timeline")
     if not timeline:
         return
-    step_s = record.value("device_time_s") or _number(timeline[0], "profiled_s")
+    step_s = record.value("device_time_s") or number(timeline[0], "profiled_s")
     totals: dict[str, float] = {}
     for row in record.tables.get("kernel_classes", ()):
         name = str(row["class"])
-        totals[name] = totals.get(name, 0.0) + _number(row, "time_s")
+        totals[name] = totals.get(name, 0.0) + number(row, "time_s")
     yield from ((name, spent / step_s) for name, spent in sorted(totals.items(), key=lambda one: -one[1]))
