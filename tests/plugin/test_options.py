@@ -118,7 +118,7 @@ def test_a_slow_first_case_does_not_starve_the_next_ones():
     def record(total_s, measured_s):
         return Record(Case("w"), "r", "ok", "e", window_utc=(0.0, total_s), measured_windows_utc=((0.0, measured_s),))
 
-    seen = SimpleNamespace(records=[record(11.0, 3.0), *(record(4.0, 3.0) for _ in range(4))])
+    seen = SimpleNamespace(sink=SimpleNamespace(records=[record(11.0, 3.0), *(record(4.0, 3.0) for _ in range(4))]))
     assert Sweep._overhead(seen) == 1.0
-    seen.records = [record(11.0, 3.0)]
+    seen.sink.records = [record(11.0, 3.0)]
     assert Sweep._overhead(seen) == 1.0

@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         configure(config)
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """``-n auto`` with ``--bench`` is one worker per GPU; with one GPU or none, this process does the work."""
     if not config.getoption("joulemark_bench"):

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from joulemark.records import Run
     from joulemark.workloads.base import Step, Workload
 
+_ENDS = ("call", "???")
+"""Phases whose report ends a case; the second is what xdist calls the death of a worker."""
+
 _SESSION = pytest.StashKey["BenchSession"]()
 
 
@@ -115,7 +118,7 @@ class BenchSession:
         self.inventory: Inventory | None = None
         self._interrupted = False
         self._uncollected = False
-        self._concluded = 0
+        self.concluded = 0
         self._late = 0
         self._error: BaseException | None = None
         self._sigterm: Any = None
@@ -436,7 +439,7 @@ class BenchSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Progress is a line per case, not a dot."""
-        if self.is_child or report.when != "call" or hasattr(report, "wasxfail"):
+        if self.is_child or report.when not in _ENDS or hasattr(report, "wasxfail"):
             return None
         outcome = str(dict(report.user_properties).get("outcome", report.outcome))
         category = report.outcome if not report.passed or outcome == "ok" else outcome
@@ -445,7 +448,7 @@ class BenchSession:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Print the line of the case that has just ended."""
-        if self.journal is None or not self.journal.records or report.when in ("setup", "teardown"):
+        if self.journal is None or not self.journal.records or report.when not in _ENDS:
             return
         record = self.journal.records[-1]
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
@@ -457,7 +460,7 @@ class BenchSession:
 
     def pytest_runtest_logfinish(self) -> None:
         """Count the items that came to an end, skipped ones too."""
-        self._concluded += 1
+        self.concluded += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported leaves the sweep incomplete."""
@@ -504,7 +507,7 @@ class BenchSession:
             return "budget spent"
         if self._uncollected:
             return "not all files could be collected"
-        missing = self._concluded < journal.total or of.unrecorded
+        missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
