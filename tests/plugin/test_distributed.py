@@ -128,7 +128,7 @@ def test_eight_gpus_two_hundred_cases_and_three_killed_workers(machine):
     assert overlaps(records) == []
     assert project.end["completed"] is True
     print(f"serial {serial_s:.0f} s, eight workers {wall_s:.0f} s: {serial_s / wall_s:.1f} times faster")
-    if busy:
+    if busy or os.getloadavg()[0] > (os.cpu_count() or 1):
         pytest.skip("this machine has more to do than it has cores: how much faster it is cannot be seen")
     assert serial_s / wall_s >= 6
 
