@@ -46,7 +46,7 @@ def test_a_committed_run_is_complete_and_real(path):
 
 @pytest.mark.parametrize("path", TANDEMS, ids=lambda path: path.parent.name)
 def test_a_committed_tandem_is_valid_and_made_of_committed_runs(path):
-    """Its figures are those that the committed sweeps give today; a bootstrap's random numbers may change with numpy."""
+    """Its figures are those that the committed sweeps give today; random numbers may change with numpy."""
     document = json.loads(path.read_text(encoding="utf-8"))
     schema = json.loads((ROOT / "docs" / "schema" / "tandem.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(schema).validate(document)
