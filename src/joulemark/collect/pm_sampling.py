@@ -219,11 +219,15 @@ def _ticks_per_s(samples: Samples, run: Run) -> float:
 
 
 def _without_stale(samples: Samples) -> Samples:
-    """Without a first sample that begins where an earlier sampling of the device ended: it may be seconds long."""
+    """Without samples that are none: of no length, as the last one decoded, or begun where an earlier sampling ended.
+
+    The latter may be seconds long; both have been seen with libcupti 13.0.
+    """
     length = samples.end - samples.start
-    if len(length) < 2 or length[0] <= _STALE * np.median(length[1:]):
-        return samples
-    return replace(samples, start=samples.start[1:], end=samples.end[1:], values=samples.values[1:])
+    held = length > 0
+    if held.any():
+        held &= length <= _STALE * np.median(length[held])
+    return replace(samples, start=samples.start[held], end=samples.end[held], values=samples.values[held])
 
 
 def _values(group: Group, samples: Samples) -> dict[str, NDArray[np.float64]]:
