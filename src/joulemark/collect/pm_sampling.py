@@ -33,7 +33,7 @@ _SYSTEM_CLOCK_HZ = 1.6e9
 
 INTERVAL_S = 100e-6
 MOST_SAMPLES = 2000
-"""Of one run: each takes CUPTI some 0.3 ms to decode, and some 24 kB of the hardware buffer [GH100, 37 metrics]."""
+"""Of one run: each takes CUPTI some 0.25 ms to decode, and some 24 kB of the hardware buffer [GH100, 37 metrics]."""
 
 _TRIES = 3
 _STALE = 2.0
