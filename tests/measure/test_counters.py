@@ -142,6 +142,18 @@ def test_two_instruments_that_disagree_are_told():
     assert {row["tier"] for row in found.tables["levels"]} == {"pm_sampling", "gpm"}
 
 
+def test_where_the_best_instrument_comes_to_nothing_the_other_one_tells():
+    broken = source(fails=dict.fromkeys(PASSES, CountersUnreadable("CUPTI answered 999")))
+    beside = FakeCounters({"sm_active": 0.9, "pipe_tensor": 0.45}, tier="gpm")
+    both = counting(broken, beside=beside)
+    seen = read_step(both, HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, both)
+    assert found.values["tensor_active_fraction"].value == pytest.approx(0.45)
+    assert found.values["tensor_active_fraction"].tier == "gpm"
+    assert "CUPTI answered 999" in found.missing["issue_slot_fraction"]
+    assert "counter_group_lost" in {one.code for one in found.findings}
+
+
 def test_a_series_that_reads_nothing_is_missing_and_not_0():
     silent = source(rates=dict.fromkeys(RATES, 0.0))
     seen = read_step(counting(silent), HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)

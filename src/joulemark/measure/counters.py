@@ -311,8 +311,9 @@ def _value(samples: list[float], metric: str, tier: str) -> Value:
 
 
 def _levels(seen: Readings) -> dict[str, Value]:
-    found = levels_of(seen.counted)
-    return {name: _value(samples, name, seen.counted[0].series.tier) for name, samples in found.items()}
+    """By the best instrument; by the one beside it where that one came to nothing."""
+    counted = seen.counted or ([seen.beside] if seen.beside is not None else [])
+    return {name: _value(samples, name, counted[0].series.tier) for name, samples in levels_of(counted).items()}
 
 
 def _times(seen: Readings) -> dict[str, Value]:
