@@ -219,11 +219,18 @@ def _ticks_per_s(samples: Samples, run: Run) -> float:
 
 
 def _without_stale(samples: Samples) -> Samples:
-    """Without a first sample that begins where an earlier sampling of the device ended: it may be seconds long."""
-    length = samples.end - samples.start
-    if len(length) < 2 or length[0] <= _STALE * np.median(length[1:]):
-        return samples
-    return replace(samples, start=samples.start[1:], end=samples.end[1:], values=samples.values[1:])
+    """Without samples at the ends whose times are not of this sampling.
+
+    The first may begin where an earlier sampling of the device ended, seconds ago; the last may have no time yet.
+    """
+    first, last = 0, len(samples.start)
+    if last > 1 and samples.end[-1] <= samples.start[-2]:
+        last -= 1
+    length = (samples.end - samples.start)[:last]
+    if last > 1 and length[0] > _STALE * np.median(length[1:]):
+        first = 1
+    kept = slice(first, last)
+    return replace(samples, start=samples.start[kept], end=samples.end[kept], values=samples.values[kept])
 
 
 def _values(group: Group, samples: Samples) -> dict[str, NDArray[np.float64]]:
