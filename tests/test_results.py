@@ -48,12 +48,30 @@ def test_a_committed_run_is_complete_and_real(path):
 
 @pytest.mark.parametrize("path", TANDEMS, ids=lambda path: path.parent.name)
 def test_a_committed_tandem_is_valid_and_made_of_committed_runs(path):
-    """Its figures are those that the committed sweeps give today."""
+    """Its figures are those that the committed sweeps give today; random numbers may change with numpy."""
     document = json.loads(path.read_text(encoding="utf-8"))
     schema = json.loads((ROOT / "docs" / "schema" / "tandem.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(schema).validate(document)
     runs = [read_run(path.parent / one["file"]) for one in document["runs"]]
-    assert tandem_document(runs) == document
+    assert_alike(tandem_document(runs), document)
+
+
+def assert_alike(one, other, drawn=False):
+    """Equal but for rounding; ``drawn``: figures of a bootstrap, equal but for its noise."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            if key != "text":
+                assert_alike(one[key], other[key], drawn or key in ("crossover", "crossover_profiled"))
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b, drawn)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=0.05 if drawn else 1e-9)
+    else:
+        assert one == other
 
 
 @pytest.mark.parametrize("path", UTILIZATIONS, ids=lambda path: path.parent.name)

@@ -107,6 +107,7 @@ class Watch(threading.Thread):
             while not self.stopped.wait(0.05):
                 for uuid, device in devices.items():
                     power, used = read_or_none(device.instant_power_w), read_or_none(device.utilization)
+                    power = read_or_none(device.average_power_w) if power is None else power
                     self.seen[uuid].append((time.time(), power, used))
 
     def within(self, uuid: str, begin: float, end: float) -> list[tuple[float | None, float | None]]:
@@ -143,18 +144,22 @@ def chosen(name: str, out: Path, args: list[str], visible: str, expected: str, l
         "highest_utilization": busiest,
         "checks": {
             "the GPU that was chosen has the record": record.gpu_uuid == expected,
-            "its power is the record's": None not in (stored, watched) and abs(stored / watched - 1) <= POWER_LIMIT,
-            "the others stayed idle": all(
-                (busiest[uuid] or 0.0) <= IDLE_UTILIZATION and power[uuid] - before[uuid] <= IDLE_RISE_W
-                for uuid in others
-            ),
+            "its power is the record's": bool(stored and watched) and abs(stored / watched - 1) <= POWER_LIMIT,
+            "the others stayed idle": all(_idle(busiest[uuid], power[uuid], before[uuid]) for uuid in others),
         },
     }
 
 
-def _mean(values: list[float | None]) -> float:
+def _mean(values: list[float | None]) -> float | None:
     known = [one for one in values if one is not None]
-    return sum(known) / len(known) if known else float("nan")
+    return sum(known) / len(known) if known else None
+
+
+def _idle(utilization: float | None, power_w: float | None, before_w: float | None) -> bool:
+    """Whether a GPU did nothing, as far as its sensors tell; without any of them nobody knows."""
+    if utilization is None or power_w is None or before_w is None:
+        return False
+    return utilization <= IDLE_UTILIZATION and power_w - before_w <= IDLE_RISE_W
 
 
 def main() -> int:

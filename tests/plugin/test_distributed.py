@@ -128,7 +128,7 @@ def test_eight_gpus_two_hundred_cases_and_three_killed_workers(machine):
     assert overlaps(records) == []
     assert project.end["completed"] is True
     print(f"serial {serial_s:.0f} s, eight workers {wall_s:.0f} s: {serial_s / wall_s:.1f} times faster")
-    if busy:
+    if busy or os.getloadavg()[0] > (os.cpu_count() or 1):
         pytest.skip("this machine has more to do than it has cores: how much faster it is cannot be seen")
     assert serial_s / wall_s >= 6
 
@@ -226,7 +226,7 @@ def test_one_gpu_needs_no_worker(machine):
     project.write({"bench_a.py": FEW})
     result = project.pytest(*TIMING, "-n", "auto", "-k", "[0]")
     assert result.ret == 0
-    assert "worker" not in result.stdout.str()
+    assert "created:" not in result.stdout.str()
 
 
 ENDS = """
@@ -341,7 +341,7 @@ def bench_hangs(bench, n):
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_controller_ends_nothing_is_left_and_the_gpus_are_free(machine, how):
     project = machine(h200(0), h200(1))
     project.write({"bench_a.py": HANGS})
@@ -353,12 +353,37 @@ def test_however_the_controller_ends_nothing_is_left_and_the_gpus_are_free(machi
     session.send_signal(how)
     session.wait(timeout=60)
     until(lambda: not processes_of(project))
-    if how == signal.SIGTERM:
+    if how != signal.SIGKILL:
         assert project.end["reason"] == "interrupted"
     assert len(measured(project)) == 2
     assert read_run(project.files[0]).completed is False
     project.files[0].unlink()
     assert project.pytest(*TIMING, "-n", "2", "--bench-lease=refuse", "-k", "quick").ret == 0
+
+
+def test_the_gpu_of_a_session_that_was_killed_at_a_case_is_free_at_once(machine):
+    project = machine(h200(0))
+    project.write({"bench_a.py": HANGS})
+    session = running(project, *TIMING, "-k", "hangs and 0")
+    until(lambda: (project.path / "0-hangs").exists())
+    session.kill()
+    session.wait(timeout=60)
+    begin = time.monotonic()
+    assert project.pytest(*TIMING, "--bench-lease=60", "-k", "quick").ret == 0
+    assert time.monotonic() - begin < 30
+    assert processes_of(project) == []
+
+
+def test_a_file_that_cannot_be_imported_leaves_the_sweep_incomplete(machine):
+    project = machine(h200(0), h200(1))
+    project.write({"bench_a.py": FEW, "bench_b.py": "import module_that_is_not_installed\n"})
+    result = project.pytest(*TIMING, "-n", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*No module named 'module_that_is_not_installed'*"])
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+    assert len(measured(project)) == 6
+    assert project.end["completed"] is False
+    assert project.end["reason"] == "not all files could be collected"
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])

@@ -332,7 +332,7 @@ def _share(fd: int, key: str) -> None:
 
 def _open_for_everyone(path: Path, flags: int) -> int:
     """Open a file that all users of the folder share, made where it is missing; never through a symbolic link."""
-    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # nor wait for the other end of a pipe
     try:
         return os.open(path, flags)  # without O_CREAT, which Linux may refuse for another user's file
     except FileNotFoundError:

@@ -103,8 +103,10 @@ def _sharing_lines(session: BenchSession) -> list[str]:
     options, lines = session.options, []
     if session.controller is not None:
         budget = f", {options.power_budget_w:g} W for all together" if options.power_budget_w else ""
-        workers = session.controller.workers
-        lines.append(f"{workers} worker{'s' if workers > 1 else ''}, one per GPU, the longest cases first{budget}")
+        workers, have = session.controller.workers, len(session.controller.stations)
+        some = f", on those of the {have} that are free" if workers < have else ""
+        many = f"{workers} worker{'s' if workers > 1 else ''}"
+        lines.append(f"{many}, one per GPU{some}, the longest cases first{budget}")
         lines.append("pytest-benchmark: off under -n; the records hold the samples")
     if any(one.on_gpu for one in session.targets):
         lines.append(f"lease: {_how_leased(options.lease_s)}")

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from joulemark.records import Run
     from joulemark.workloads.base import Step, Workload
 
+_ENDS = ("call", "???")
+"""Phases whose report ends a case; the second is what xdist calls the death of a worker."""
+
 _SESSION = pytest.StashKey["BenchSession"]()
 
 
@@ -441,8 +444,8 @@ class BenchSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Progress is a line per case, not a dot; xdist reports a worker's death as a phase of its own."""
-        if self.is_child or report.when in ("setup", "teardown") or hasattr(report, "wasxfail"):
+        """Progress is a line per case, not a dot."""
+        if self.is_child or report.when not in _ENDS or hasattr(report, "wasxfail"):
             return None
         outcome = str(dict(report.user_properties).get("outcome", report.outcome))
         category = report.outcome if not report.passed or outcome == "ok" else outcome
@@ -451,7 +454,7 @@ class BenchSession:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Print the line of the case that has just ended."""
-        if self.journal is None or not self.journal.records or report.when in ("setup", "teardown"):
+        if self.journal is None or not self.journal.records or report.when not in _ENDS:
             return
         record = self.journal.records[-1]
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
