@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -112,6 +112,24 @@ def test_a_group_that_fails_costs_its_own_figures():
     assert found.missing["dram_fraction"] == "pass2: CUPTI answered 999: try again"
     assert len(seen.off_s) == 1 + len(seen.on_s)
     assert "counter_group_lost" in {one.code for one in found.findings}
+
+
+@dataclass
+class Truncated(FakeCounters):
+    """Loses what it sampled in the second half of a run."""
+
+    def record(self, group, run, expected_s=None):
+        series = super().record(group, run, expected_s)
+        return series.between(0.0, float(series.end_s[-1]) / 2)
+
+
+def test_samples_of_a_part_of_the_steps_are_no_figure_of_them():
+    half = Truncated(RATES, PASSES)
+    seen = read_step(counting(half), HostTimer(), None, ONE, Step(lambda: time.sleep(0.01)), 0.01)
+    found = measurement_of("counters", seen, counting(half))
+    assert "tensor_active_fraction" not in found.values
+    assert "cover" in found.missing["tensor_active_fraction"]
+    assert len(seen.off_s) == 1
 
 
 def test_without_any_instrument_each_level_says_what_would_give_it():
