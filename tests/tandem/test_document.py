@@ -46,7 +46,9 @@ def command(capsys, *args):
 
 
 def test_crossover_memory_and_what_is_exposed(sweep):
-    eager, graph = document(sweep)["series"]
+    found = document(sweep)
+    assert (found["runs"][0]["gpus"], found["runs"][0]["torch"]) == (["NVIDIA H200"], "2.11.0")
+    eager, graph = found["series"]
     assert eager["mode"] == "eager"
     assert eager["crossover"]["interval"][0] <= 40 <= eager["crossover"]["interval"][1]
     assert eager["crossover"]["batch"] == pytest.approx(40, rel=0.05)

@@ -82,7 +82,6 @@ def _batch_of(record: Record) -> int:
 def _run(run: Run) -> dict[str, Json]:
     facts = next(iter(run.environments.values())).facts if run.environments else {}
     gpus = facts.get("gpus")
-    framework = facts.get("framework")
     return {
         "file": Path(run.path).name,
         "run_id": run.run_id,
@@ -90,7 +89,7 @@ def _run(run: Run) -> dict[str, Json]:
         "completed": run.completed,
         "gpus": [one.get("name") for one in gpus] if isinstance(gpus, list) else None,
         "driver": facts.get("driver"),
-        "torch": framework.get("torch") if isinstance(framework, Mapping) else None,
+        "torch": facts.get("torch"),
     }
 
 
