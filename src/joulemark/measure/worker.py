@@ -106,6 +106,11 @@ class Worker:
     _answers: IO[str] | None = field(default=None, repr=False)
     _log: Path | None = field(default=None, repr=False)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the child lives."""
+        return self._is_alive()
+
     def ensure_started(self) -> Json:
         """Start the child if none runs; its greeting (software facts, baselines).
 
@@ -200,11 +205,17 @@ class Worker:
             what += f" (exit status {code})"
         return WorkerDied(f"the measuring process {what}", f"the end of its output: {tail(log)}")
 
+    def signal_end(self) -> None:
+        """Kill the child and all that it started; whoever waits for its answer sees its death. For other threads."""
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):  # neither the child nor anything that it started is left
+                os.killpg(process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """End the child and all that it started."""
         if self._process is not None:
-            with suppress(ProcessLookupError):  # neither the child nor anything that it started is left
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal_end()
             self._process.wait()
         for resource in (self._connection, self._answers):
             if resource is not None:

@@ -19,11 +19,13 @@ import pytest
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
+from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.worker import FD_VARIABLE, HELLO, LineReader, send
 from joulemark.plugin.fixture import Bench, Instruments
 from joulemark.plugin.instruments import energy_tier, open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Finding
+from joulemark.workloads.parallel import join, leave, rank_of_process
 
 if TYPE_CHECKING:
     from joulemark.plugin.options import BenchOptions
@@ -38,13 +40,24 @@ class Measuring:
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
         self._instruments: dict[str, Instruments] = {}
+        self._together = 0
 
     def instruments(self, target: Target, collect: tuple[str, ...]) -> Instruments:
-        """The instruments of a target, opened once per process."""
-        key = target.slug
+        """The instruments of a target, opened once per process; of several ranks, those of this one."""
+        rank = rank_of_process() or 0
+        key = f"{target.slug} {target.world_size}"
         if key not in self._instruments:
-            self._instruments[key] = open_instruments(target, collect, baselines=not self.options.profiles)
+            self._instruments[key] = open_instruments(
+                target.of_rank(rank), collect, baselines=not self.options.profiles, rank=rank
+            )
         return self._instruments[key]
+
+    def _pace(self, case: Any, device: str) -> Pace:
+        """Ranks go by rank 0; each case has a topic of its own in their store."""
+        if case is None or case.world_size == 1:
+            return Alone()
+        self._together += 1
+        return InStep(join(device).sharer(f"case {self._together}"))
 
     def bench(self, item: pytest.Function, case: Any, target: Target) -> Bench:
         """The fixture's value for one item."""
@@ -63,6 +76,7 @@ class Measuring:
             request.get("process", 0),
             self.options.profiles,
             None if trace is None else Path(trace),
+            self._pace(case, instruments.device),
         )
         item.stash[BENCH] = bench
         return bench
@@ -71,10 +85,10 @@ class Measuring:
 class ChildLoop:
     """Replaces pytest's own loop over items."""
 
-    def __init__(self, options: BenchOptions, measuring: Measuring, targets: list[Target]) -> None:
+    def __init__(self, options: BenchOptions, measuring: Measuring, target: Target) -> None:
         self.options = options
         self.measuring = measuring
-        self.targets = targets
+        self.target = target
         self._reports: list[pytest.TestReport] = []
         self._error: BaseException | None = None
         self._announced: str | None = None
@@ -93,8 +107,7 @@ class ChildLoop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         connection = socket.socket(fileno=int(descriptor))
         requests = _listen(connection)
-        first = self.targets[0]
-        hello = self.measuring.instruments(first, self.options.collect)
+        hello = self.measuring.instruments(self.target, self.options.collect)
         # What the imports left will not become garbage: collections between cases then take no time.
         gc.collect()
         gc.freeze()
@@ -119,6 +132,7 @@ class ChildLoop:
                 answers.write(json.dumps(reply) + "\n")
                 answers.flush()
                 send(connection, {"done": request["nodeid"]})
+        leave()
         return True
 
     def _all_of(self, session: pytest.Session) -> None:

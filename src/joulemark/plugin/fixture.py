@@ -14,7 +14,8 @@ from joulemark.collect.timing import Timer
 from joulemark.collect.torch_profiler import TorchProfiler
 from joulemark.errors import ConfigurationError, Unsupported
 from joulemark.measure.assemble import assemble
-from joulemark.measure.plan import PROFILE, Plan, plan_for
+from joulemark.measure.pace import Alone, Pace
+from joulemark.measure.plan import PROFILE, PROFILE_OF_RANKS, Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record
@@ -59,6 +60,7 @@ class Bench:
         process: number of this process among ``--bench-processes``.
         profiles: this process is for the profiler pass alone.
         keep_trace: where the profiler's trace stays; None throws it away.
+        pace: who decides how many steps a pass takes; several ranks go by rank 0.
     """
 
     case: Case
@@ -69,6 +71,7 @@ class Bench:
     process: int = 0
     profiles: bool = False
     keep_trace: Path | None = None
+    pace: Pace = field(default_factory=Alone)
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     used: bool = False
@@ -199,11 +202,14 @@ class Bench:
 
     def _plan(self, fixed_rounds: bool) -> Plan:
         if self.profiles:
-            return PROFILE
+            return PROFILE if self.pace.alone else PROFILE_OF_RANKS
         has_clock = self.device.startswith("cuda")
         plan = plan_for(self.collect, has_clock, self.instruments.power is not None, self.quick)
         if fixed_rounds:
-            plan = Plan(tuple(one for one in plan.passes if one.name in ("latency", "power")))
+            plan = plan.only(("latency", "power"))
+        if not self.pace.alone:
+            plan = plan.only(("latency", "steady", "power"))
+        plan = plan.only(self.pace.agree([one.name for one in plan.passes]))
         return plan if self.budget_s is None else plan.scaled(self.budget_s)
 
     def _measure(
@@ -221,6 +227,7 @@ class Bench:
             instruments.power,
             instruments.no_power,
             keep_trace=self.keep_trace,
+            pace=self.pace,
         )
         build_s = time.perf_counter() - self.opened
         with warnings_as_findings(self.findings):
@@ -236,7 +243,8 @@ class Bench:
         if self.device.startswith("cuda"):
             no_clock = "rounds were fixed by the benchmark" if rounds else "timing was not asked for"
         power = instruments.no_power if "power" in self.collect else "power was not asked for (--bench-collect power)"
-        reasons = {"power": power, "steady": no_clock, "cold": no_clock, "graph": no_clock}
+        lone = no_clock if self.pace.alone else "not taken of several ranks"
+        reasons = {"power": power, "steady": no_clock, "cold": lone, "graph": lone}
         if "profiler" in self.collect:  # the parent replaces it by what the process of its own has measured
             reasons["profiler"] = "the profiler needs a process of its own (leave out --bench-inprocess)"
         missing = missing_metrics(plan, reasons)

@@ -35,6 +35,7 @@ class BenchOptions:
     dtypes: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
     inputs: tuple[str, ...] | None = None
+    world_sizes: tuple[int, ...] | None = None
     gpus: str = "auto"
     collect: tuple[str, ...] = ("timing", "power")
     budget_s: float | None = None
@@ -70,10 +71,11 @@ class BenchOptions:
             rootdir=config.rootpath,
             enabled=bool(config.getoption("joulemark_bench")),
             models=_names(config, "models"),
-            batch_sizes=_batch_sizes(config),
+            batch_sizes=_sizes(config, "batch-sizes"),
             dtypes=_choices(config, "dtypes", DTYPES),
             modes=_choices(config, "modes", MODES),
             inputs=_choices(config, "input", INPUTS),
+            world_sizes=_world_sizes(config),
             gpus=_text(config, "gpus") or "auto",
             collect=_choices(config, "collect", INSTRUMENTS) or ("timing", "power"),
             budget_s=_number(config, "budget"),
@@ -104,6 +106,11 @@ _HELP: dict[str, tuple[str, str]] = {
     "gpus": (
         "WHICH",
         "auto (one GPU of each model), all, cpu, or CUDA ordinals, UUIDs or model names, comma-separated",
+    ),
+    "world-size": (
+        "NUMBERS",
+        "train on so many GPUs of one model together (data parallel), comma-separated: 1,2,4,8; "
+        "the batch size is per GPU, and the row of 1 is what the others are compared with",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
     "collect": ("NAMES", "instruments, of timing, power, profiler (the first two are on unless you choose)"),
@@ -220,8 +227,19 @@ def _number(config: pytest.Config, name: str) -> float | None:
     return value
 
 
-def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
-    names = _names(config, "batch-sizes")
+def _world_sizes(config: pytest.Config) -> tuple[int, ...] | None:
+    sizes = _sizes(config, "world-size")
+    together = sizes is not None and sizes[-1] > 1
+    if together and _flag(config, "inprocess"):
+        raise ConfigurationError(
+            f"--bench-world-size got {_text(config, 'world-size')!r} with --bench-inprocess: each rank is a process",
+            "leave one of the two out",
+        )
+    return sizes
+
+
+def _sizes(config: pytest.Config, name: str) -> tuple[int, ...] | None:
+    names = _names(config, name)
     if names is None:
         return None
     sizes: list[int] = []
@@ -229,7 +247,7 @@ def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
         first, colon, last = one.partition(":")
         if not _is_whole(first) or int(first) < 1 or (colon and (not _is_whole(last) or int(last) < int(first))):
             raise ConfigurationError(
-                f"--bench-batch-sizes got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
+                f"--bench-{name} got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
             )
         size, end = int(first), int(last) if colon else int(first)
         while size <= end:

@@ -7,9 +7,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,9 @@ import pytest
 
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
+from joulemark.measure.communication import communication_measurement
+from joulemark.measure.rank_group import RankGroup, trace_of_rank
+from joulemark.measure.scaling import with_efficiency
 from joulemark.measure.worker import Worker
 from joulemark.metrics import PROFILER
 from joulemark.plugin.instruments import idle_baseline
@@ -66,6 +69,7 @@ class Sweep:
         path: of the result file.
         run_id: of this run.
         finished: ids of cases that a resumed file already holds.
+        pool: UUIDs of the GPUs that may work together, by model.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Sweep:
         path: Path,
         run_id: str,
         finished: frozenset[str] = frozenset(),
+        pool: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.config = config
         self.options = options
@@ -86,6 +91,7 @@ class Sweep:
         self.run_id = run_id
         self._writer: RunWriter | None = None
         self.finished = finished
+        self.pool = dict(pool or {})
         self.records: list[Record] = []
         self.begin = time.time()
         self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
@@ -99,7 +105,7 @@ class Sweep:
         self._nodeids: dict[str, str] = {}
         self._oom: dict[str, int] = {}
         self._folder: Path | None = None
-        self._worker: Worker | None = None
+        self._worker: Worker | RankGroup | None = None
         self._worker_target: Target | None = None
 
     # -- running one item
@@ -130,6 +136,8 @@ class Sweep:
         known = self._oom.get(case.series.case_id)
         if known is not None and case.batch_size is not None and case.batch_size > known:
             reply = _reply("oom", f"not tried: batch {known} of this series did not fit")
+        elif target.lacks is not None:
+            reply = _reply("unsupported", target.lacks)
         else:
             reply = self._measure(item, case, target)
         record = self._record(item, case, target, reply)
@@ -205,7 +213,7 @@ class Sweep:
             what = error.what if isinstance(error, CaseTimeout) else str(error)
             return {**_reply("failed", what), "window_utc": [begin, time.time()]}
 
-    def _worker_for(self, target: Target) -> Worker:
+    def _worker_for(self, target: Target) -> Worker | RankGroup:
         if self._worker is not None and self._worker_target != target:
             self._worker.close()
             self._worker = None
@@ -213,14 +221,18 @@ class Sweep:
             if target.uuid is not None and "power" in self.options.collect and not self.idle:
                 self.idle = idle_baseline(target.uuid)
             self._worker_target = target
-            self._worker = Worker(
-                child_arguments(self.config),
-                ",".join(one for one in self.options.collect if one != "profiler") or "timing",
-                Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
-                child_environment(target, self.targets),
-                self.config.invocation_params.dir,
-            )
+            passes = ",".join(one for one in self.options.collect if one != "profiler") or "timing"
+            self._worker = self._new_worker(passes, target)
         return self._worker
+
+    def _new_worker(self, passes: str, target: Target) -> Worker | RankGroup:
+        """A measuring process for a target, or one for each of its ranks."""
+        arguments = child_arguments(self.config)
+        folder = Path(tempfile.mkdtemp(dir=self._scratch()))  # answers of an earlier worker are not this one's
+        environment, cwd = child_environment(target, self.targets, self.pool), self.config.invocation_params.dir
+        if target.world_size == 1:
+            return Worker(arguments, passes, folder, environment, cwd)
+        return RankGroup(arguments, passes, folder, environment, cwd, target.world_size, target.uuids)
 
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
@@ -239,15 +251,10 @@ class Sweep:
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = Worker(
-            child_arguments(self.config),
-            "profiler",
-            Path(tempfile.mkdtemp(dir=self._scratch())),
-            child_environment(target, self.targets),
-            self.config.invocation_params.dir,
-        )
-        trace = self.path.parent / f"{self.path.stem}-traces" / f"{case.case_id}.json.gz"
-        kept = str(trace.resolve()) if self.options.keep_traces else None
+        worker = self._new_worker("profiler", target)
+        folder = self.path.parent / f"{self.path.stem}-traces" if self.options.keep_traces else self._scratch()
+        trace = folder.resolve() / f"{case.case_id}.json.gz"
+        kept = str(trace) if self.options.keep_traces or target.world_size > 1 else None
         try:
             reply = worker.ask(item.nodeid, None, self.options.timeout_s, trace=kept)
         except (CaseTimeout, WorkerDied) as error:
@@ -257,6 +264,9 @@ class Sweep:
         if not reply["measurements"]:  # what was measured before a later failure of the item stands
             why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
             reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
+        if target.world_size > 1:
+            traces = [trace_of_rank(trace, rank) for rank in range(target.world_size)]
+            reply["measurements"].append(communication_measurement(traces).to_json())
         return dict(reply)
 
     def _restart(self) -> None:
@@ -300,7 +310,7 @@ class Sweep:
             from joulemark.environment import anonymous
 
             uuid = anonymous(uuid)
-        return assemble(
+        record = assemble(
             case,
             [Measurement.from_json(one) for one in reply["measurements"]],
             run_id=self.run_id,
@@ -313,6 +323,12 @@ class Sweep:
             window_utc=tuple(reply["window_utc"]),
             static_power_w=reply.get("static_power_w"),
         )
+        return record if case.world_size == 1 else with_efficiency(record, self._of_one_rank(case))
+
+    def _of_one_rank(self, case: Case) -> Record | None:
+        """This run's record of the same case with one rank."""
+        wanted = replace(case, world_size=1).case_id
+        return next((record for record in self.records if record.case_id == wanted), None)
 
     def _environment(self) -> Environment:
         if self.environment is None:
@@ -443,28 +459,46 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def child_environment(target: Target, targets: list[Target]) -> dict[str, str]:
+def child_environment(
+    target: Target, targets: list[Target], pool: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
     """The child sees the GPU under test alone, by UUID, and the parent's list of targets."""
-    described = [asdict(one) for one in targets]
-    return {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": target.uuid or "",
-        TARGETS_VARIABLE: json.dumps({"targets": described, "current": target.slug}),
-    }
+    described = {"targets": [asdict(one) for one in targets], "pool": pool or {}, "current": asdict(target)}
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": target.uuid or "", TARGETS_VARIABLE: json.dumps(described)}
 
 
-def targets_from_parent() -> list[Target] | None:
-    """In a child: the parent's targets, the one of this process first; None in a parent."""
+@dataclass(frozen=True)
+class Inherited:
+    """What a measuring process knows of its parent's devices.
+
+    Args:
+        targets: the parent's, the one of this process first.
+        pool: UUIDs of the GPUs that may work together, by model.
+        current: what this process measures on, with the ranks that it is one of.
+    """
+
+    targets: list[Target]
+    pool: Mapping[str, Sequence[str]]
+    current: Target
+
+
+def targets_from_parent() -> Inherited | None:
+    """In a child: the parent's targets; None in a parent."""
     text = os.environ.get(TARGETS_VARIABLE)
     if text is None:
         return None
     data = json.loads(text)
-    targets = [Target(**one) for one in data["targets"]]
+    targets = [_target(one) for one in data["targets"]]
     if not targets:
         raise ConfigurationError(
             f"{TARGETS_VARIABLE} names no target", "it is set by joulemark for its measuring processes"
         )
-    return sorted(targets, key=lambda one: one.slug != data["current"])
+    current = _target(data["current"])
+    return Inherited(sorted(targets, key=lambda one: one.slug != current.slug), data["pool"], current)
+
+
+def _target(described: Mapping[str, Any]) -> Target:
+    return Target(**{**described, "peers": tuple(described["peers"])})
 
 
 __all__ = ["CASE", "MeasurementError", "Sweep", "child_arguments", "child_environment", "targets_from_parent"]

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -124,7 +124,13 @@ class BenchSession:
         self.is_child = options.worker is not None
         inherited = targets_from_parent() if self.is_child else None
         self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ, framework_uuids)
-        self.targets = inherited or self._targets()
+        self.pool: Mapping[str, Sequence[str]] = {}
+        if inherited is not None:
+            self.targets, self.pool, current = inherited.targets, inherited.pool, inherited.current
+        else:
+            self.targets = self._targets()
+            current = self.targets[0]
+        self.current = current
         if self.is_child or not options.isolate:
             self._configure_measuring()
         if not self.is_child:
@@ -136,6 +142,8 @@ class BenchSession:
         assert self.inventory is not None
         chosen = select_gpus(self.inventory.visible, self.options.gpus)
         slugs = [one.gpu.slug for one in chosen]
+        usable = self.inventory.visible if self.options.gpus == "auto" else chosen
+        self.pool = {slug: [one.gpu.uuid for one in usable if one.gpu.slug == slug] for slug in slugs}
         # Chosen by UUID or model, a GPU is certain whatever CUDA's numbering: the child sees it by UUID alone.
         by_ordinal = any(
             part.strip().isdecimal()
@@ -180,7 +188,7 @@ class BenchSession:
 
         self.measuring = Measuring(self.options)
         if self.is_child:
-            loop = ChildLoop(self.options, self.measuring, self.targets)
+            loop = ChildLoop(self.options, self.measuring, self.current)
             self.config.pluginmanager.register(loop, "joulemark-child")
         elif self.targets[0].on_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.targets[0].uuid or ""
@@ -204,7 +212,7 @@ class BenchSession:
             run_id = new_run_id()
             folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
             path = new_path(self.options.results, folder, time.time(), run_id)
-        self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished)
+        self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished, self.pool)
         for case in did_not_fit:
             self.sweep.note_oom(case)
 
@@ -230,7 +238,7 @@ class BenchSession:
         try:
             marker = SweepMarker.read(metafunc.definition.iter_markers("bench"))
             if "joulemark_case" in metafunc.fixturenames:
-                swept = cells(metafunc.function.__name__, marker, self.options, self.targets, self.own)
+                swept = cells(metafunc.function.__name__, marker, self.options, self.targets, self.own, self.pool)
                 metafunc.parametrize(
                     ("joulemark_case", "joulemark_gpu"), swept, indirect=True, ids=[case.label for case, _ in swept]
                 )
