@@ -249,6 +249,7 @@ class Record:
         window_utc: (start, end) of the whole case, seconds since the Unix epoch.
         measured_windows_utc: the windows whose samples are stored.
         processes: per measuring process its own medians, by metric name.
+        rank_gpu_uuids: GPUs of a case with several ranks, in order of rank; empty for one, and on the CPU.
     """
 
     case: Case
@@ -266,6 +267,7 @@ class Record:
     window_utc: tuple[float, float] | None = None
     measured_windows_utc: tuple[tuple[float, float], ...] = ()
     processes: tuple[Mapping[str, float], ...] = ()
+    rank_gpu_uuids: tuple[str, ...] = ()
 
     @property
     def case_id(self) -> str:
@@ -296,6 +298,7 @@ class Record:
             "measured_windows_utc": [list(window) for window in self.measured_windows_utc],
             "processes": [dict(process) for process in self.processes],
             "environment_id": self.environment_id,
+            **({"rank_gpu_uuids": list(self.rank_gpu_uuids)} if self.rank_gpu_uuids else {}),
         }
 
     @classmethod
@@ -306,6 +309,7 @@ class Record:
         known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
         known["measured_windows_utc"] = tuple((lo, hi) for lo, hi in data.get("measured_windows_utc", ()))
         known["processes"] = tuple(data.get("processes", ()))
+        known["rank_gpu_uuids"] = tuple(data.get("rank_gpu_uuids", ()))
         if data.get("window_utc") is not None:
             known["window_utc"] = tuple(data["window_utc"])
         if data.get("conditions") is not None:

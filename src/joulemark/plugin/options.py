@@ -109,8 +109,7 @@ _HELP: dict[str, tuple[str, str]] = {
     ),
     "world-size": (
         "NUMBERS",
-        "train on so many GPUs of one model together (data parallel), comma-separated: 1,2,4,8; "
-        "the batch size is per GPU, and the row of 1 is what the others are compared with",
+        "numbers of GPUs of one model that train together, comma-separated (1,2,4,8); batch sizes are per GPU",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
     "collect": ("NAMES", "instruments, of timing, power, profiler (the first two are on unless you choose)"),

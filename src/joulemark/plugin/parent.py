@@ -93,6 +93,7 @@ class Sweep:
         self.finished = finished
         self.pool = dict(pool or {})
         self.records: list[Record] = []
+        self.earlier: tuple[Record, ...] = ()  # of the file that is resumed
         self.begin = time.time()
         self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
         self.total = 0
@@ -305,11 +306,11 @@ class Sweep:
         if target.note is not None:
             findings.append(Finding("gpu_unverified", target.note, "name the GPU by its UUID", flags=True))
         outcome: Outcome = reply["outcome"]
-        uuid = target.uuid
-        if uuid is not None and self.options.anonymize:
+        uuids = target.uuids
+        if uuids and self.options.anonymize:
             from joulemark.environment import anonymous
 
-            uuid = anonymous(uuid)
+            uuids = tuple(anonymous(one) for one in uuids)
         record = assemble(
             case,
             [Measurement.from_json(one) for one in reply["measurements"]],
@@ -317,18 +318,24 @@ class Sweep:
             environment_id=environment.environment_id,
             outcome=outcome,
             reason=reply["reason"],
-            gpu_uuid=uuid,
+            gpu_uuid=next(iter(uuids), None),
             nodeid=item.nodeid,
             findings=findings,
             window_utc=tuple(reply["window_utc"]),
             static_power_w=reply.get("static_power_w"),
         )
-        return record if case.world_size == 1 else with_efficiency(record, self._of_one_rank(case))
+        if case.world_size == 1:
+            return record
+        return with_efficiency(replace(record, rank_gpu_uuids=uuids), self._of_one_rank(record))
 
-    def _of_one_rank(self, case: Case) -> Record | None:
-        """This run's record of the same case with one rank."""
-        wanted = replace(case, world_size=1).case_id
-        return next((record for record in self.records if record.case_id == wanted), None)
+    def _of_one_rank(self, record: Record) -> Record | None:
+        """This run's record of the same case with one rank, on the GPU of rank 0."""
+        case = record.case
+        for one in (*self.earlier, *self.records):
+            same = replace(one.case, world_size=case.world_size, gpu_model=case.gpu_model) == case
+            if same and one.case.world_size == 1 and one.gpu_uuid == record.gpu_uuid:
+                return one
+        return None
 
     def _environment(self) -> Environment:
         if self.environment is None:

@@ -213,6 +213,7 @@ class BenchSession:
             folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
             path = new_path(self.options.results, folder, time.time(), run_id)
         self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished, self.pool)
+        self.sweep.earlier = self.resumed.records if self.resumed is not None else ()
         for case in did_not_fit:
             self.sweep.note_oom(case)
 

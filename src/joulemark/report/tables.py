@@ -11,6 +11,7 @@ from pathlib import Path
 from joulemark.metrics import CORE, find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
 from joulemark.report.names import first_of, namer
+from joulemark.report.scaling_table import scaling_table
 
 SHOWN_METRICS = CORE
 """Metrics of the table, the most important first; csv and json hold all."""
@@ -67,6 +68,8 @@ def tables_of_run(run: Run) -> list[Table]:
     tables = [
         _table(records, marks, _title(run, name)) for name, records in zip(names, groups.values(), strict=True)
     ] or [Table((), (), title=_title(run, None))]
+    scaling = scaling_table(run.records)
+    tables += [] if scaling is None else [scaling]
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 
