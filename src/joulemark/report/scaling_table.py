@@ -11,14 +11,15 @@ from joulemark.records import Case, Record, Table, Value
 _METRICS = (
     "throughput_per_s",
     "scaling_efficiency",
-    "communication_s",
     "exposed_communication_s",
-    "overlap_fraction",
     "straggler_rank",
-    "straggler_wait_s",
     "energy_per_item_j",
+    "overlap_fraction",
+    "communication_s",
+    "straggler_wait_s",
     "power_w",
 )
+"""The most important first: a narrow terminal leaves out the last."""
 _STEP_TIMES = ("device_time_s", "host_time_s")
 
 
@@ -34,7 +35,7 @@ def scaling_table(records: Sequence[Record]) -> Table | None:
         return None
     order = list(dict.fromkeys(_series(record.case) for record in rows))
     rows.sort(key=lambda record: (order.index(_series(record.case)), record.case.world_size))
-    metrics = [name for name in _METRICS if any(record.value(name) is not None for record in rows)]
+    metrics = [name for name in _METRICS if any(_tells(record, name) for record in rows)]
     times = next((name for name in _STEP_TIMES if any(record.value(name) is not None for record in rows)), None)
     figures = [*([times] if times else []), *metrics]
     identity = _identity(rows)
@@ -47,6 +48,11 @@ def scaling_table(records: Sequence[Record]) -> Table | None:
         numeric=frozenset(range(len(identity) - 2, len(identity) + len(figures))),
         title="data parallel: batches are per GPU, figures of all GPUs together",
     )
+
+
+def _tells(record: Record, name: str) -> bool:
+    """Whether a record has a figure, or can say that no rank is a straggler."""
+    return record.value("straggler_wait_s" if name == "straggler_rank" else name) is not None
 
 
 def _series(case: Case) -> str:
