@@ -8,7 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,23 @@ def gather(
         _anonymous(facts) if anonymize else facts,
         {"counters": None, **tiers},
         {"counters": _NO_COUNTERS, **(notes or {})},
+    )
+
+
+def with_instruments(found: Environment, hello: Mapping[str, Json], on_gpu: bool) -> Environment:
+    """The environment with the instruments that a measuring process has opened, as it says in its greeting.
+
+    Args:
+        found: of :func:`gather`.
+        hello: the greeting; empty for a process that never came up.
+        on_gpu: whether it measures a GPU.
+    """
+    clock = "host_clock" if hello.get("no_clock") or not on_gpu else "cuda_events"
+    seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
+    return replace(
+        found,
+        tiers={**found.tiers, "timing": clock, "energy": hello.get("power")},
+        notes={**found.notes, **{name: why for name, why in seen.items() if why}},
     )
 
 

@@ -9,7 +9,8 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -98,6 +99,8 @@ class RunWriter:
         self._started_utc = started_utc
         self._fd: int | None = None
         self._ended = False
+        self._waits = True
+        self._known: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +116,36 @@ class RunWriter:
         """
         self._append(record.to_json())
         self._ended = False
+
+    def know(self, environment: Environment) -> None:
+        """Store a further environment, before the first record that was measured in it.
+
+        Raises:
+            JoulemarkError: the file cannot be written.
+        """
+        if self._fd is None:
+            self._append(None)
+        if environment.environment_id not in self._known:
+            self._append(environment.to_json(self._run_id, self._started_utc))
+            self._known.add(environment.environment_id)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Lines that are written in this block are on disk when it ends: one wait for the disk instead of many.
+
+        Raises:
+            JoulemarkError: the file cannot be written.
+        """
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._waits = True
+            if self._fd is not None:
+                try:
+                    os.fsync(self._fd)
+                except OSError as error:
+                    raise self._cannot_write(error) from error
 
     def end(self, *, completed: bool, wall_s: float, measured_s: float, reason: str | None = None) -> None:
         """Close the run with its ``end`` line.
@@ -149,26 +182,30 @@ class RunWriter:
             os.close(self._fd)
             self._fd = None
 
-    def _append(self, line: Json) -> None:
-        data = json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    def _append(self, line: Json | None) -> None:
+        """A line, opening the file first; None only opens it."""
+        data = b"" if line is None else json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
         try:
             if self._fd is None:
                 self._fd = self._open()
             self._put(self._fd, data)
         except OSError as error:
             self.close()  # the next line looks at the file's end again
-            raise JoulemarkError(
-                f"cannot write the result file {self.path} ({error.strerror or error})",
-                "make room or choose another folder with --bench-results; what it holds is kept, "
-                f"go on with --bench-resume {self.path}",
-            ) from error
+            raise self._cannot_write(error) from error
 
-    @staticmethod
-    def _put(fd: int, data: bytes) -> None:
+    def _cannot_write(self, error: OSError) -> JoulemarkError:
+        return JoulemarkError(
+            f"cannot write the result file {self.path} ({error.strerror or error})",
+            "make room or choose another folder with --bench-results; what it holds is kept, "
+            f"go on with --bench-resume {self.path}",
+        )
+
+    def _put(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        if self._waits:
+            os.fsync(fd)
 
     def _open(self) -> int:
         _make_folder(self.path.parent)
@@ -179,10 +216,12 @@ class RunWriter:
                 _sync_folder(self.path.parent)
             if not new and _is_torn(self.path):
                 self._put(fd, b"\n")
-            if new or not _holds_environment(self.path, self._environment.environment_id):
+            self._known = set() if new else _environments_in(self.path)
+            if self._environment.environment_id not in self._known:
                 first = self._environment.to_json(self._run_id, self._started_utc)
                 text = json.dumps(first, separators=(",", ":"), allow_nan=False)
                 self._put(fd, text.encode("ascii") + b"\n")
+                self._known.add(self._environment.environment_id)
         except BaseException:
             os.close(fd)
             raise
@@ -217,13 +256,13 @@ def _is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _holds_environment(path: Path, environment_id: str) -> bool:
+def _environments_in(path: Path) -> set[str]:
     with path.open("rb") as file:
-        return any(
-            line.get("kind") == "environment" and line.get("environment_id") == environment_id
+        return {
+            str(line.get("environment_id"))
             for line in map(_json_or_none, file)
-            if isinstance(line, dict)
-        )
+            if isinstance(line, dict) and line.get("kind") == "environment"
+        }
 
 
 def _reject_constant(token: str) -> float:

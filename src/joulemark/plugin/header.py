@@ -65,6 +65,9 @@ def _gpu_line(gpu: Gpu) -> str:
 def _instrument_lines(session: BenchSession) -> list[str]:
     from joulemark.plugin.instruments import describe_power
 
+    if session.cluster is not None:
+        lines = [f"cluster: {session.cluster.seats} GPUs through Ray, each with the instruments of its node"]
+        return [*lines, *(f"! {problem}" for problem in session.cluster.problems)]
     on_gpu = session.targets[0].on_gpu
     torch = _version("torch")
     clock = f"CUDA events of torch {torch} beside the host clock" if on_gpu and torch else "host clock"
@@ -118,11 +121,10 @@ def _whole_run(session: BenchSession) -> Run:
     assert sweep is not None
     if session.resumed is not None:
         return read_run(sweep.path)
-    environment = sweep.environment
     return Run(
         str(sweep.path),
         sweep.run_id,
-        {} if environment is None else {environment.environment_id: environment},
+        dict(sweep.environments),
         tuple(sweep.records),
         sweep.completed,
         sweep.wall_s,

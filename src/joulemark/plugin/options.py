@@ -24,6 +24,7 @@ class BenchOptions:
     Args:
         budget_s: wall time of the whole sweep, in s.
         timeout_s: of one case, in s.
+        cluster: address of a Ray cluster whose GPUs measure; ``auto`` for the one that this machine is part of.
         worker: (passes, answers file) in a measuring process, None in the parent.
         isolate: measure in a child process; off under a debugger.
         rootdir: pytest's, where the modules of ``pkg.mod:factory`` are looked for too.
@@ -36,6 +37,7 @@ class BenchOptions:
     modes: tuple[str, ...] | None = None
     inputs: tuple[str, ...] | None = None
     world_sizes: tuple[int, ...] | None = None
+    cluster: str | None = None
     gpus: str = "auto"
     collect: tuple[str, ...] = ("timing", "power")
     budget_s: float | None = None
@@ -76,6 +78,7 @@ class BenchOptions:
             modes=_choices(config, "modes", MODES),
             inputs=_choices(config, "input", INPUTS),
             world_sizes=_world_sizes(config),
+            cluster=_cluster(config),
             gpus=_text(config, "gpus") or "auto",
             collect=_choices(config, "collect", INSTRUMENTS) or ("timing", "power"),
             budget_s=_number(config, "budget"),
@@ -110,6 +113,10 @@ _HELP: dict[str, tuple[str, str]] = {
     "world-size": (
         "NUMBERS",
         "numbers of GPUs of one model that train together, comma-separated (1,2,4,8); batch sizes are per GPU",
+    ),
+    "cluster": (
+        "ADDRESS",
+        "measure on the GPUs of a Ray cluster: ray (the one this machine belongs to) or ray://host:port",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
     "collect": ("NAMES", "instruments, of timing, power, profiler (the first two are on unless you choose)"),
@@ -235,6 +242,28 @@ def _world_sizes(config: pytest.Config) -> tuple[int, ...] | None:
             "leave one of the two out",
         )
     return sizes
+
+
+def _cluster(config: pytest.Config) -> str | None:
+    """Ray's address, None in a measuring process: it measures where it is."""
+    text = _text(config, "cluster")
+    if text is None or _text(config, "worker") is not None:
+        return None
+    if text != "ray" and not (text.startswith("ray://") and len(text) > len("ray://")):
+        raise ConfigurationError(f"--bench-cluster got {text!r}", "it takes ray, or ray://host:port")
+    sizes = _sizes(config, "world-size")
+    if sizes is not None and sizes[-1] > 1:
+        raise ConfigurationError(
+            f"--bench-cluster got --bench-world-size {_text(config, 'world-size')}: ranks of one case share a host",
+            "measure several ranks on their host, without --bench-cluster",
+        )
+    for flag, why in (
+        ("inprocess", "cases run on other machines"),
+        ("keep-traces", "traces stay on the nodes' own disks and are removed"),
+    ):
+        if _flag(config, flag):
+            raise ConfigurationError(f"--bench-cluster got --bench-{flag}: {why}", "leave one of the two out")
+    return "auto" if text == "ray" else text
 
 
 def _sizes(config: pytest.Config, name: str) -> tuple[int, ...] | None:

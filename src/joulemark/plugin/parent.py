@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ import pytest
 
 from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
+from joulemark.measure.attempts import as_one, attempts
 from joulemark.measure.communication import communication_measurement
 from joulemark.measure.rank_group import RankGroup, trace_of_rank
 from joulemark.measure.scaling import with_efficiency
@@ -93,6 +94,9 @@ class Sweep:
         self.finished = finished
         self.pool = dict(pool or {})
         self.records: list[Record] = []
+        self.answers: dict[str, dict[str, Any]] = {}  # of items that a cluster has measured, until they are stored
+        self.planned: dict[str, Case] = {}
+        self.environments: dict[str, Environment] = {}
         self.earlier: tuple[Record, ...] = ()  # of the file that is resumed
         self.begin = time.time()
         self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
@@ -122,7 +126,7 @@ class Sweep:
         # does not claim to hold every case.
         self.unrecorded += 1
         try:
-            case, target = self._case(item)
+            case, target = self.case_of(item)
         except ConfigurationError as error:
             pytest.fail(str(error), pytrace=False)
         twin = self._nodeids.setdefault(case.case_id, item.nodeid)
@@ -131,11 +135,11 @@ class Sweep:
         if case.case_id in self.finished:
             self.unrecorded -= 1
             pytest.skip("already in the file that is resumed")
-        if self._too_late():
+        if self._too_late() and item.nodeid not in self.answers:
             self.skipped_for_budget += 1
             pytest.skip(f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.path}")
-        known = self._oom.get(case.series.case_id)
-        if known is not None and case.batch_size is not None and case.batch_size > known:
+        known = self._fitted_not(case)
+        if known is not None:
             reply = _reply("oom", f"not tried: batch {known} of this series did not fit")
         elif target.lacks is not None:
             reply = _reply("unsupported", target.lacks)
@@ -149,7 +153,12 @@ class Sweep:
         replay(item, benchmark, record)
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
 
-    def _case(self, item: pytest.Function) -> tuple[Case, Target]:
+    def case_of(self, item: pytest.Function) -> tuple[Case, Target]:
+        """The case that an item is, and what it runs on.
+
+        Raises:
+            ConfigurationError: the item's id names no case that a later run could find again.
+        """
         if CASE in item.stash:
             return item.stash[CASE]
         callspec = getattr(item, "callspec", None)
@@ -158,23 +167,17 @@ class Sweep:
 
     def _measure(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """One reply for all processes; a CUDA error is tried once more in a fresh process."""
-        replies: list[dict[str, Any]] = []
-        for process in range(self.options.processes):
-            if process or (self.options.processes > 1 and self._worker is not None):
-                self._restart()
-            reply = self._ask(item, target, process)
-            if reply.get("poisoned"):
-                self._restart()
-                first = reply["reason"]
-                reply = self._ask(item, target, process)
-                if reply.get("poisoned"):
-                    self._restart()
-                    reply["reason"] = f"{reply['reason']} (twice, the second time in a fresh process)"
-                else:
-                    reply["findings"] = [*reply["findings"], _retried(first).to_json()]
-            replies.append(reply)
-            if reply["outcome"] != "ok":
-                break
+        if item.nodeid in self.answers:
+            answer = self.answers.pop(item.nodeid)
+            if answer["outcome"] == "oom":
+                self.note_oom(case)
+            return answer
+        replies = attempts(
+            lambda process: self._ask(item, target, process),
+            self._restart,
+            self.options.processes,
+            self._worker is not None,
+        )
         if replies[-1]["outcome"] == "ok" and "profiler" in replies[-1].get("collect", ()):
             profiled = self._profile(item, case, target)
             replies[-1] = {
@@ -183,13 +186,19 @@ class Sweep:
                 "findings": [*replies[-1]["findings"], *profiled["findings"]],
                 "window_utc": [replies[-1]["window_utc"][0], time.time()],
             }
-        joined = dict(replies[-1])
-        joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
-        joined["findings"] = [one for reply in replies for one in reply["findings"]]
-        joined["window_utc"] = [replies[0]["window_utc"][0], replies[-1]["window_utc"][1]]
+        joined: dict[str, Any] = as_one(replies)
         if joined["outcome"] == "oom":
             self.note_oom(case)
         return joined
+
+    def _fitted_not(self, case: Case) -> int | None:
+        """A smaller batch of the case's series that was out of memory."""
+        known = self._oom.get(case.series.case_id)
+        return known if known is not None and case.batch_size is not None and case.batch_size > known else None
+
+    def needs_no_measuring(self, case: Case) -> bool:
+        """Whether the case ends without being measured: its series did not fit, or the budget is spent."""
+        return self._fitted_not(case) is not None or self._too_late()
 
     def note_oom(self, case: Case) -> None:
         """Larger batches of this case's series are not tried."""
@@ -206,7 +215,7 @@ class Sweep:
                     item.nodeid,
                     None if self.options.processes > 1 else _next_nodeid(item),
                     self.options.timeout_s,
-                    budget_s=self._share(),
+                    budget_s=self.share(),
                     process=process,
                 )
             )
@@ -247,7 +256,7 @@ class Sweep:
         for item in items:
             if isinstance(item, pytest.Function):
                 with suppress(ConfigurationError):
-                    out.add(self._case(item)[0].case_id)
+                    out.add(self.case_of(item)[0].case_id)
         return frozenset(out)
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
@@ -279,7 +288,7 @@ class Sweep:
     def _too_late(self) -> bool:
         return self.options.budget_s is not None and self.wall_s >= self.options.budget_s
 
-    def _share(self) -> float | None:
+    def share(self) -> float | None:
         """Seconds for the passes of the next case: an even share of what is left, less what cases cost besides."""
         if self.options.budget_s is None:
             return None
@@ -301,7 +310,9 @@ class Sweep:
     # -- records
 
     def _record(self, item: pytest.Item, case: Case, target: Target, reply: Mapping[str, Any]) -> Record:
-        environment = self._environment()
+        environment = self._environment_of(reply)
+        if reply.get("gpu_uuid") is not None:  # a cluster's, of the model that the target names
+            target = replace(target, uuid=reply["gpu_uuid"])
         findings = [Finding.from_json(one) for one in reply["findings"]]
         if target.note is not None:
             findings.append(Finding("gpu_unverified", target.note, "name the GPU by its UUID", flags=True))
@@ -337,9 +348,23 @@ class Sweep:
                 return one
         return None
 
+    def _environment_of(self, reply: Mapping[str, Any]) -> Environment:
+        """Where a reply comes from: another node of a cluster tells, otherwise it is this machine."""
+        told = reply.get("environment")
+        if told is None:
+            return self._environment()
+        node = Environment(told["facts"], told["tiers"], told["notes"])
+        if node.environment_id not in self.environments:
+            self.environments[node.environment_id] = node
+            if self._writer is None:
+                self._writer = RunWriter(self.path, self.run_id, node, self.begin)
+            else:
+                self._writer.know(node)
+        return node
+
     def _environment(self) -> Environment:
         if self.environment is None:
-            from joulemark.environment import gather
+            from joulemark.environment import gather, with_instruments
 
             hello = (self._worker.hello if self._worker is not None else None) or {}
             framework = dict(hello.get("facts") or {})
@@ -352,15 +377,17 @@ class Sweep:
                 framework=framework,
                 options=[str(one) for one in self.config.invocation_params.args],
             )
-            clock = "host_clock" if hello.get("no_clock") or not self.targets[0].on_gpu else "cuda_events"
-            seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
-            self.environment = replace(
-                found,
-                tiers={**found.tiers, "timing": clock, "energy": hello.get("power")},
-                notes={**found.notes, **{name: why for name, why in seen.items() if why}},
-            )
-            self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
+            self.environment = with_instruments(found, hello, on_gpu=self.targets[0].on_gpu)
+            self.environments[self.environment.environment_id] = self.environment
+            if self._writer is None:
+                self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
+            else:
+                self._writer.know(self.environment)
         return self.environment
+
+    def together(self) -> AbstractContextManager[None]:
+        """Records that are kept in this block reach the disk at its end, with one wait for it."""
+        return nullcontext() if self._writer is None else self._writer.together()
 
     def _keep(self, record: Record) -> None:
         assert self._writer is not None
@@ -387,7 +414,7 @@ class Sweep:
 
     def keep_in_process(self, item: pytest.Function, reply: Mapping[str, Any]) -> Record:
         """Store what this very process measured (``--bench-inprocess``, ``--pdb``)."""
-        case, target = self._case(item)
+        case, target = self.case_of(item)
         record = self._record(item, case, target, reply)
         self._keep(record)
         return record
@@ -446,13 +473,14 @@ class Sweep:
         return union_length(window for record in self.records for window in record.measured_windows_utc)
 
 
-def _retried(first: str | None) -> Finding:
-    return Finding("retried", f"a CUDA error ended the first try ({first}); measured in a fresh process", flags=True)
-
-
 def _reply(outcome: str, reason: str) -> dict[str, Any]:
     now = time.time()
     return {"outcome": outcome, "reason": reason, "measurements": [], "findings": [], "window_utc": [now, now]}
+
+
+def failed_reply(reason: str) -> dict[str, Any]:
+    """The reply for a case that no process could measure."""
+    return _reply("failed", reason)
 
 
 def _next_nodeid(item: pytest.Item) -> str | None:
@@ -482,11 +510,13 @@ class Inherited:
         targets: the parent's, the one of this process first.
         pool: UUIDs of the GPUs that may work together, by model.
         current: what this process measures on, with the ranks that it is one of.
+        several: whether the parent has more targets than it tells: ids of items then name theirs.
     """
 
     targets: list[Target]
     pool: Mapping[str, Sequence[str]]
     current: Target
+    several: bool
 
 
 def targets_from_parent() -> Inherited | None:
@@ -501,7 +531,8 @@ def targets_from_parent() -> Inherited | None:
             f"{TARGETS_VARIABLE} names no target", "it is set by joulemark for its measuring processes"
         )
     current = _target(data["current"])
-    return Inherited(sorted(targets, key=lambda one: one.slug != current.slug), data["pool"], current)
+    current_first = sorted(targets, key=lambda one: one.slug != current.slug)
+    return Inherited(current_first, data["pool"], current, bool(data.get("several")) or len(targets) > 1)
 
 
 def _target(described: Mapping[str, Any]) -> Target:

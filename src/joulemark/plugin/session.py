@@ -22,6 +22,7 @@ from joulemark.records import Case
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
+    from joulemark.measure.ray_cluster import RayCluster
     from joulemark.plugin.child import Measuring
     from joulemark.plugin.fixture import Bench
     from joulemark.plugin.parent import Sweep
@@ -123,13 +124,22 @@ class BenchSession:
         self._sigterm: Any = None
         self.is_child = options.worker is not None
         inherited = targets_from_parent() if self.is_child else None
-        self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ, framework_uuids)
+        self.cluster: RayCluster | None = None
+        self.inventory: Inventory | None = None
+        if options.cluster is not None:
+            from joulemark.plugin.cluster import open_cluster
+
+            self.cluster = open_cluster(config, options)
+            self.inventory = self.cluster.inventory()
+        elif inherited is None:
+            self.inventory = probe_gpus(os.environ, framework_uuids)
         self.pool: Mapping[str, Sequence[str]] = {}
         if inherited is not None:
             self.targets, self.pool, current = inherited.targets, inherited.pool, inherited.current
+            self.several = inherited.several
         else:
             self.targets = self._targets()
-            current = self.targets[0]
+            current, self.several = self.targets[0], len(self.targets) > 1
         self.current = current
         if self.is_child or not options.isolate:
             self._configure_measuring()
@@ -143,7 +153,8 @@ class BenchSession:
         chosen = select_gpus(self.inventory.visible, self.options.gpus)
         slugs = [one.gpu.slug for one in chosen]
         usable = self.inventory.visible if self.options.gpus == "auto" else chosen
-        self.pool = {slug: [one.gpu.uuid for one in usable if one.gpu.slug == slug] for slug in slugs}
+        if self.cluster is None:  # ranks of one case share a host
+            self.pool = {slug: [one.gpu.uuid for one in usable if one.gpu.slug == slug] for slug in slugs}
         # Chosen by UUID or model, a GPU is certain whatever CUDA's numbering: the child sees it by UUID alone.
         by_ordinal = any(
             part.strip().isdecimal()
@@ -166,6 +177,8 @@ class BenchSession:
         from joulemark.environment import why_no_gpu
 
         assert self.inventory is not None
+        if self.cluster is not None:
+            return replace(CPU, no_gpu=self.cluster.no_gpu)
         return CPU if self.options.gpus in ("cpu", "none") else replace(CPU, no_gpu=why_no_gpu(self.inventory))
 
     def _one_of(self, several: list[Target]) -> list[Target]:
@@ -216,6 +229,11 @@ class BenchSession:
         self.sweep.earlier = self.resumed.records if self.resumed is not None else ()
         for case in did_not_fit:
             self.sweep.note_oom(case)
+        if self.cluster is not None:
+            from joulemark.plugin.cluster import ClusterLoop
+
+            loop = ClusterLoop(self.sweep, self.cluster, self.options, self.targets)
+            self.config.pluginmanager.register(loop, "joulemark-cluster")
 
     # -- collection
 
@@ -243,7 +261,7 @@ class BenchSession:
                 metafunc.parametrize(
                     ("joulemark_case", "joulemark_gpu"), swept, indirect=True, ids=[case.label for case, _ in swept]
                 )
-            elif len(self.targets) > 1:
+            elif self.several:
                 metafunc.parametrize(
                     "joulemark_gpu", self.targets, indirect=True, ids=[one.slug for one in self.targets]
                 )
@@ -427,6 +445,8 @@ class BenchSession:
                 self.sweep.go_on_with(self.resumed)  # killed between its last case and its end: nothing was left to do
             self.sweep.close(reason is None, reason, at_once=self._interrupted)
         finally:
+            if self.cluster is not None:
+                self.cluster.close()
             if self._sigterm is not None:
                 signal.signal(signal.SIGTERM, self._sigterm)
         measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
