@@ -61,6 +61,7 @@ class ClusterLoop:
         self.cluster = cluster
         self.options = options
         self._targets = {_where(one, options): one for one in targets}
+        sweep.keeps_samples = False
         cluster.variables = self._variables
         cluster.budget_s = self._budget_s
 

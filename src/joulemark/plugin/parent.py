@@ -95,6 +95,7 @@ class Sweep:
         self.pool = dict(pool or {})
         self.records: list[Record] = []
         self.answers: dict[str, dict[str, Any]] = {}  # of items that a cluster has measured, until they are stored
+        self.keeps_samples = True
         self.planned: dict[str, Case] = {}
         self.environments: dict[str, Environment] = {}
         self.earlier: tuple[Record, ...] = ()  # of the file that is resumed
@@ -395,7 +396,8 @@ class Sweep:
             self._writer.write(record)
         except JoulemarkError as error:
             pytest.exit(f"joulemark: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
-        self.records.append(record)
+        # A cluster's sweep may have millions of records: their samples are in the file.
+        self.records.append(record if self.keeps_samples else replace(record, samples={}))
         self.done += 1
 
     def conclude(self, record: Record, longrepr: str | None, output: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from joulemark.metrics import CORE, find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
+from joulemark.report.generations_table import generations_table
 from joulemark.report.names import first_of, namer
 from joulemark.report.scaling_table import scaling_table
 
@@ -68,8 +69,7 @@ def tables_of_run(run: Run) -> list[Table]:
     tables = [
         _table(records, marks, _title(run, name)) for name, records in zip(names, groups.values(), strict=True)
     ] or [Table((), (), title=_title(run, None))]
-    scaling = scaling_table(run.records)
-    tables += [] if scaling is None else [scaling]
+    tables += [one for one in (scaling_table(run.records), generations_table(run.records)) if one is not None]
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 
