@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import jsonschema
 import pytest
 
+from joulemark.cli import main
 from joulemark.trace.analyse import analyse
 from joulemark.trace.communication import across, rank_communication, straggler_of
 
@@ -124,3 +129,25 @@ def test_ranks_on_different_kinds_of_device_are_refused(pair, writer):
     host = rank_communication(analyse(writer.save("host.json")), 1)
     with pytest.raises(ValueError, match="one kind of device"):
         across([gpu, host])
+
+
+def test_the_command_tells_the_same_of_the_ranks_of_one_run(pair, capsys):
+    assert main(["trace", "--ranks", "--json", *map(str, pair)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    schema = Path(__file__).parents[2] / "docs" / "schema" / "ranks.schema.json"
+    jsonschema.validate(document, json.loads(schema.read_text()))
+    assert document["exposed_communication_s"] == pytest.approx(175 * MICRO)
+    assert document["straggler"] == {"rank": 1, "last_in": STEPS}
+    assert [one["exposed_communication_s"] for one in document["ranks"]] == pytest.approx([250 * MICRO, 100 * MICRO])
+    assert main(["trace", "--ranks", *map(str, pair)]) == 0
+    shown = capsys.readouterr().out
+    assert "straggler: rank 1 comes last in 6 of 6 iterations" in shown
+    assert "250 µs" in shown
+
+
+def test_the_command_refuses_what_are_no_ranks(pair, writer, capsys):
+    assert main(["trace", "--ranks", str(pair[0])]) == 2
+    assert "give the trace of every rank" in capsys.readouterr().err
+    writer.operator("aten::mm", 0, 10)
+    assert main(["trace", "--ranks", str(pair[0]), str(writer.save("none.json"))]) == 2
+    assert "holds no iterations" in capsys.readouterr().err

@@ -11,14 +11,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import fmean
+from pathlib import Path
+from statistics import fmean, median
 
 import numpy as np
 
-from joulemark.trace.analyse import Analysis
+from joulemark.errors import UnreadableInput
+from joulemark.records import Json
+from joulemark.trace.analyse import Analysis, analyse
 from joulemark.trace.events import ANNOTATION, KERNEL, OPERATOR, PS_PER_S, Ints, Mask, Trace
 from joulemark.trace.intervals import Intervals, union
 from joulemark.trace.launch import communication_kernels
+
+SCHEMA = "joulemark/ranks/1"
 
 DEVICE, HOST = "device", "host"
 """Where collectives were seen: as kernels, or as ranges of gloo's threads."""
@@ -150,6 +155,53 @@ def _rank(trace: Trace, place: int) -> int:
     told = trace.header.get("distributedInfo")
     rank = told.get("rank") if isinstance(told, dict) else None
     return rank if isinstance(rank, int) and rank >= 0 else place
+
+
+def ranks_document(paths: Sequence[Path]) -> dict[str, Json]:
+    """The document of ``joulemark trace --ranks --json`` (``docs/schema/ranks.schema.json``).
+
+    Args:
+        paths: one trace per rank of the same run, in order of rank.
+
+    Raises:
+        UnreadableInput: a file cannot be read, holds no iteration, or belongs to another kind of device.
+    """
+    ranks = []
+    for place, path in enumerate(paths):
+        found = rank_communication(analyse(path), place)
+        if found is None:
+            raise UnreadableInput(f"{path} holds no iterations", "mark the steps (prof.step(), joulemark.iteration#N)")
+        ranks.append(found)
+    if len({one.source for one in ranks}) != 1:
+        raise UnreadableInput(f"{paths[0]} and another trace are of different kinds of device", "give ranks of one run")
+    seen = across(ranks)
+    late = seen.straggler
+    return {
+        "schema": SCHEMA,
+        "source": ranks[0].source,
+        "iterations": len(seen.communication_s),
+        "communication_s": _median(seen.communication_s),
+        "exposed_communication_s": _median(seen.exposed_s),
+        "overlap_fraction": _median(seen.overlap_s),
+        "straggler_wait_s": _median(seen.wait_s),
+        "straggler": None if late is None else {"rank": late.rank, "last_in": late.last_in},
+        "ranks": [_rank_entry(one) for one in seen.ranks],
+    }
+
+
+def _rank_entry(one: RankCommunication) -> dict[str, Json]:
+    return {
+        "rank": one.rank,
+        "collectives": one.collectives,
+        "communication_s": _median(one.communication_s),
+        "exposed_communication_s": _median(one.exposed_s),
+        "compute_s": _median(one.compute_s),
+        "overlap_fraction": one.overlap_fraction,
+    }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
 
 
 def across(ranks: Sequence[RankCommunication]) -> Communication:
