@@ -86,7 +86,7 @@ class _Builder:
         self.source = case.input or "device"
         self.layout = case.layout or "contiguous"
         self.world_size = case.world_size
-        self.rank = 0 if case.world_size == 1 else parallel.join(device).rank
+        self.rank = 0
         self.seed = seed_of(case.label)
         self.view: PhaseView | None = spec.views.get(self.phase)
         self.training = self.phase == "train"
@@ -95,6 +95,8 @@ class _Builder:
         import torch
 
         self._check()
+        if self.world_size > 1:
+            self.rank = parallel.join(self.device).rank
         precision.set_fp32(tf32=self.dtype == "tf32")
         torch.manual_seed(self.seed)
         with torch.device(self.device):
