@@ -16,7 +16,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -77,6 +77,9 @@ class SimulatedCluster:
         visible = tuple(VisibleGpu(gpu, n, True, "simulated") for n, gpu in enumerate(self._gpus))
         return Inventory(tuple(self._gpus), visible, simulated=True)
 
+    def keep(self, wanted: Callable[[Seat], bool]) -> None:
+        self._events = deque(event for event in self._events if wanted(event.seat))
+
     def start(self, seat: Seat, job: Job, attempt: int) -> None:
         self._events.append(Event(seat, job, attempt, {**self._reply, "nodeid": job.nodeid, "gpu_uuid": seat.uuid}))
 
@@ -84,7 +87,7 @@ class SimulatedCluster:
         while self._events:
             yield self._events.popleft()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         self._events.clear()
 
 

@@ -13,6 +13,8 @@ from joulemark.measure.station import Station, StationPlan
 FIRST_SEATS_S = 120.0
 """How long the sweep waits for its first GPUs; others may come later, when whoever holds them lets them go."""
 
+_TIDY_S = 15.0
+
 
 class RayCluster:
     """An executor on Ray.
@@ -45,7 +47,9 @@ class RayCluster:
         self._busy: dict[Any, tuple[Seat, Job, int]] = {}
         self._gpus: dict[str, VisibleGpu] = {}
         self._told: dict[str, Any] = {}
+        self._arrivals = 0
         self.problems: list[str] = []
+        self._wanted: Callable[[Seat], bool] = lambda _: True
         self.variables: Callable[[Seat], Mapping[str, str]] = lambda _: {}
         self.budget_s: Callable[[], float | None] = lambda: None
         self._open(address, plan)
@@ -96,6 +100,16 @@ class RayCluster:
         return Inventory(
             gpus, visible, None, self._told.get("driver"), self._told.get("cuda_driver"), bool(self._told["simulated"])
         )
+
+    def keep(self, wanted: Callable[[Seat], bool]) -> None:
+        """Let the GPUs go that this sweep does not use, now and as they come: another driver may wait for them."""
+        self._wanted = wanted
+        held, self._events = self._events, []
+        for event in held:
+            if wanted(event.seat):
+                self._events.append(event)
+            else:
+                self._ray.kill(self._actors.pop(event.seat.key))
 
     @property
     def no_gpu(self) -> str | None:
@@ -149,16 +163,27 @@ class RayCluster:
             self._ray.kill(handle)
             return []
         gpu = None if told["gpu"] is None else Gpu(**told["gpu"])
-        key = f"{node}/{len(self._actors)}/{gpu.uuid if gpu else 'cpu'}"
+        self._arrivals += 1
+        key = f"{node}/{self._arrivals}"
         seat = Seat(key, None if gpu is None else gpu.uuid, "cpu" if gpu is None else gpu.slug, told["node"])
+        if not self._wanted(seat):
+            self._ray.kill(handle)
+            return []
         self._actors[key] = handle
         self._told = self._told or dict(told)
         if gpu is not None:
             self._gpus.setdefault(gpu.uuid, VisibleGpu(gpu, len(self._gpus), True, "held through Ray"))
         return [Event(seat)]
 
-    def close(self) -> None:
-        """Let all GPUs go; their measuring processes end with their actors."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Let all GPUs go; measuring processes that do not end in time end with their actors.
+
+        Args:
+            at_once: do not wait for them.
+        """
+        ending = [] if at_once else [handle.close.remote() for handle in self._actors.values()]
+        if ending:
+            self._ray.wait(ending, num_returns=len(ending), timeout=_TIDY_S)
         for handle in [*self._actors.values(), *(handle for handle, _ in self._arriving.values())]:
             self._ray.kill(handle)
         self._actors.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -98,6 +99,13 @@ class Station:
             reply["measurements"] += self._profiled(nodeid, variables)["measurements"]
         uuid = None if self._gpu is None else self._gpu.uuid
         return {**reply, "gpu_uuid": uuid, "environment": self._facts()}
+
+    def close(self) -> None:
+        """Let the measuring process end: its fixtures are torn down."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _new_worker(self, passes: str, variables: Mapping[str, str]) -> Worker:
         folder = Path(tempfile.mkdtemp(dir=self._folder))

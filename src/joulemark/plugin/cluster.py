@@ -62,6 +62,7 @@ class ClusterLoop:
         self.options = options
         self._targets = {_where(one, options): one for one in targets}
         sweep.keeps_samples = False
+        cluster.keep(lambda seat: seat.uuid in self._targets or seat.model in self._targets)
         cluster.variables = self._variables
         cluster.budget_s = self._budget_s
 

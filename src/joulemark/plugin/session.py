@@ -446,7 +446,7 @@ class BenchSession:
             self.sweep.close(reason is None, reason, at_once=self._interrupted)
         finally:
             if self.cluster is not None:
-                self.cluster.close()
+                self.cluster.close(at_once=self._interrupted)
             if self._sigterm is not None:
                 signal.signal(signal.SIGTERM, self._sigterm)
         measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
