@@ -115,10 +115,10 @@ def test_each_rank_sees_its_own_gpu_first_and_the_others_behind_it(tmp_path):
     assert second["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a,GPU-c"
     assert (second["RANK"], second["LOCAL_RANK"], second["WORLD_SIZE"]) == ("1", "1", "3")
     assert (second["NCCL_NVLS_ENABLE"], second["NCCL_SOCKET_IFNAME"]) == ("0", "eth0")
-    assert "OMP_NUM_THREADS" not in second
     on_cpu = rank_environment({}, 0, (), 2, tmp_path / "meet")
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
     assert int(on_cpu["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert rank_environment({"OMP_NUM_THREADS": "7"}, 0, ("GPU-a",), 2, tmp_path)["OMP_NUM_THREADS"] == "7"
 
 
 def test_the_rank_stands_before_the_suffix():

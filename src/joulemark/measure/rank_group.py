@@ -38,12 +38,11 @@ def rank_environment(
 
     Args:
         base: the environment of the group.
-        uuids: GPUs in order of rank; empty on the CPU, whose cores the ranks then share evenly.
+        uuids: GPUs in order of rank; empty on the CPU. The ranks share the cores of the host evenly.
         rendezvous: a file that does not exist yet.
     """
     local = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    if not uuids:
-        local["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // world_size))
+    local["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // world_size))
     names = {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
     names |= {name: str(world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     own_first = [*uuids[rank : rank + 1], *uuids[:rank], *uuids[rank + 1 :]]

@@ -338,7 +338,8 @@ class Sweep:
         )
         if case.world_size == 1:
             return record
-        return with_efficiency(replace(record, rank_gpu_uuids=uuids), self._of_one_rank(record))
+        ranks = uuids if target.lacks is None else ()
+        return with_efficiency(replace(record, rank_gpu_uuids=ranks), self._of_one_rank(record))
 
     def _of_one_rank(self, record: Record) -> Record | None:
         """This run's record of the same case with one rank, on the GPU of rank 0."""
