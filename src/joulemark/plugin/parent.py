@@ -233,10 +233,10 @@ class Sweep:
                 self.idle = idle_baseline(target.uuid)
             self._worker_target = target
             passes = ",".join(one for one in self.options.collect if one != "profiler") or "timing"
-            self._worker = self._new_worker(passes, target)
+            self._worker = self._new_worker(target, passes)
         return self._worker
 
-    def _new_worker(self, passes: str, target: Target) -> Worker | RankGroup:
+    def _new_worker(self, target: Target, passes: str) -> Worker | RankGroup:
         """A measuring process for a target, or one for each of its ranks."""
         arguments = child_arguments(self.config)
         folder = Path(tempfile.mkdtemp(dir=self._scratch()))  # answers of an earlier worker are not this one's
@@ -262,7 +262,7 @@ class Sweep:
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = self._new_worker("profiler", target)
+        worker = self._new_worker(target, "profiler")
         folder = self.path.parent / f"{self.path.stem}-traces" if self.options.keep_traces else self._scratch()
         trace = folder.resolve() / f"{case.case_id}.json.gz"
         kept = str(trace) if self.options.keep_traces or target.world_size > 1 else None
