@@ -39,7 +39,7 @@ PACKAGES = (
 )
 """Distributions whose versions can move a figure."""
 
-_NO_COUNTERS = "hardware counters are not in this version"
+_NO_COUNTERS = "counters were not asked for (--bench-collect counters)"
 BUSY_UTILIZATION = 0.05
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]{7,}")
@@ -99,7 +99,7 @@ def gather(
     return Environment(
         _anonymous(facts) if anonymize else facts,
         {"counters": None, **tiers},
-        {"counters": _NO_COUNTERS, **(notes or {})},
+        ({} if "counters" in tiers else {"counters": _NO_COUNTERS}) | dict(notes or {}),
     )
 
 
@@ -112,12 +112,13 @@ def with_instruments(found: Environment, hello: Mapping[str, Json], on_gpu: bool
         on_gpu: whether it measures a GPU.
     """
     clock = "host_clock" if hello.get("no_clock") or not on_gpu else "cuda_events"
-    seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
-    return replace(
-        found,
-        tiers={**found.tiers, "timing": clock, "energy": hello.get("power")},
-        notes={**found.notes, **{name: why for name, why in seen.items() if why}},
-    )
+    tiers = {**found.tiers, "timing": clock, "energy": hello.get("power")}
+    why = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
+    notes, counters = dict(found.notes), hello.get("counters")
+    if counters is not None:  # what the driver says of them before is what the ladder has tried since
+        notes.pop("counters", None)
+        tiers["counters"], why["counters"] = counters.get("tier"), counters.get("why")
+    return replace(found, tiers=tiers, notes={**notes, **{name: text for name, text in why.items() if text}})
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, Json]:
@@ -188,12 +189,15 @@ def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str | None]:
     return found
 
 
-def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str | None], dict[str, str]]:
+def tiers_of(
+    inventory: Inventory, backend: Any = None, uuid: str | None = None
+) -> tuple[dict[str, str | None], dict[str, str]]:
     """Which instrument gives times, energy and counters here, and why a better one does not.
 
     Args:
         inventory: of :func:`joulemark.device.gpu.probe_gpus`.
         backend: a stand-in for pynvml.
+        uuid: of the GPU that is measured; the first visible one by default.
 
     Returns:
         instrument → tier or None, and instrument → what is off, why, and what would help.
@@ -208,7 +212,7 @@ def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str |
     else:
         notes["timing"] = f"no device clock: {missing}"
     if missing is None:
-        tiers["energy"], why = gpu_energy_tier(inventory.visible[0].gpu.uuid, backend)
+        tiers["energy"], why = gpu_energy_tier(uuid or inventory.visible[0].gpu.uuid, backend)
     else:
         why = _cpu_energy_problem()
         tiers["energy"] = None if why else "rapl"

@@ -115,13 +115,37 @@ for _metric in (
     Metric(
         "gpu_busy_fraction", "1", "neither", "GPU busy", "share of a profiled step in which anything ran on the GPU"
     ),
+    Metric("gpu_busy_s", "s", "lower", "busy", "time of a profiled step in which anything ran on the GPU"),
+    Metric("copy_only_s", "s", "lower", "copy only", "part of it in which data moved and no kernel ran"),
     Metric("exposed_overhead_s", "s", "lower", "exposed", "time of a profiled step in which nothing ran on the GPU"),
+    Metric(
+        "exposed_overhead_unprofiled_s",
+        "s",
+        "lower",
+        "exposed unpr.",
+        "unprofiled step time minus the busy time of a profiled step",
+    ),
     Metric(
         "host_issue_s",
         "s",
         "lower",
         "host issue",
         "time that the host needs to issue a profiled step, waiting for the device left out",
+    ),
+    Metric(
+        "host_issue_unprofiled_s",
+        "s",
+        "lower",
+        "issue unpr.",
+        "time in which the host issues an unprofiled step: from the call until it returns, the queue not full",
+    ),
+    Metric("operators_per_step", "1", "neither", "operators", "outermost operators that issue work in a profiled step"),
+    Metric(
+        "host_issue_per_operator_s",
+        "s",
+        "lower",
+        "issue/operator",
+        "median over the operators of a profiled step of the time in which the host is in one of them",
     ),
     Metric("hidden_ratio", "1", "higher", "hidden", "1 minus exposed overhead over host issue time; may be negative"),
     Metric("kernels_per_step", "1", "neither", "kernels", "kernels in a profiled step"),
@@ -167,6 +191,64 @@ for _metric in (
         "waits",
         "time per step for which the rank that waits longest is longer in collectives than the one that comes last",
     ),
+    Metric("sm_active_fraction", "1", "neither", "SM active", "SM cycles with at least one warp resident, of all"),
+    Metric("warps_active_fraction", "1", "neither", "warps active", "resident warps, of those that all SMs can hold"),
+    Metric(
+        "issue_slot_fraction",
+        "1",
+        "neither",
+        "issue slots",
+        "warp instructions over what four sub-partitions per SM could issue in the elapsed cycles",
+    ),
+    Metric("tensor_active_fraction", "1", "neither", "tensor pipe", "elapsed cycles with the tensor pipe active"),
+    Metric("tensor_half_fraction", "1", "neither", "tensor FP16", "tensor pipe active on FP16, BF16 or TF32"),
+    Metric("tensor_integer_fraction", "1", "neither", "tensor INT", "tensor pipe active on integers"),
+    Metric("tensor_fp64_fraction", "1", "neither", "tensor FP64", "tensor pipe active on FP64"),
+    Metric("fp64_active_fraction", "1", "neither", "FP64 pipe", "elapsed cycles with the FP64 pipe active"),
+    Metric("fp32_active_fraction", "1", "neither", "FP32 pipes", "elapsed cycles with the FP32 pipes active"),
+    Metric("fp16_active_fraction", "1", "neither", "FP16 pipes", "FP16 pipes active, the tensor pipe left out"),
+    Metric("integer_active_fraction", "1", "neither", "integer pipes", "elapsed cycles with the integer pipes active"),
+    Metric("alu_fraction", "1", "neither", "ALU pipe", "warp instructions of the ALU pipe, of its peak"),
+    Metric("fma_fraction", "1", "neither", "FMA pipes", "warp instructions of the FMA pipes, of their peak"),
+    Metric("xu_fraction", "1", "neither", "XU pipe", "warp instructions of the special-function pipe, of its peak"),
+    Metric("l1_hit_fraction", "1", "neither", "L1 hits", "sectors that the L1 held, of those that it looked up"),
+    Metric("l2_fraction", "1", "neither", "L2", "L2 sector accesses, of their peak"),
+    Metric("dram_fraction", "1", "neither", "DRAM", "DRAM reads and writes, of their peak"),
+    Metric("dram_read_fraction", "1", "neither", "DRAM read", "DRAM reads, of the peak of reads and writes"),
+    Metric("dram_write_fraction", "1", "neither", "DRAM write", "DRAM writes, of the peak of reads and writes"),
+    Metric("instructions_per_step", "1", "neither", "instructions", "warp instructions of a step"),
+    Metric("l1_bytes", "B", "neither", "L1 bytes", "bytes that the L1 looked up in a step (sectors of 32 B)"),
+    Metric("shared_wavefronts", "1", "neither", "shared", "wavefronts of shared memory in a step"),
+    Metric("l2_bytes", "B", "neither", "L2 bytes", "bytes of the L2's sector accesses in a step"),
+    Metric("dram_read_bytes", "B", "neither", "DRAM bytes read", "bytes read from DRAM in a step"),
+    Metric("dram_write_bytes", "B", "neither", "DRAM bytes written", "bytes written to DRAM in a step"),
+    Metric("pcie_rx_bytes", "B", "neither", "PCIe in", "bytes that the GPU received over PCIe in a step"),
+    Metric("pcie_tx_bytes", "B", "neither", "PCIe out", "bytes that the GPU sent over PCIe in a step"),
+    Metric(
+        "step_flops",
+        "FLOP",
+        "neither",
+        "FLOP/step",
+        "FLOP of the products, convolutions and attention of a step (by torch)",
+    ),
+    Metric(
+        "counted_flops",
+        "FLOP",
+        "neither",
+        "counted FLOP",
+        "the same by hardware: work of the unit in a step times its FLOP per unit of work in a big product",
+    ),
+    Metric("achieved_flop_per_s", "FLOP/s", "higher", "FLOP/s", "step_flops over the step of the counters process"),
+    Metric("peak_flop_per_s", "FLOP/s", "neither", "measured peak", "a big product of the same number format, here"),
+    Metric("peak_fraction", "1", "higher", "of peak", "achieved_flop_per_s over peak_flop_per_s"),
+    Metric("counted_step_s", "s", "lower", "counted step", "step beside the counters, issued back to back"),
+    Metric(
+        "counters_overhead",
+        "1",
+        "neither",
+        "counters cost",
+        "step beside the counters over the step without them in the same process, minus 1",
+    ),
 ):
     register(_metric)
 
@@ -185,8 +267,12 @@ CORE = (
 
 PROFILER = (
     "gpu_busy_fraction",
+    "gpu_busy_s",
+    "copy_only_s",
     "exposed_overhead_s",
     "host_issue_s",
+    "operators_per_step",
+    "host_issue_per_operator_s",
     "hidden_ratio",
     "kernels_per_step",
     "launches_per_step",
@@ -202,6 +288,54 @@ COMMUNICATION = (
     "straggler_wait_s",
 )
 """What the traces of all ranks give together, or why not."""
+
+LEVELS = (
+    "sm_active_fraction",
+    "warps_active_fraction",
+    "issue_slot_fraction",
+    "tensor_active_fraction",
+    "tensor_half_fraction",
+    "tensor_integer_fraction",
+    "tensor_fp64_fraction",
+    "fp64_active_fraction",
+    "fp32_active_fraction",
+    "fp16_active_fraction",
+    "integer_active_fraction",
+    "alu_fraction",
+    "fma_fraction",
+    "xu_fraction",
+    "l1_hit_fraction",
+    "l2_fraction",
+    "dram_fraction",
+    "dram_read_fraction",
+    "dram_write_fraction",
+)
+"""Shares of peak over a step, from the whole SM down to the pipes, then the memories."""
+
+AMOUNTS = (
+    "instructions_per_step",
+    "l1_bytes",
+    "shared_wavefronts",
+    "l2_bytes",
+    "dram_read_bytes",
+    "dram_write_bytes",
+    "pcie_rx_bytes",
+    "pcie_tx_bytes",
+)
+"""What a step does, in base units."""
+
+COUNTERS = (
+    *LEVELS,
+    *AMOUNTS,
+    "step_flops",
+    "counted_flops",
+    "achieved_flop_per_s",
+    "peak_flop_per_s",
+    "peak_fraction",
+    "counted_step_s",
+    "counters_overhead",
+)
+"""What the counters pass gives, or says why not."""
 
 _PREFIXES: tuple[tuple[float, str], ...] = (
     (1e12, "T"),

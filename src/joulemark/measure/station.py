@@ -16,8 +16,8 @@ from joulemark.device.gpu import Inventory, probe_gpus
 from joulemark.environment import gather, why_no_gpu, with_instruments
 from joulemark.errors import CaseTimeout, WorkerDied
 from joulemark.measure.attempts import as_one, attempts
-from joulemark.measure.worker import Worker
-from joulemark.metrics import PROFILER
+from joulemark.measure.worker import Worker, preload
+from joulemark.metrics import COUNTERS, PROFILER
 from joulemark.records import Json, Measurement
 
 
@@ -33,6 +33,7 @@ class StationPlan:
         timeout_s: per case, None for none.
         anonymize: leave out host names and paths.
         options: the command line, for the record's environment.
+        cupti: path of the libcupti to count with, at the same place on every node; None for torch's own.
     """
 
     arguments: tuple[str, ...]
@@ -42,6 +43,11 @@ class StationPlan:
     timeout_s: float | None = None
     anonymize: bool = False
     options: tuple[str, ...] = ()
+    cupti: str | None = None
+
+
+_PASSES_ALONE = {"profiler": PROFILER, "counters": COUNTERS}
+"""Pass with a process of its own → what it gives."""
 
 
 class Station:
@@ -59,6 +65,7 @@ class Station:
         self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
         self._worker: Worker | None = None
         self._environment: Json = None
+        self._counters: Json = None
 
     def describe(self) -> dict[str, Any]:
         """The GPU, the node, and what keeps this station from measuring."""
@@ -95,8 +102,13 @@ class Station:
             self._worker.is_running,
         )
         reply = as_one(replies)
-        if reply["outcome"] == "ok" and "profiler" in reply.get("collect", ()):
-            reply["measurements"] += self._profiled(nodeid, variables)["measurements"]
+        collect = reply.get("collect", ()) if reply["outcome"] == "ok" else ()
+        for name in _PASSES_ALONE:
+            if name in collect:
+                other = self._alone(name, nodeid, variables)
+                reply["measurements"] += other["measurements"]
+                reply["findings"] += other["findings"]
+                reply["window_utc"] = [reply["window_utc"][0], time.time()]
         uuid = None if self._gpu is None else self._gpu.uuid
         return {**reply, "gpu_uuid": uuid, "environment": self._facts()}
 
@@ -110,6 +122,8 @@ class Station:
     def _new_worker(self, passes: str, variables: Mapping[str, str]) -> Worker:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         environment = {**os.environ, **variables}
+        if passes == "counters" and self._plan.cupti is not None:
+            environment = preload(environment, Path(self._plan.cupti))
         return Worker(self._plan.arguments, passes, folder, environment, Path(self._plan.cwd))
 
     def _ask(self, worker: Worker | None, nodeid: str, **request: Json) -> dict[str, Any]:
@@ -122,16 +136,17 @@ class Station:
             window = [begin, time.time()]
             return {"outcome": "failed", "reason": reason, "measurements": [], "findings": [], "window_utc": window}
 
-    def _profiled(self, nodeid: str, variables: Mapping[str, str]) -> dict[str, Any]:
-        """The profiler pass, in a worker that ends with it; whatever goes wrong costs its figures alone."""
-        worker = self._new_worker("profiler", variables)
+    def _alone(self, name: str, nodeid: str, variables: Mapping[str, str]) -> dict[str, Any]:
+        """A pass in a worker that ends with it; whatever goes wrong costs its figures alone."""
+        worker = self._new_worker(name, variables)
         try:
             reply = self._ask(worker, nodeid)
+            self._counters = (worker.hello or {}).get("counters") or self._counters
         finally:
             worker.close()
         if not reply["measurements"]:
-            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
+            why = f"the {name} pass ended {reply['outcome']}: {reply['reason']}"
+            reply["measurements"] = [Measurement(name, missing=dict.fromkeys(_PASSES_ALONE[name], why)).to_json()]
         return reply
 
     def _facts(self) -> Json:
@@ -145,7 +160,7 @@ class Station:
                 framework=hello.get("facts") or {},
                 options=self._plan.options,
             )
-            known = with_instruments(found, hello, on_gpu=self._gpu is not None)
+            known = with_instruments(found, {**hello, "counters": self._counters}, on_gpu=self._gpu is not None)
             self._environment = {
                 "greeted": bool(hello),
                 "facts": dict(known.facts),

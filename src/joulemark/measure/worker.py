@@ -28,6 +28,8 @@ from joulemark.records import Json
 
 FD_VARIABLE = "JOULEMARK_WORKER_FD"
 HELLO = "hello"
+SCRATCH_PREFIX = "joulemark-"
+"""Of the parent's folder for answers and output; each worker has a folder of its own in it."""
 _LOOK_S = 1.0
 
 
@@ -233,6 +235,15 @@ class Worker:
                     self._process.wait(timeout_s)
         finally:
             self.kill()
+
+
+def preload(environment: Mapping[str, str], library: Path | None) -> dict[str, str]:
+    """The environment of a child that loads a library with itself, if there is one.
+
+    A conftest may import torch, whose own library of that name would be the one in use.
+    """
+    preloaded = ":".join(one for one in (str(library or ""), environment.get("LD_PRELOAD", "")) if one)
+    return {**environment, **({"LD_PRELOAD": preloaded} if library is not None else {})}
 
 
 def tail(path: Path | None, characters: int = 1500) -> str:

@@ -11,16 +11,16 @@ import pytest
 
 from joulemark.errors import ConfigurationError
 from joulemark.measure.dispatch import Answer, Dispatcher, Job, Seat
+from joulemark.measure.plan import ALONE
 from joulemark.measure.station import StationPlan
 from joulemark.plugin.parent import TARGETS_VARIABLE, Sweep, child_arguments, failed_reply
 from joulemark.plugin.sweep import Target
-from joulemark.records import Finding
+from joulemark.records import Case, Finding
 
 if TYPE_CHECKING:
     from joulemark.measure.ray_cluster import RayCluster
+    from joulemark.plugin.journal import Journal
     from joulemark.plugin.options import BenchOptions
-
-_ALONE = ("profiler",)
 
 
 def open_cluster(config: pytest.Config, options: BenchOptions) -> RayCluster:
@@ -36,12 +36,13 @@ def open_cluster(config: pytest.Config, options: BenchOptions) -> RayCluster:
     given = tuple(str(one) for one in config.invocation_params.args)
     plan = StationPlan(
         tuple(child_arguments(config)),
-        ",".join(one for one in options.collect if one not in _ALONE) or "timing",
+        ",".join(one for one in options.collect if one not in ALONE) or "timing",
         str(config.invocation_params.dir),
         options.processes,
         options.timeout_s,
         options.anonymize,
         given,
+        None if options.cupti is None else str(options.cupti),
     )
     return RayCluster(options.cluster, plan)
 
@@ -50,18 +51,23 @@ class ClusterLoop:
     """Replaces pytest's own loop over items: they are concluded in the order in which their answers come.
 
     Args:
-        sweep: stores and reports.
+        sweep: reports.
+        journal: stores.
         cluster: measures.
         options: of the session.
         targets: that were chosen, a model or a GPU each.
     """
 
-    def __init__(self, sweep: Sweep, cluster: RayCluster, options: BenchOptions, targets: list[Target]) -> None:
+    def __init__(
+        self, sweep: Sweep, journal: Journal, cluster: RayCluster, options: BenchOptions, targets: list[Target]
+    ) -> None:
         self.sweep = sweep
+        self.journal = journal
+        self.planned: dict[str, Case] = {}
         self.cluster = cluster
         self.options = options
         self._targets = {_where(one, options): one for one in targets}
-        sweep.keeps_samples = False
+        journal.keeps_samples = False  # a cluster's sweep may have millions of records: their samples are in the file
         cluster.keep(lambda seat: seat.uuid in self._targets or seat.model in self._targets)
         cluster.variables = self._variables
         cluster.budget_s = self._budget_s
@@ -78,7 +84,7 @@ class ClusterLoop:
             if nodeid not in planned:  # nothing to measure: its own protocol says why
                 self._conclude(session, item)
         for answers in Dispatcher(self.cluster, jobs, self._refuse).run():
-            with self.sweep.together():
+            with self.journal.together():
                 for answer in answers:
                     self._take(answer)
                     self._conclude(session, items[answer.job.nodeid])
@@ -95,12 +101,12 @@ class ClusterLoop:
                 continue
             if case.case_id not in self.sweep.finished and target.lacks is None:
                 jobs.setdefault(case.case_id, Job(nodeid, case.case_id, _where(target, self.options)))
-                self.sweep.planned[case.case_id] = case
+                self.planned[case.case_id] = case
         return list(jobs.values())
 
     def _refuse(self, job: Job) -> dict[str, Any] | None:
         """Anything but None where the item concludes by itself: its series did not fit, or the budget is spent."""
-        return {} if self.sweep.needs_no_measuring(self.sweep.planned[job.case_id]) else None
+        return {} if self.sweep.needs_no_measuring(self.planned[job.case_id]) else None
 
     def _take(self, answer: Answer) -> None:
         """Put an answer where the item finds it; one that was refused has none."""

@@ -1,4 +1,4 @@
-"""The parent of a sweep: has items measured in the child, stores each record as it ends, and reports."""
+"""The parent of a sweep: has items measured in the child and hands each record on as it ends."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
+from joulemark.errors import CaseTimeout, ConfigurationError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
 from joulemark.measure.attempts import as_one, attempts
 from joulemark.measure.communication import communication_measurement
+from joulemark.measure.plan import ALONE
 from joulemark.measure.rank_group import RankGroup, trace_of_rank
 from joulemark.measure.scaling import with_efficiency
-from joulemark.measure.worker import Worker
-from joulemark.metrics import PROFILER
+from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
+from joulemark.metrics import COUNTERS
 from joulemark.plugin.instruments import idle_baseline
-from joulemark.plugin.replay import progress_line, replay
+from joulemark.plugin.journal import Seen
+from joulemark.plugin.own_process import OwnProcess
+from joulemark.plugin.profiling import PASS as PROFILING
+from joulemark.plugin.profiling import ProfilingProcess
+from joulemark.plugin.replay import replay
+from joulemark.plugin.schedule import Planned
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
-from joulemark.report.escape import printable
 from joulemark.stats import union_length
-from joulemark.store import RunWriter
 
 if TYPE_CHECKING:
-    from joulemark.device.gpu import Inventory
+    from contextlib import AbstractContextManager
+
+    from joulemark.device.lease import Leases
     from joulemark.plugin.options import BenchOptions
-    from joulemark.records import Run
 
 CASE = pytest.StashKey[tuple[Case, Target]]()
 TARGETS_VARIABLE = "JOULEMARK_WORKER_TARGETS"
@@ -59,18 +64,45 @@ def child_arguments(config: pytest.Config) -> list[str]:
     return [str(one) for one in given] + extra
 
 
+class Sink(Protocol):
+    """Where records go: the session's own journal, or a courier to another process that keeps it.
+
+    Args:
+        path: of the result file.
+        records: what has been handed over, the latest at least.
+        total: number of items that this process expects to measure.
+        wall_s: wall time of the session so far, in s.
+    """
+
+    path: Path
+    records: list[Record]
+    total: int
+
+    @property
+    def wall_s(self) -> float: ...
+
+    def keep(self, record: Record, seen: Seen) -> Record:
+        """Store a record."""
+        ...
+
+
 class Sweep:
-    """State of one session: worker, store, budget and what has been measured so far.
+    """State of one measuring session: worker, budget and what has been measured so far.
 
     Args:
         config: pytest's.
         options: of the session.
         targets: devices under test.
-        inventory: GPUs as NVML shows them.
-        path: of the result file.
-        run_id: of this run.
+        sink: where records go.
         finished: ids of cases that a resumed file already holds.
+        scratch: folder in which to make one for answers and output of the workers; the system's by default.
         pool: UUIDs of the GPUs that may work together, by model.
+
+    Attributes:
+        answers: of items that a cluster has measured, until they are stored.
+        earlier: records of the file that is resumed.
+        leases: of the GPUs, shared with the measuring processes; None where leases are off.
+        turn: entered around the measuring of a case; waits where GPUs share a power budget.
     """
 
     def __init__(
@@ -78,41 +110,33 @@ class Sweep:
         config: pytest.Config,
         options: BenchOptions,
         targets: list[Target],
-        inventory: Inventory,
-        path: Path,
-        run_id: str,
+        sink: Sink,
         finished: frozenset[str] = frozenset(),
+        scratch: Path | None = None,
         pool: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.config = config
         self.options = options
         self.targets = targets
-        self.inventory = inventory
-        self.path = path
-        self.run_id = run_id
-        self._writer: RunWriter | None = None
+        self.sink = sink
         self.finished = finished
         self.pool = dict(pool or {})
-        self.records: list[Record] = []
-        self.answers: dict[str, dict[str, Any]] = {}  # of items that a cluster has measured, until they are stored
-        self.keeps_samples = True
-        self.planned: dict[str, Case] = {}
-        self.environments: dict[str, Environment] = {}
-        self.earlier: tuple[Record, ...] = ()  # of the file that is resumed
-        self.begin = time.time()
-        self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
-        self.total = 0
-        self.done = 0
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.earlier: tuple[Record, ...] = ()
         self.skipped_for_budget = 0
         self.unrecorded = 0
-        self.environment: Environment | None = None
-        self.idle: dict[str, Any] = {}
-        self.completed = False
+        self.leases: Leases | None = None
+        self.turn: Callable[[Case], AbstractContextManager[None]] = lambda case: nullcontext()
+        self._idle: dict[str, dict[str, Any]] = {}
+        self._done = 0
         self._nodeids: dict[str, str] = {}
         self._oom: dict[str, int] = {}
+        self._scratch_root = scratch
         self._folder: Path | None = None
         self._worker: Worker | RankGroup | None = None
         self._worker_target: Target | None = None
+        self._counting = OwnProcess("counters", COUNTERS, lambda target: self._new_worker(target, "counters"))
+        self._profiling = ProfilingProcess(lambda target: self._new_worker(target, PROFILING))
 
     # -- running one item
 
@@ -138,20 +162,24 @@ class Sweep:
             pytest.skip("already in the file that is resumed")
         if self._too_late() and item.nodeid not in self.answers:
             self.skipped_for_budget += 1
-            pytest.skip(f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.path}")
+            pytest.skip(
+                f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.sink.path}"
+            )
         known = self._fitted_not(case)
         if known is not None:
             reply = _reply("oom", f"not tried: batch {known} of this series did not fit")
         elif target.lacks is not None:
             reply = _reply("unsupported", target.lacks)
         else:
-            reply = self._measure(item, case, target)
-        record = self._record(item, case, target, reply)
-        self._keep(record)
+            with self.turn(case):
+                reply = self._measure(item, case, target)
+        record = self._keep(self._record(item, case, target, reply), target, reply)
         self.unrecorded -= 1
         item.user_properties.append(("outcome", record.outcome))
         item.user_properties.append(("case_id", record.case_id))
         replay(item, benchmark, record)
+        if reply.get("expected"):
+            pytest.xfail(record.reason or "")
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
 
     def case_of(self, item: pytest.Function) -> tuple[Case, Target]:
@@ -169,28 +197,34 @@ class Sweep:
     def _measure(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """One reply for all processes; a CUDA error is tried once more in a fresh process."""
         if item.nodeid in self.answers:
-            answer = self.answers.pop(item.nodeid)
-            if answer["outcome"] == "oom":
-                self.note_oom(case)
-            return answer
-        replies = attempts(
-            lambda process: self._ask(item, target, process),
-            self._restart,
-            self.options.processes,
-            self._worker is not None,
-        )
-        if replies[-1]["outcome"] == "ok" and "profiler" in replies[-1].get("collect", ()):
-            profiled = self._profile(item, case, target)
-            replies[-1] = {
-                **replies[-1],
-                "measurements": [*replies[-1]["measurements"], *profiled["measurements"]],
-                "findings": [*replies[-1]["findings"], *profiled["findings"]],
-                "window_utc": [replies[-1]["window_utc"][0], time.time()],
-            }
-        joined: dict[str, Any] = as_one(replies)
+            joined = self.answers.pop(item.nodeid)
+        else:
+            replies = attempts(
+                lambda process: self._ask(item, target, process),
+                self._restart,
+                self.options.processes,
+                self._worker is not None,
+            )
+            if replies[-1]["outcome"] == "ok":
+                for other in self._passes_alone(item, case, target, replies[-1].get("collect", ())):
+                    replies[-1] = _joined(replies[-1], other)
+            joined = as_one(replies)
         if joined["outcome"] == "oom":
             self.note_oom(case)
         return joined
+
+    def _passes_alone(
+        self, item: pytest.Function, case: Case, target: Target, collect: Iterable[str]
+    ) -> Iterator[dict[str, Any]]:
+        """What the passes with processes of their own add to a case's reply."""
+        if "profiler" in collect:
+            yield self._profile(item, case, target)
+        if "counters" in collect and target.world_size == 1:
+            yield self._counting.measure(item.nodeid, target, self.options.timeout_s)
+        elif "counters" in collect:
+            why = f"the counters are read of one GPU beside one process, and this case has {target.world_size}"
+            skipped = Measurement("counters", missing=dict.fromkeys(COUNTERS, why))
+            yield {"measurements": [skipped.to_json()], "findings": []}
 
     def _fitted_not(self, case: Case) -> int | None:
         """A smaller batch of the case's series that was out of memory."""
@@ -229,18 +263,22 @@ class Sweep:
             self._worker.close()
             self._worker = None
         if self._worker is None:
-            if target.uuid is not None and "power" in self.options.collect and not self.idle:
-                self.idle = idle_baseline(target.uuid)
+            if target.uuid is not None and "power" in self.options.collect and target.uuid not in self._idle:
+                self._idle[target.uuid] = idle_baseline(target.uuid)
             self._worker_target = target
-            passes = ",".join(one for one in self.options.collect if one != "profiler") or "timing"
+            passes = ",".join(one for one in self.options.collect if one not in ALONE) or "timing"
             self._worker = self._new_worker(target, passes)
         return self._worker
 
     def _new_worker(self, target: Target, passes: str) -> Worker | RankGroup:
         """A measuring process for a target, or one for each of its ranks."""
-        arguments = child_arguments(self.config)
+        environment = child_environment(target, self.targets, self.pool)
+        if self.leases is not None and target.on_gpu:
+            environment |= self.leases.pass_on(*target.uuids)
+        if passes == "counters":
+            environment = preload(environment, self.options.cupti)
+        arguments, cwd = child_arguments(self.config), self.config.invocation_params.dir
         folder = Path(tempfile.mkdtemp(dir=self._scratch()))  # answers of an earlier worker are not this one's
-        environment, cwd = child_environment(target, self.targets, self.pool), self.config.invocation_params.dir
         if target.world_size == 1:
             return Worker(arguments, passes, folder, environment, cwd)
         return RankGroup(arguments, passes, folder, environment, cwd, target.world_size, target.uuids)
@@ -248,37 +286,51 @@ class Sweep:
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=self._scratch_root))
         return self._folder
+
+    def plan(self, items: Iterable[pytest.Item]) -> list[Planned]:
+        """These items with their cases, for the process that hands them out."""
+        out = []
+        for item in items:
+            case, target = None, self.targets[0]
+            if isinstance(item, pytest.Function):
+                with suppress(ConfigurationError):
+                    case, target = self.case_of(item)
+            out.append(Planned(item.nodeid, self._slug_of_worker(target), case))
+        return out
+
+    def ranks(self, items: Iterable[pytest.Item]) -> list[Target]:
+        """Of the items' targets, those that take several GPUs."""
+        return list(
+            dict.fromkeys(item.stash[CASE][1] for item in items if CASE in item.stash and item.stash[CASE][1].peers)
+        )
+
+    def _slug_of_worker(self, target: Target) -> str:
+        """Ranks have their model's slug; a process that measures on one GPU says so of them under its own."""
+        if target.world_size == 1:
+            return target.slug
+        return next((one.slug for one in self.targets if one.model == target.model), target.slug)
 
     def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
         """Ids of the cases that these items are; an item whose case is not valid has none."""
-        out = set()
-        for item in items:
-            if isinstance(item, pytest.Function):
-                with suppress(ConfigurationError):
-                    out.add(self.case_of(item)[0].case_id)
-        return frozenset(out)
+        return frozenset(one.case.case_id for one in self.plan(items) if one.case is not None)
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
-        """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = self._new_worker(target, "profiler")
-        folder = self.path.parent / f"{self.path.stem}-traces" if self.options.keep_traces else self._scratch()
+        """The profiler pass in its own process."""
+        folder = (
+            self.sink.path.parent / f"{self.sink.path.stem}-traces" if self.options.keep_traces else self._scratch()
+        )
         trace = folder.resolve() / f"{case.case_id}.json.gz"
-        kept = str(trace) if self.options.keep_traces or target.world_size > 1 else None
-        try:
-            reply = worker.ask(item.nodeid, None, self.options.timeout_s, trace=kept)
-        except (CaseTimeout, WorkerDied) as error:
-            reply = _reply("failed", error.what if isinstance(error, CaseTimeout) else str(error))
-        finally:
-            worker.close()
-        if not reply["measurements"]:  # what was measured before a later failure of the item stands
-            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
-        if target.world_size > 1:
+        several = target.world_size > 1
+        kept = trace if self.options.keep_traces or several else None
+        reply = self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
+        if several:  # what a collective costs shows only beside the traces of the other ranks
             traces = [trace_of_rank(trace, rank) for rank in range(target.world_size)]
             reply["measurements"].append(communication_measurement(traces).to_json())
-        return dict(reply)
+            for one in () if self.options.keep_traces else traces:
+                one.unlink(missing_ok=True)
+        return reply
 
     def _restart(self) -> None:
         if self._worker is not None:
@@ -287,14 +339,14 @@ class Sweep:
     # -- budget
 
     def _too_late(self) -> bool:
-        return self.options.budget_s is not None and self.wall_s >= self.options.budget_s
+        return self.options.budget_s is not None and self.sink.wall_s >= self.options.budget_s
 
     def share(self) -> float | None:
         """Seconds for the passes of the next case: an even share of what is left, less what cases cost besides."""
         if self.options.budget_s is None:
             return None
-        left = self.options.budget_s - self.wall_s
-        return max(0.1, left / max(1, self.total - self.done) - self._overhead())
+        left = self.options.budget_s - self.sink.wall_s
+        return max(0.1, left / max(1, self.sink.total - self._done) - self._overhead())
 
     def _overhead(self) -> float:
         """Median time per case outside its passes so far, in s (building, warm-up, edges).
@@ -303,7 +355,7 @@ class Sweep:
         """
         outside = [
             one.window_utc[1] - one.window_utc[0] - union_length(one.measured_windows_utc)
-            for one in self.records[-20:]
+            for one in self.sink.records[-20:]
             if one.window_utc is not None and one.measured_windows_utc
         ]
         return max(0.0, median(outside)) if len(outside) > 2 else 1.0
@@ -311,7 +363,6 @@ class Sweep:
     # -- records
 
     def _record(self, item: pytest.Item, case: Case, target: Target, reply: Mapping[str, Any]) -> Record:
-        environment = self._environment_of(reply)
         if reply.get("gpu_uuid") is not None:  # a cluster's, of the model that the target names
             target = replace(target, uuid=reply["gpu_uuid"])
         findings = [Finding.from_json(one) for one in reply["findings"]]
@@ -326,8 +377,8 @@ class Sweep:
         record = assemble(
             case,
             [Measurement.from_json(one) for one in reply["measurements"]],
-            run_id=self.run_id,
-            environment_id=environment.environment_id,
+            run_id="",  # the journal knows both
+            environment_id="",
             outcome=outcome,
             reason=reply["reason"],
             gpu_uuid=next(iter(uuids), None),
@@ -336,6 +387,7 @@ class Sweep:
             window_utc=tuple(reply["window_utc"]),
             static_power_w=reply.get("static_power_w"),
         )
+
         if case.world_size == 1:
             return record
         ranks = uuids if target.lacks is None else ()
@@ -344,68 +396,28 @@ class Sweep:
     def _of_one_rank(self, record: Record) -> Record | None:
         """This run's record of the same case with one rank, on the GPU of rank 0."""
         case = record.case
-        for one in (*self.earlier, *self.records):
+        for one in (*self.earlier, *self.sink.records):
             same = replace(one.case, world_size=case.world_size, gpu_model=case.gpu_model) == case
             if same and one.case.world_size == 1 and one.gpu_uuid == record.gpu_uuid:
                 return one
         return None
 
-    def _environment_of(self, reply: Mapping[str, Any]) -> Environment:
-        """Where a reply comes from: another node of a cluster tells, otherwise it is this machine."""
+    def _keep(self, record: Record, target: Target, reply: Mapping[str, Any]) -> Record:
+        hello = (self._worker.hello if self._worker is not None and self._worker_target == target else None) or {}
+        counting = {"counters": self._counting.hello.get("counters")}
         told = reply.get("environment")
-        if told is None:
-            return self._environment()
-        node = Environment(told["facts"], told["tiers"], told["notes"])
-        if node.environment_id not in self.environments:
-            self.environments[node.environment_id] = node
-            if self._writer is None:
-                self._writer = RunWriter(self.path, self.run_id, node, self.begin)
-            else:
-                self._writer.know(node)
-        return node
-
-    def _environment(self) -> Environment:
-        if self.environment is None:
-            from joulemark.environment import gather, with_instruments
-
-            hello = (self._worker.hello if self._worker is not None else None) or {}
-            framework = dict(hello.get("facts") or {})
-            if self.idle:
-                framework["baselines"] = {**framework.get("baselines", {}), **self.idle}
-            found = gather(
-                self.inventory,
-                self.config.rootpath,
-                anonymize=self.options.anonymize,
-                framework=framework,
-                options=[str(one) for one in self.config.invocation_params.args],
-            )
-            self.environment = with_instruments(found, hello, on_gpu=self.targets[0].on_gpu)
-            self.environments[self.environment.environment_id] = self.environment
-            if self._writer is None:
-                self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
-            else:
-                self._writer.know(self.environment)
-        return self.environment
-
-    def together(self) -> AbstractContextManager[None]:
-        """Records that are kept in this block reach the disk at its end, with one wait for it."""
-        return nullcontext() if self._writer is None else self._writer.together()
-
-    def _keep(self, record: Record) -> None:
-        assert self._writer is not None
-        try:
-            self._writer.write(record)
-        except JoulemarkError as error:
-            pytest.exit(f"joulemark: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
-        # A cluster's sweep may have millions of records: their samples are in the file.
-        self.records.append(record if self.keeps_samples else replace(record, samples={}))
-        self.done += 1
+        elsewhere = None if told is None else Environment(told["facts"], told["tiers"], told["notes"])
+        self._done += 1
+        idle = self._idle.get(target.uuid or "", {})
+        return self.sink.keep(record, Seen(target, {**hello, **counting}, idle, elsewhere))
 
     def conclude(self, record: Record, longrepr: str | None, output: str) -> None:
         """Turn an outcome into pytest's: failed and unsupported raise, so do flagged and oom under strict."""
         if record.outcome == "unsupported":
             pytest.skip(record.reason or "unsupported")
         if record.outcome == "failed":
+            from joulemark.report.escape import printable
+
             text = "\n".join(part for part in (record.reason, longrepr, output) if part)
             # The child's words may hold anything: what would steer the terminal is spelt out.
             pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
@@ -418,62 +430,25 @@ class Sweep:
     def keep_in_process(self, item: pytest.Function, reply: Mapping[str, Any]) -> Record:
         """Store what this very process measured (``--bench-inprocess``, ``--pdb``)."""
         case, target = self.case_of(item)
-        record = self._record(item, case, target, reply)
-        self._keep(record)
-        return record
+        return self._keep(self._record(item, case, target, reply), target, reply)
 
     # -- the end
 
-    def go_on_with(self, run: Run) -> None:
-        """Open a resumed file to which this session had no record to add, so that it gets its end."""
-        if self._writer is None and run.environments:
-            last = list(run.environments.values())[-1]
-            self._writer = RunWriter(self.path, self.run_id, last, self.begin)
-
-    def status(self, record: Record) -> str:
-        """``[12/96, 2 min left] resnet50-… 1.23 ms``."""
-        done, total = self.done, max(self.total, self.done)
-        left = self.wall_s / max(1, done) * (total - done)
-        # The first cases pay for imports, and skipped ones for nothing: no estimate is better than theirs.
-        costly = sum(one.outcome in ("ok", "flagged") for one in self.records)
-        estimate = f", about {_duration(left)} left" if costly >= 3 and done < total else ""
-        return f"[{done}/{total}{estimate}] {record.case.label}: {progress_line(record)}"
-
-    def close(self, completed: bool, reason: str | None, *, at_once: bool = False) -> None:
-        """End the worker and mark the file.
+    def close(self, *, at_once: bool = False) -> None:
+        """End the worker.
 
         Args:
-            completed: whether every case has its record.
-            reason: why it is not complete.
             at_once: kill the worker; otherwise its fixtures are torn down first, however incomplete the sweep is.
         """
-        self.completed = completed
         try:
-            if self._worker is not None:
-                if at_once:
-                    self._worker.kill()
-                else:
-                    self._worker.close()
-        finally:  # an interrupt while fixtures are torn down costs neither the file's mark nor the folder
-            self._finish(completed, reason)
-
-    def _finish(self, completed: bool, reason: str | None) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._writer is not None:
-            with suppress(JoulemarkError):  # a file that cannot be written has ended the session with this very error
-                self._writer.end(completed=completed, wall_s=self.wall_s, measured_s=self.measured_s, reason=reason)
-            self._writer.close()
-
-    @property
-    def wall_s(self) -> float:
-        """Wall time of the session so far, in s."""
-        return time.monotonic() - self._started
-
-    @property
-    def measured_s(self) -> float:
-        """Union of the windows whose samples are stored, in s."""
-        return union_length(window for record in self.records for window in record.measured_windows_utc)
+            for one in (self._worker, self._profiling, self._counting):
+                if one is not None and at_once:
+                    one.kill()
+                elif one is not None:
+                    one.close()
+        finally:  # an interrupt while fixtures are torn down does not leave the folder
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _reply(outcome: str, reason: str) -> dict[str, Any]:
@@ -486,6 +461,16 @@ def failed_reply(reason: str) -> dict[str, Any]:
     return _reply("failed", reason)
 
 
+def _joined(reply: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A case's reply with what a process of its own has added to it."""
+    return {
+        **reply,
+        "measurements": [*reply["measurements"], *other["measurements"]],
+        "findings": [*reply["findings"], *other["findings"]],
+        "window_utc": [reply["window_utc"][0], time.time()],
+    }
+
+
 def _next_nodeid(item: pytest.Item) -> str | None:
     """The item after this one: fixtures that both share stay up in the child."""
     items = item.session.items
@@ -493,16 +478,14 @@ def _next_nodeid(item: pytest.Item) -> str | None:
     return items[index].nodeid if index < len(items) else None
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
 def child_environment(
     target: Target, targets: list[Target], pool: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, str]:
     """The child sees the GPU under test alone, by UUID, and the parent's list of targets."""
     described = {"targets": [asdict(one) for one in targets], "pool": pool or {}, "current": asdict(target)}
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": target.uuid or "", TARGETS_VARIABLE: json.dumps(described)}
+    # A worker of pytest-xdist is this process' parent; the measuring process itself is none.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
+    return {**inherited, "CUDA_VISIBLE_DEVICES": target.uuid or "", TARGETS_VARIABLE: json.dumps(described)}
 
 
 @dataclass(frozen=True)
@@ -528,18 +511,14 @@ def targets_from_parent() -> Inherited | None:
     if text is None:
         return None
     data = json.loads(text)
-    targets = [_target(one) for one in data["targets"]]
+    targets = [Target.from_json(one) for one in data["targets"]]
     if not targets:
         raise ConfigurationError(
             f"{TARGETS_VARIABLE} names no target", "it is set by joulemark for its measuring processes"
         )
-    current = _target(data["current"])
+    current = Target.from_json(data["current"])
     current_first = sorted(targets, key=lambda one: one.slug != current.slug)
     return Inherited(current_first, data["pool"], current, bool(data.get("several")) or len(targets) > 1)
-
-
-def _target(described: Mapping[str, Any]) -> Target:
-    return Target(**{**described, "peers": tuple(described["peers"])})
 
 
 __all__ = ["CASE", "MeasurementError", "Sweep", "child_arguments", "child_environment", "targets_from_parent"]

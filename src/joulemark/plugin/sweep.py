@@ -65,6 +65,11 @@ class Target:
         """The GPUs of all ranks, in order of rank."""
         return () if self.uuid is None else (self.uuid, *self.peers)
 
+    @classmethod
+    def from_json(cls, described: Mapping[str, Any]) -> Target:
+        """A target as ``asdict`` and JSON have left it."""
+        return cls(**{**described, "peers": tuple(described["peers"])})
+
     def of_rank(self, rank: int) -> Target:
         """What one rank measures on."""
         return replace(self, uuid=self.uuids[rank]) if self.uuids else self
@@ -84,7 +89,7 @@ class Target:
         others = [uuid for uuid in pool.get(self.model, ()) if uuid != self.uuid]
         if len(others) < world_size - 1:
             found = f"{world_size} GPUs of the model {self.model} are needed and {len(others) + 1} can be used here"
-            return replace(whole, lacks=f"{found} (--bench-gpus, CUDA_VISIBLE_DEVICES)")
+            return replace(whole, lacks=f"{found} (--bench-gpus, CUDA_VISIBLE_DEVICES, -n)")
         return replace(whole, peers=tuple(others[: world_size - 1]))
 
 
@@ -98,7 +103,8 @@ class SweepMarker:
     Args:
         models: zoo names or ``pkg.mod:factory``.
         phases: of ``inference``, ``train``, ``prefill``, ``decode``; a model takes part in those it has.
-        batch_sizes, dtypes, modes, inputs: axes.
+        batch_sizes: of all models, or model → its own, with those of any other model under ``*``.
+        dtypes, modes, inputs: axes.
         layout: ``contiguous`` or ``channels_last`` (of models with images).
         cpu: axes to use instead on a machine without a GPU.
         requires: instruments without which the case is skipped, with the reason.
@@ -107,7 +113,7 @@ class SweepMarker:
 
     models: tuple[str, ...] = ("resnet18",)
     phases: tuple[str, ...] = ("inference",)
-    batch_sizes: tuple[int, ...] = (1, 8, 64)
+    batch_sizes: tuple[int, ...] | Mapping[str, tuple[int, ...]] = (1, 8, 64)
     dtypes: tuple[str, ...] = ("fp32",)
     modes: tuple[str, ...] = ("eager",)
     inputs: tuple[str, ...] = ("device",)
@@ -152,9 +158,24 @@ class SweepMarker:
         }
         return SweepMarker(**merged)
 
+    def batches(self, model: str) -> tuple[int, ...]:
+        """The batch sizes of a model.
+
+        Raises:
+            ConfigurationError: the marker lists batch sizes by model, and none for this one.
+        """
+        if not isinstance(self.batch_sizes, Mapping):
+            return self.batch_sizes
+        sizes = self.batch_sizes.get(model, self.batch_sizes.get("*"))
+        if sizes is None:
+            raise ConfigurationError(
+                f"@pytest.mark.bench has no batch_sizes for {model!r}", "add them under its name or under '*'"
+            )
+        return tuple(sizes)
+
 
 def _as_tuple(name: str, value: Any) -> Any:
-    if name in ("layout", "cpu"):
+    if name in ("layout", "cpu") or (name == "batch_sizes" and isinstance(value, Mapping)):
         return value
     return (value,) if isinstance(value, (str, int)) else tuple(value)
 
@@ -185,12 +206,13 @@ def cells(
             options.inputs or policy.inputs,
             options.dtypes or policy.dtypes,
             options.modes or policy.modes,
-            sorted(options.batch_sizes or policy.batch_sizes),
         )
-        for model, phase, source, dtype, mode, batch in axes:
+        for model, phase, source, dtype, mode in axes:
             name, phases, images = describe(model, own, options.rootdir)
-            if phase in phases and (target.world_size == 1 or phase == "train"):
-                layout = policy.layout if images else "contiguous"
+            if phase not in phases or (target.world_size > 1 and phase != "train"):
+                continue
+            layout = policy.layout if images else "contiguous"
+            for batch in sorted(options.batch_sizes or policy.batches(name)):
                 case = Case(
                     name, phase, mode, dtype, batch, layout, source, target.slug, target.world_size, benchmark=benchmark
                 )
