@@ -25,6 +25,7 @@ import pytest
 def bench_trains(bench, workload):
     if bench.case.world_size > 1:
         bench.require("profiler")
+        bench.require("counters")
     bench.step(workload)
 
 @pytest.mark.bench(models=("lenet5",), phases=("train",), batch_sizes=(16,), world_sizes=(2,))
@@ -68,6 +69,8 @@ def test_two_ranks_over_gloo_give_a_scaling_table(project, monkeypatch):
         assert two["samples"][f"rank{rank}_communication_s"] == pytest.approx(spent, abs=1e-12)
         assert two["samples"][f"rank{rank}_exposed_communication_s"] == pytest.approx(exposed, abs=1e-12)
         assert sum(spent) > 0
+
+    assert two["notes"]["counted_step_s"] == "the counters are read of one GPU beside one process, and this case has 2"
 
     assert dead["outcome"] == "failed"
     assert dead["reason"].startswith("rank 1 of 2: the measuring process ended without an answer (exit status 3)")
