@@ -43,6 +43,10 @@ class Plan:
         """The pass of this name."""
         return next((one for one in self.passes if one.name == name), None)
 
+    def only(self, names: Collection[str]) -> Plan:
+        """The passes of these names."""
+        return Plan(tuple(one for one in self.passes if one.name in names))
+
     def scaled(self, seconds: float) -> Plan:
         """The same passes in about ``seconds`` instead: a quarter of their time at least, five times it at most.
 
@@ -78,6 +82,9 @@ ALONE = {"profiler": PROFILE, "counters": COUNT}
 After a profiler session a process may stay slower, and a process that holds the counters must not time: nothing else
 runs in it.
 """
+
+PROFILE_OF_RANKS = Plan((Pass("profiler", 1.0, min_samples=8),))
+"""Enough steps to tell a rank that comes last every time from chance."""
 
 
 def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick: bool = False) -> Plan:
