@@ -76,7 +76,8 @@ def _integer_constants(
 
 def _floats(format_: str, values: NDArray[np.float64]) -> NDArray[np.generic]:
     types: dict[str, type[np.generic]] = {"fp32": np.float32, "fp64": np.float64, "fp16x2": np.float16}
-    return values.astype(types[format_])
+    native: NDArray[np.generic] = values.astype(types[format_])
+    return native
 
 
 def _vector_floats(format_: str, item_bytes: int, kind: Operands, rng: np.random.Generator) -> NDArray[np.generic]:
