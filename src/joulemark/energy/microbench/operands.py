@@ -113,7 +113,7 @@ def _tf32(kind: Operands, rng: np.random.Generator) -> NDArray[np.generic]:
 def _mma_fp64(kind: Operands, rng: np.random.Generator) -> NDArray[np.generic]:
     n = BLOCK_BYTES // 8
     if kind == "random":
-        return rng.uniform(0.5, 1.8, n) * rng.choice([-1.0, 1.0], n)
+        return np.where(rng.random(n) < 0.5, -1.0, 1.0) * rng.uniform(0.5, 1.8, n)
     return rng.standard_normal(n) if kind == "normal" else np.full(n, 1.5)
 
 
