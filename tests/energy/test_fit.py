@@ -120,7 +120,7 @@ def test_a_reference_plan_with_a_power_limit(capped):
     assert any((row["left_out"] or "").startswith("capped") for row in calibration.windows)
     assert np.mean(coverage(calibration, gpu)) >= 0.8  # one GPU: its coefficients err together
     lines = [line for line in calibration.goodness["lines"] if line["operands"] == "random" and line["levels"] >= 3]
-    assert len(lines) > 15
+    assert len(lines) >= 12
     assert all(line["r2"] > 0.98 for line in lines)
     for row in calibration.activities:
         assert row["activity"] == pytest.approx(ACTIVITIES[row["operands"]], abs=0.25)
