@@ -120,6 +120,10 @@ class SyntheticGpu:
         """From the benchmark's speed; a pause adds itself."""
         return launch.iterations * (self._iteration_s() + launch.sleep_ns * 1e-9)
 
+    def repeat(self, launch: Launch, times: int) -> None:
+        """Let the clock pass."""
+        self.now += times * self.time_launch(launch)
+
     def close(self) -> None:
         """Nothing is held."""
 

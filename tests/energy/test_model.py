@@ -326,7 +326,8 @@ def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
     row = validation.Measured(
         "gemm", truth.time_s, truth.energy_j,
         {"instructions": 2e12, "pipe_tensor_cycles": 7e14 / 1024, "sm_active_cycles": 132 * 1.98e9},
-        "bf16", sm_clock_hz=1.98e9 * truth.clock, max_sm_clock_hz=1.98e9, capped=True, power_limit_w=420.0, activity=1.0,
+        "bf16", sm_clock_hz=1.98e9 * truth.clock, max_sm_clock_hz=1.98e9, capped=True, power_limit_w=420.0,
+        activity=1.0,
     )  # fmt: skip
     (outcome,) = validation.evaluate(calibration, [row])
     assert abs(outcome.error) < 0.03

@@ -9,7 +9,9 @@ import pytest
 
 from joulemark.collect.energy import PowerReading
 from joulemark.energy.caches import Caches
-from joulemark.energy.calibrate import measure, measure_caches, measure_point
+from joulemark.energy.calibrate import count, measure, measure_caches, measure_point
+from joulemark.energy.calibration import _factors
+from joulemark.energy.microbench.suite import benchmarks_for
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import CalibrationWindow, Point, WindowWriter, _changes, read_windows
 from joulemark.errors import ConfigurationError, UnreadableInput
@@ -122,3 +124,44 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_caches_of_the_synthetic_gpu(caches):
     assert isinstance(caches, Caches)
     assert caches.l2.fits_bytes <= 40 << 20 < caches.l2.beyond_bytes
+
+
+class FakeSeries:
+    def __init__(self, launches: float) -> None:
+        self.units = {"instructions": "inst", "sm_active": "1", "l2_bytes": "B"}
+        self._launches = launches
+
+    def total(self, name):
+        return {"instructions": 500.0, "l2_bytes": None}[name] and 500.0 * self._launches
+
+
+class FakeRecorder:
+    """Counts 500 instructions per launch."""
+
+    groups = ("pipes", "memory")
+
+    def __init__(self, gpu) -> None:
+        self._gpu = gpu
+        self.recorded = []
+
+    def record(self, group, run):
+        before = self._gpu.now
+        run()
+        self.recorded.append((group, self._gpu.now - before))
+        return FakeSeries(40)
+
+
+def test_benchmarks_are_counted_once_under_every_group(tmp_path, gpu, caches):
+    path = tmp_path / "windows.jsonl"
+    recorder = FakeRecorder(gpu)
+    ticks = iter(range(10**6))
+    left = count(gpu, recorder, caches, WindowWriter(path, HEADER), limit_s=8, clock=lambda: next(ticks))
+    assert left > 0
+    assert count(gpu, recorder, caches, WindowWriter(path, HEADER), limit_s=900, clock=lambda: 0.0) == 0
+    counted = {one.benchmark: one for one in read_windows(path).counted}
+    assert len(recorder.recorded) == 2 * len(counted)
+    assert counted["fp32"].counters == {"instructions": 500.0}
+    assert counted["fp32"].counts["fp32"] > 0
+    assert set(counted) == {one.name for one in benchmarks_for("sm_90a") if one.role == "fit"}
+    factors = _factors(list(counted.values()))
+    assert factors["fp32"]["instructions"] == 500 / counted["fp32"].counts["fp32"]

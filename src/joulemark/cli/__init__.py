@@ -18,8 +18,10 @@ from collections.abc import Sequence
 
 from joulemark import __version__
 from joulemark.cli import (
+    calibrate,
     compare,
     counters,
+    energy,
     env,
     report,
     trace,
@@ -33,6 +35,8 @@ COMMANDS = (
     compare,
     trace,
     counters,
+    calibrate,
+    energy,
 )
 """The modules of the commands, in the order of ``joulemark --help``."""
 
@@ -45,6 +49,8 @@ examples:
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
+  joulemark calibrate --quick                     what do an operation and a byte cost on this GPU?
+  joulemark energy f.json --calibration c.json    where did the joules go?
 """
 
 

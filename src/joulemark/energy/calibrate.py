@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from joulemark.energy.caches import Caches, chase_sizes, find_caches
-from joulemark.energy.engine import Engine, Launch, Meter, Run
-from joulemark.energy.microbench.suite import SUITE, Benchmark, tiles_for
+from joulemark.energy.engine import CounterRecorder, Engine, Launch, Meter, Run
+from joulemark.energy.microbench.suite import SUITE, Benchmark, benchmarks_for, tiles_for
 from joulemark.energy.plan import DUTIES
 from joulemark.energy.units import SM_ACTIVE
-from joulemark.energy.windows import CalibrationWindow, Point, WindowWriter
+from joulemark.energy.windows import CalibrationWindow, Counted, Point, WindowWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,8 @@ LIMIT_S = 500.0
 _AFTER_CAP_S = 1.0
 """Clocks need that long to come back after a window that met the power limit."""
 _LAUNCH_S = 4e-3
+_COUNT_S = 1.5
+_COUNTED_LAUNCHES = 40
 _PILOT_ITERATIONS = 64
 _PAUSE_NS = (200, 500_000)
 _OCCUPYING = frozenset({"idle", "empty"})
@@ -110,6 +112,56 @@ def measure(
         if tell is not None:
             tell(progress, window)
     return progress
+
+
+def count(
+    engine: Engine,
+    recorder: CounterRecorder,
+    caches: Caches,
+    writer: WindowWriter,
+    limit_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """Count each benchmark of the fit that the writer's file lacks under hardware counters.
+
+    Every group of counters sees the same launches on random operands; counts are per launch.
+
+    Args:
+        engine: the GPU.
+        recorder: of its counters.
+        caches: size the footprints.
+        writer: stores what was counted.
+        limit_s: after which no further benchmark begins.
+        clock: of the limit.
+
+    Returns:
+        How many benchmarks are still to be counted.
+    """
+    begin = clock()
+    todo = [one for one in benchmarks_for(engine.facts.architecture) if one.role == "fit" and one.kernel]
+    todo = [one for one in todo if one.name not in writer.counted]
+    for number, benchmark in enumerate(todo):
+        if clock() - begin > limit_s - _COUNT_S * len(recorder.groups):
+            return len(todo) - number
+        writer.add(_counted(engine, recorder, benchmark, caches))
+    return 0
+
+
+def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, caches: Caches) -> Counted:
+    facts = engine.facts
+    kind: Operands = "random" if "random" in benchmark.operands else "zero"
+    engine.load(benchmark, kind, tiles_for(benchmark, caches.l2.fits_bytes, facts.sms))
+    launch = _sized(engine, facts.sms // 2, paused=False)
+    counters: dict[str, float] = {}
+    for group in recorder.groups:
+        series = recorder.record(group, lambda: engine.repeat(launch, _COUNTED_LAUNCHES))
+        for name in (name for name, unit in series.units.items() if unit != "1"):
+            total = series.total(name)
+            if total is not None:
+                counters.setdefault(name, total / _COUNTED_LAUNCHES)
+    instructions = engine.instructions(benchmark, paused=False)
+    counts = benchmark.counts_per_launch(facts.architecture, launch.blocks, launch.iterations, instructions)
+    return Counted(benchmark.name, counts, counters)
 
 
 def measure_point(

@@ -17,6 +17,7 @@ import numpy as np
 
 from joulemark.energy import goodness
 from joulemark.energy.fit import Fit, bound_reason, design_of, fit
+from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import UNITS, Part
 from joulemark.energy.windows import WindowFile, read_windows
 from joulemark.errors import ConfigurationError, UnreadableInput
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joulemark.energy.windows import CalibrationWindow
+    from joulemark.energy.windows import CalibrationWindow, Counted
     from joulemark.records import Json
 
 SCHEMA = "joulemark/calibration/1"
@@ -184,7 +185,7 @@ def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:
         frequency_law=goodness.frequency_law(fitted, file.windows),
         paths=tuple(goodness.path_energies(fitted, file.windows)),
         activities=tuple(goodness.activities(fitted, file.windows)),
-        factors=_factors(file.windows),
+        factors=_factors(file.counted),
         caches=file.header.get("caches"),
         windows=tuple(_summary(window, left_out.get(window.point.key)) for window in file.windows),
         source=_source(path),
@@ -241,24 +242,15 @@ def _goodness(fitted: Fit, windows: Sequence[CalibrationWindow]) -> dict[str, Js
     }  # fmt: skip
 
 
-def _factors(windows: Sequence[CalibrationWindow]) -> dict[str, dict[str, float]]:
+def _factors(counted: Sequence[Counted]) -> dict[str, dict[str, float]]:
     """Counts of each hardware counter per count of the unit that the benchmark is about."""
-    from joulemark.energy.microbench.suite import SUITE
-
-    seen: dict[str, dict[str, list[float]]] = {}
-    for window in windows:
-        benchmark = SUITE.get(window.point.benchmark)
-        if (
-            benchmark is None
-            or benchmark.role == "check"
-            or not window.counts.get(benchmark.unit)
-            or not window.launches
-        ):
+    factors: dict[str, dict[str, float]] = {}
+    for one in counted:
+        benchmark = SUITE.get(one.benchmark)
+        if benchmark is None or benchmark.role == "check" or not one.counts.get(benchmark.unit):
             continue
-        per_launch = window.counts[benchmark.unit] / window.launches
-        for counter, total in window.counters.items():
-            seen.setdefault(benchmark.unit, {}).setdefault(counter, []).append(total / per_launch)
-    return {unit: {name: float(np.median(all_)) for name, all_ in found.items()} for unit, found in seen.items()}
+        factors[benchmark.unit] = {name: total / one.counts[benchmark.unit] for name, total in one.counters.items()}
+    return factors
 
 
 def _summary(window: CalibrationWindow, left_out: str | None) -> dict[str, Json]:

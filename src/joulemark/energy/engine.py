@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from joulemark.collect.energy import PowerWindow
     from joulemark.energy.microbench.suite import Benchmark, Operands
@@ -79,8 +79,34 @@ class Engine(Protocol):
         """Launch the loaded kernel back to back, at first for ``settle_s`` uncounted; None waits idle instead."""
         ...
 
+    def repeat(self, launch: Launch, times: int) -> None:
+        """Exactly that many launches of the loaded kernel, from an idle device to an idle device."""
+        ...
+
     def close(self) -> None:
         """Give memory back."""
+        ...
+
+
+class CountedSeries(Protocol):
+    """What a recording of hardware counters gives: canonical names with samples, their units and totals."""
+
+    @property
+    def units(self) -> Mapping[str, str]: ...
+
+    def total(self, name: str) -> float | None:
+        """Sum of a count over all samples."""
+        ...
+
+
+class CounterRecorder(Protocol):
+    """Hardware counters over a run, one group of them per run."""
+
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+
+    def record(self, group: str, run: Callable[[], object]) -> CountedSeries:
+        """Count while ``run`` runs."""
         ...
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -65,7 +65,6 @@ class CalibrationWindow:
         counts: unit of the model → count between ``start`` and ``end``.
         power: readings of the sensors.
         utc: when it began.
-        counters: canonical name → total of a hardware counter per launch, where it was counted.
     """
 
     point: Point
@@ -78,7 +77,6 @@ class CalibrationWindow:
     counts: Mapping[str, float]
     power: PowerWindow
     utc: str = ""
-    counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -144,7 +142,6 @@ class CalibrationWindow:
             "utc": self.utc,
             "window_s": self.duration_s,
             "counts": dict(self.counts),
-            "counters": dict(self.counters),
             "tiers": [self.power.energy_tier, self.power.power_tier],
             "instant": self.power.power_is_instant,
             "edges": [
@@ -172,7 +169,7 @@ class CalibrationWindow:
             Point(data["benchmark"], data["operands"], data["duty"], int(data["repeat"])),
             int(data["blocks"]), int(data["iterations"]), int(data["sleep_ns"]), int(data["launches"]),
             0.0, float(data["window_s"]), {k: float(v) for k, v in data["counts"].items()}, power,
-            str(data.get("utc", "")), {k: float(v) for k, v in data.get("counters", {}).items()},
+            str(data.get("utc", "")),
         )  # fmt: skip
 
 
@@ -202,17 +199,52 @@ def _state_of(data: list[Json]) -> ConditionReading:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """A benchmark under hardware counters, to learn how much they count per unit.
+
+    Args:
+        benchmark: name in the suite.
+        counts: unit of the model → count per launch.
+        counters: canonical name → total per launch.
+    """
+
+    benchmark: str
+    counts: Mapping[str, float]
+    counters: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "kind": "counted",
+            "benchmark": self.benchmark,
+            "counts": dict(self.counts),
+            "counters": dict(self.counters),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Counted:
+        """The counters of a line.
+
+        Raises:
+            KeyError, TypeError, ValueError: the line is none of counters.
+        """
+        counts, counters = ({k: float(v) for k, v in data[key].items()} for key in ("counts", "counters"))
+        return cls(str(data["benchmark"]), counts, counters)
+
+
+@dataclass(frozen=True)
 class WindowFile:
     """A file of windows as read.
 
     Args:
         header: its first line.
         windows: in order of measurement.
+        counted: benchmarks under hardware counters, the last of each.
         damaged: numbers of lines that could not be read (a run that was killed leaves one).
     """
 
     header: Mapping[str, Json]
     windows: tuple[CalibrationWindow, ...]
+    counted: tuple[Counted, ...] = ()
     damaged: tuple[int, ...] = ()
 
     @property
@@ -232,13 +264,19 @@ def read_windows(path: Path) -> WindowFile:
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"windows of a calibration: {path} cannot be read ({error})") from error
     header = _header(lines[0] if lines else "", path)
-    windows, damaged = [], []
+    windows: list[CalibrationWindow] = []
+    counted: dict[str, Counted] = {}
+    damaged: list[int] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            windows.append(CalibrationWindow.from_json(json.loads(line)))
+            data = json.loads(line)
+            if data["kind"] == "counted":
+                counted[data["benchmark"]] = Counted.from_json(data)
+            else:
+                windows.append(CalibrationWindow.from_json(data))
         except (ValueError, KeyError, TypeError):
             damaged.append(number)
-    return WindowFile(header, tuple(windows), tuple(damaged))
+    return WindowFile(header, tuple(windows), tuple(counted.values()), tuple(damaged))
 
 
 def _header(line: str, path: Path) -> Mapping[str, Json]:
@@ -269,6 +307,7 @@ class WindowWriter:
     def __init__(self, path: Path, header: Mapping[str, Json]) -> None:
         self.path = path
         self.done: frozenset[str] = frozenset()
+        self.counted: frozenset[str] = frozenset()
         if path.exists():
             self._go_on(header)
         else:
@@ -284,13 +323,14 @@ class WindowWriter:
                     "calibrate into another file with --out",
                 )
         self.done = there.done
+        self.counted = frozenset(one.benchmark for one in there.counted)
         if not self.path.read_bytes().endswith(b"\n"):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("\n")
 
-    def add(self, window: CalibrationWindow) -> None:
-        """Append a window."""
-        self._write(window.to_json())
+    def add(self, line: CalibrationWindow | Counted) -> None:
+        """Append a window, or what was counted of a benchmark."""
+        self._write(line.to_json())
 
     def _write(self, line: Mapping[str, Json]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -205,6 +205,13 @@ class CudaEngine:
         self._stream.sync()
         return Run(launches + 1, start, end)
 
+    def repeat(self, launch: Launch, times: int) -> None:
+        """Exactly that many launches, from an idle device to an idle device."""
+        self._stream.sync()
+        for _ in range(times):
+            self._launch(launch)
+        self._stream.sync()
+
     def close(self) -> None:
         """Give device memory back."""
         self._stream.sync()
