@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import jsonschema
 import pytest
@@ -210,10 +213,42 @@ def test_files_that_cannot_be_read(calibrated, measured, capsys, tmp_path):
     assert run(capsys, "calibrate", "--repeats", "0")[0] == 2
 
 
-def test_counting_says_what_it_lacks(machine, capsys):
+def test_counting_says_what_it_lacks(machine, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", None)
     code, _, err = run(capsys, "calibrate", "--quick", "--count")
     assert code == 2
-    assert "--count" in err
+    assert "leave --count out" in err
+
+
+def test_counting_writes_factors(machine, calibrated, capsys, monkeypatch):
+    class Series:
+        units: ClassVar = {"instructions": "inst"}
+
+        def total(self, name):
+            return 40 * 500.0
+
+    class Source:
+        groups = ("all",)
+
+        def record(self, group, run):
+            run()
+            return Series()
+
+    class Ladder:
+        source = Source()
+        refused: ClassVar = {}
+
+        def close(self):
+            pass
+
+    fake = SimpleNamespace(open_counters=lambda uuid, device: Ladder())
+    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", fake)
+    assert run(capsys, "calibrate", "--quick", "--resume", "--count")[0] == 0
+    factors = json.loads(calibrated.read_text())["factors"]
+    assert len(factors) >= 20
+    assert factors["fp32"]["instructions"] > 0
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0
+    assert json.loads(calibrated.read_text())["factors"] == factors
 
 
 def test_published_energies_are_valid():
