@@ -87,6 +87,7 @@ def _what_if(
     calibration: Calibration, outcomes: Sequence[Outcome], scale: Sequence[str], cap: float | None
 ) -> list[dict[str, Json]]:
     from joulemark.energy import trends
+    from joulemark.energy.validation import core_share
     from joulemark.errors import ConfigurationError
 
     if cap is not None and not 0 < cap < float("inf"):
@@ -101,8 +102,9 @@ def _what_if(
             result = trends.scaled(calibration, outcome.counts, seen.window_s, factors)
             rows.append(_row(seen.workload, " ".join(scale), result, None))
         if cap is not None:
+            share = core_share(calibration, outcome.counts, seen) if seen.core_share is None else seen.core_share
             try:
-                result = trends.limited(calibration, outcome.counts, seen.window_s, cap, seen.core_share)
+                result = trends.limited(calibration, outcome.counts, seen.window_s, cap, share)
             except MeasurementError as lack:
                 rows.append(_row(seen.workload, f"{cap:g} W", None, str(lack)))
             else:

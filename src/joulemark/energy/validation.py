@@ -43,7 +43,7 @@ class Measured:
         items: processed in the window; None where nothing is counted.
         sm_clock_hz, max_sm_clock_hz: median and highest SM clock.
         capped: whether the power limit held the clocks down, at ``power_limit_w``.
-        core_share: share of its time that follows the SM clock.
+        core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
     """
@@ -60,7 +60,7 @@ class Measured:
     max_sm_clock_hz: float | None = None
     capped: bool = False
     power_limit_w: float | None = None
-    core_share: float = 1.0
+    core_share: float | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
     activity: float | None = None
 
@@ -186,7 +186,7 @@ def _measured(row: Mapping[str, Json]) -> Measured:
     }
     return Measured(
         str(row["workload"]), window, energy, counters, **optional, capped=bool(row.get("capped", False)),
-        core_share=float(row.get("core_share", 1.0)), mix=dict(row.get("mix") or {}),
+        core_share=None if row.get("core_share") is None else float(row["core_share"]), mix=dict(row.get("mix") or {}),
     )  # fmt: skip
 
 
@@ -216,7 +216,16 @@ def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:
         return model.predict(counts, row.window_s)
     if row.power_limit_w is None:
         raise MeasurementError(f"{row.workload} was capped, but its power limit is not in the file")
-    return model.under_limit(counts, row.window_s, row.power_limit_w, row.clock, row.core_share)
+    share = core_share(model.calibration, counts, row) if row.core_share is None else row.core_share
+    return model.under_limit(counts, row.window_s, row.power_limit_w, row.clock, share)
+
+
+def core_share(calibration: Calibration, counts: Counts, row: Measured) -> float:
+    """Share of a workload's time that follows the SM clock: what HBM, at the highest rate calibrated, leaves of it."""
+    rates = [one["rates"].get("hbm_read", 0.0) + one["rates"].get("hbm_write", 0.0) for one in calibration.windows]
+    most = max(rates, default=0.0)
+    moved = sum(counts.values[unit].value for unit in ("hbm_read", "hbm_write") if unit in counts.values)
+    return 1.0 - min(moved / row.window_s / most, 1.0) if most else 1.0
 
 
 def _as_measured(model: Model, counts: Counts, row: Measured) -> Prediction:

@@ -53,6 +53,25 @@ class Point:
         return f"{self.benchmark}/{self.operands}/{self.duty}/{self.repeat}"
 
 
+def clock_held(conditions: Conditions | None) -> bool | None:
+    """Whether the SM clock stayed at its highest; None where the clocks were not read."""
+    if conditions is None or conditions.sm_clock_hz is None or conditions.max_sm_clock_hz is None:
+        return None
+    return conditions.sm_clock_hz >= _CLOCK_HELD * conditions.max_sm_clock_hz
+
+
+def hindered(conditions: Conditions | None) -> bool:
+    """Whether the power limit, or heat, held the clocks down.
+
+    NVML goes on naming the limit for a moment after work that met it, so a name alone counts only if it stands in most
+    samples.
+    """
+    if conditions is None:
+        return False
+    share = max(conditions.reasons.get(name, 0.0) for name in ("power_cap", "thermal", "hw_slowdown"))
+    return share > _HINDERED_SHARE or (share > 0 and clock_held(conditions) is False)
+
+
 @dataclass(frozen=True)
 class CalibrationWindow:
     """One window of steady work.
@@ -111,20 +130,12 @@ class CalibrationWindow:
     @property
     def clock_held(self) -> bool | None:
         """Whether the SM clock stayed at its highest; None where the clocks were not read."""
-        at, top = self.clock_hz, None if self.conditions is None else self.conditions.max_sm_clock_hz
-        return None if at is None or top is None else at >= _CLOCK_HELD * top
+        return clock_held(self.conditions)
 
     @property
     def capped(self) -> bool:
-        """Whether the power limit, or heat, held the clocks down.
-
-        NVML goes on naming the limit for a moment after a window that met it, so a name alone counts only if it
-        stands in most samples.
-        """
-        if self.conditions is None:
-            return False
-        hindered = max(self.conditions.reasons.get(name, 0.0) for name in ("power_cap", "thermal", "hw_slowdown"))
-        return hindered > _HINDERED_SHARE or (hindered > 0 and self.clock_held is False)
+        """Whether the power limit, or heat, held the clocks down."""
+        return hindered(self.conditions)
 
     def to_json(self) -> dict[str, Json]:
         zero = self.start
