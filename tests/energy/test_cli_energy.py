@@ -230,7 +230,7 @@ def test_counting_writes_factors(machine, calibrated, capsys, monkeypatch):
     class Source:
         groups = ("all",)
 
-        def record(self, group, run):
+        def record(self, group, run, expected_s):
             run()
             return Series()
 

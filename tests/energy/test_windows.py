@@ -144,9 +144,10 @@ class FakeRecorder:
         self._gpu = gpu
         self.recorded = []
 
-    def record(self, group, run):
+    def record(self, group, run, expected_s=None):
         before = self._gpu.now
         run()
+        assert expected_s == pytest.approx(self._gpu.now - before)
         self.recorded.append((group, self._gpu.now - before))
         return FakeSeries(40)
 

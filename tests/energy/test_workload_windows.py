@@ -39,10 +39,11 @@ class Recorder:
         self._work = work
         self.seen: list[tuple[str, int]] = []
 
-    def record(self, group, run):
-        before = self._work.steps
+    def record(self, group, run, expected_s=None):
+        before, self._began = self._work.steps, self._work.clock.now
         run()
         steps = self._work.steps - before
+        assert expected_s == pytest.approx(self._work.clock.now - self._began)
         self.seen.append((group, steps))
 
         class Series:

@@ -152,9 +152,10 @@ def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, ca
     kind: Operands = "random" if "random" in benchmark.operands else "zero"
     engine.load(benchmark, kind, tiles_for(benchmark, caches.l2.fits_bytes, facts.sms))
     launch = _sized(engine, facts.sms // 2, paused=False)
+    expected_s = _COUNTED_LAUNCHES * engine.time_launch(launch)
     counters: dict[str, float] = {}
     for group in recorder.groups:
-        series = recorder.record(group, lambda: engine.repeat(launch, _COUNTED_LAUNCHES))
+        series = recorder.record(group, lambda: engine.repeat(launch, _COUNTED_LAUNCHES), expected_s)
         for name in (name for name, unit in series.units.items() if unit != "1"):
             total = series.total(name)
             if total is not None:

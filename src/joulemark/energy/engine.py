@@ -105,8 +105,8 @@ class CounterRecorder(Protocol):
     @property
     def groups(self) -> tuple[str, ...]: ...
 
-    def record(self, group: str, run: Callable[[], object]) -> CountedSeries:
-        """Count while ``run`` runs."""
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CountedSeries:
+        """Count while ``run`` runs, for about ``expected_s``."""
         ...
 
 

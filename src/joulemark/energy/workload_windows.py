@@ -132,7 +132,7 @@ def _counters(stepper: Stepper, recorder: CounterRecorder) -> dict[str, float]:
     steps = stepper.steps_in(_COUNTED_S)
     found: dict[str, float] = {}
     for group in recorder.groups:
-        series = recorder.record(group, lambda: stepper.run(steps))
+        series = recorder.record(group, lambda: stepper.run(steps), steps * stepper.step_s)
         for name in (name for name, unit in series.units.items() if unit != "1"):
             total = series.total(name)
             if total is not None:
