@@ -67,17 +67,17 @@ class Caches:
 
 
 def chase_sizes(l2_bytes: int) -> list[int]:
-    """Footprints to chase through: eight per octave around the L1's and the L2's end, four elsewhere.
+    """Footprints to chase through: eight per octave around the L1's and the L2's end, three elsewhere.
 
     Args:
-        l2_bytes: what the driver says that the L2 has; the largest footprint is four times that.
+        l2_bytes: what the driver says that the L2 has; the largest footprint is three times that.
     """
-    top = max(4 * l2_bytes, 64 * _MIB)
+    top = max(3 * l2_bytes, 64 * _MIB)
     sizes, size = [], 16.0 * _KIB
     while size <= top:
         sizes.append(int(size) // LINE_BYTES * LINE_BYTES)
-        near = 64 * _KIB <= size <= 512 * _KIB or l2_bytes / 4 <= size <= 2 * l2_bytes
-        size *= 2 ** (1 / 8 if near else 1 / 4)
+        near = 64 * _KIB <= size <= 512 * _KIB or l2_bytes / 3 <= size <= 1.5 * l2_bytes
+        size *= 2 ** (1 / 8 if near else 1 / 3)
     return sizes
 
 

@@ -28,27 +28,32 @@ _CHASE_STEPS = 16384
 _FILL_BLOCKS = 1024
 
 
+def _modules() -> tuple[Any, Any]:
+    try:
+        from cuda import core
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise Unsupported(f"no microbenchmark can run: {error}", "pip install 'joulemark[torch]'") from error
+    return core, driver
+
+
 class CudaEngine:
     """Microbenchmarks on one GPU; a context manager.
 
     Args:
         ordinal: of the device among those that CUDA shows this process.
         uuid: NVML's; by default made of CUDA's.
+        cuda: a stand-in for the modules ``cuda.core`` and ``cuda.bindings.driver``.
 
     Raises:
         Unsupported: cuda-core is not installed.
         DeviceError: CUDA does not answer.
     """
 
-    def __init__(self, ordinal: int = 0, uuid: str | None = None) -> None:
+    def __init__(self, ordinal: int = 0, uuid: str | None = None, cuda: tuple[Any, Any] | None = None) -> None:
+        self._core, self._driver = cuda or _modules()
         try:
-            from cuda import core
-            from cuda.bindings import driver
-        except ImportError as error:
-            raise Unsupported(f"no microbenchmark can run: {error}", "pip install 'joulemark[torch]'") from error
-        self._core, self._driver = core, driver
-        try:
-            self._device = core.Device(ordinal)
+            self._device = self._core.Device(ordinal)
             self._device.set_current()
             self._stream = self._device.create_stream()
         except Exception as error:  # cuda-core's errors have no common type over releases

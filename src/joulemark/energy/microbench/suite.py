@@ -66,7 +66,8 @@ class Benchmark:
         overhead: instructions per iteration beside the work, nominal (read from the machine code when it runs).
         variants: by architecture, ascending.
         level: where the footprint is pinned.
-        footprint: of the whole grid, as a fraction of the L2's size (``l2``) or a multiple of it (``hbm``).
+        footprint: of the whole grid, as a multiple of the L2's size (``hbm``); a tile per SM, and at most this
+            fraction of it (``l2``).
         lane_bytes: between neighbouring lanes of a global access.
         role: ``fit`` enters the fit; ``check`` is measured, predicted and reported; ``static`` has no work.
         only: architectures; None for all from the first variant on.
@@ -259,7 +260,7 @@ def _suite() -> list[Benchmark]:
         _wgmma("fp8", r"QGMMA\.64x256x32\.F32\.E4M3\.E4M3", 32),
         _wgmma("int8", r"IGMMA\.64x256x32\.S8\.S8", 32),
         *_on_chip(),
-        *_global("l2", 0.25),
+        *_global("l2", 0.5),
         *_global("hbm", 32.0),
     ]  # fmt: skip
 
@@ -274,7 +275,7 @@ def benchmarks_for(architecture: str) -> list[Benchmark]:
 
 
 def tiles_for(benchmark: Benchmark, l2_bytes: int, sms: int) -> int:
-    """How many tiles the footprint has: a power of two (1 where the footprint is not in global memory).
+    """How many tiles the footprint has (1 where the footprint is not in global memory).
 
     Args:
         benchmark: its level and footprint count.
@@ -286,4 +287,5 @@ def tiles_for(benchmark: Benchmark, l2_bytes: int, sms: int) -> int:
     if benchmark.level not in ("l2", "hbm"):
         return 1
     tile = TILE_BYTES * benchmark.lane_bytes // 16 if "read" in benchmark.kernel else TILE_BYTES
-    return 1 << max(0, int(benchmark.footprint * l2_bytes / tile).bit_length() - 1)
+    fitting = max(1, int(benchmark.footprint * l2_bytes / tile))
+    return min(fitting, sms) if benchmark.level == "l2" else fitting

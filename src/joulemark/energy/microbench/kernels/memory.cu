@@ -89,21 +89,30 @@ SHARED_WRITE(shared_write, 128, 16, 1024)
 SHARED_WRITE(shared_write_strided, 32, 8, 2048)
 
 // Global memory. A tile is what a block touches in one iteration: 128 KiB sequential, 256 KiB where each lane has a
-// sector (32 bytes) of its own. Blocks walk over all tiles together, so that the grid's footprint is tiles x tile;
-// with .ca each block stays inside its own 64 KiB, which its L1 holds.
+// sector (32 bytes) of its own. Blocks walk over all tiles together, so that the grid's footprint is tiles x tile; with
+// as many tiles as SMs no two blocks read the same line at a time, which an L2 in front of them might serve once for
+// both. With .ca each block stays inside its own 64 KiB, which its L1 holds.
 #define SEQUENTIAL 16
 #define SECTOR 32
 
-__device__ __forceinline__ unsigned int tile_of(int i, unsigned int tiles) {
-  return (blockIdx.x + static_cast<unsigned int>(i) * gridDim.x) & (tiles - 1);
-}
+struct Walk {
+  unsigned int tile, step, tiles;
+  __device__ __forceinline__ explicit Walk(unsigned int n) : tile(blockIdx.x % n), step(gridDim.x % n), tiles(n) {}
+  __device__ __forceinline__ unsigned long long next() {
+    const unsigned int now = tile;
+    tile += step;
+    if (tile >= tiles) tile -= tiles;
+    return now;
+  }
+};
 
 #define GLOBAL_READ(name, WIDTH, LANE_BYTES)                                                                          \
   KERNEL(name, 1024) {                                                                                                \
     const char* own = static_cast<const char*>(operands) + threadIdx.x * LANE_BYTES;                                  \
     uint2 z = {0, 0};                                                                                                 \
+    Walk walk(tiles);                                                                                                 \
     _Pragma("unroll 1") for (int i = 0; i < iterations; i++) {                                                        \
-      const char* at = own + tile_of(i, tiles) * static_cast<unsigned long long>(ACCESSES * 1024 * LANE_BYTES);       \
+      const char* at = own + walk.next() * (ACCESSES * 1024 * LANE_BYTES);                                            \
       uint4 v[ACCESSES];                                                                                              \
       _Pragma("unroll") for (int r = 0; r < ACCESSES; r++)                                                            \
           LOAD_##WIDTH("global.cg", v[r], at + r * 1024 * LANE_BYTES, "l");                                           \
@@ -142,8 +151,9 @@ L1_READ(l1_read_strided, 32, SECTOR, 1024)
     char* own = reinterpret_cast<char*>(sink) + threadIdx.x * LANE_BYTES;                                             \
     uint4 v[4];                                                                                                       \
     four_operands(v, operands);                                                                                       \
+    Walk walk(tiles);                                                                                                 \
     _Pragma("unroll 1") for (int i = 0; i < iterations; i++) {                                                        \
-      char* at = own + tile_of(i, tiles) * static_cast<unsigned long long>(ACCESSES * 1024 * SEQUENTIAL);             \
+      char* at = own + walk.next() * (ACCESSES * 1024 * SEQUENTIAL);                                                  \
       STORE_BOTH;                                                                                                     \
       pause(sleep_ns);                                                                                                \
     }                                                                                                                 \

@@ -3,7 +3,7 @@
 // sink        written only on a value that never comes out, so that nothing above it is dead code
 // operands    native values of the kernel's own number format, OPERANDS of them
 // constants   32 values of the same format: addends and multipliers, read by lane, so that they live in registers
-// tiles       footprint of a global access in tiles, a power of two
+// tiles       footprint of a global access in tiles
 // iterations  of the measured loop
 // sleep_ns    pause after each iteration: the duty
 #define KERNEL(name, threads)                                                                                         \
