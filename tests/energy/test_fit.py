@@ -13,6 +13,7 @@ from joulemark.energy.fit import design_of, fit
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import WindowWriter, read_windows
 from joulemark.errors import MeasurementError, UnreadableInput
+from joulemark.report.energy_view import calibration_tables, render
 from joulemark.synthetic_gpu import ACTIVITIES, Noise, SyntheticGpu
 
 SILENT = Noise(window=0.0, drift_w=0.0, jitter_s=0.0, edge_s=0.0, quantum_j=1e-6)
@@ -93,11 +94,15 @@ def test_goodness(quick):
     assert len(two) == 2 * 23
     assert all(line["r2"] is None and "three windows" in line["reason"] for line in two)
     assert {row["benchmark"] for row in good["checks"]} >= {"l2_read_strided", "hbm_write_strided"}
-    assert all(abs(row["relative_error"]) < 0.1 for row in good["checks"])
+    assert all(abs(row["relative_error"]) < 0.1 for row in good["checks"] if row["benchmark"] != "empty")
+    (empty,) = [row for row in good["checks"] if row["benchmark"] == "empty"]
+    assert abs(empty["measured_dynamic_w"]) < 3
 
 
 def test_zeros_are_cheaper_and_levels_ascend(quick):
     path = {(row["benchmark"], row["operands"]): row["measured_j"] for row in quick.paths}
+    assert len(quick.goodness["orderings"]) > 20
+    assert all(row["holds"] for row in quick.goodness["orderings"])
     for benchmark, operands in path:
         if operands == "random" and (benchmark, "zero") in path:
             assert path[benchmark, "zero"] < path[benchmark, "random"]
@@ -176,3 +181,14 @@ def test_what_is_no_calibration_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UnreadableInput, match="no calibration of joulemark"):
         read_calibration(path)
+
+
+def test_an_ordering_that_does_not_hold_is_shown(tmp_path):
+    gpu = SyntheticGpu(noise=SILENT)
+    energies = dict(gpu.coefficients) | {("fp64", "datapath"): -3e-12}
+    gpu = dataclasses.replace(gpu, coefficients=energies)
+    calibration = refit(windows_of(tmp_path / "w.jsonl", gpu))
+    wrong = [row["statement"] for row in calibration.goodness["orderings"] if not row["holds"]]
+    assert wrong == ["fp64: zeros cheaper than random"]
+    text = render(calibration_tables(calibration))
+    assert "does not hold: fp64: zeros cheaper than random" in " ".join(text.split())

@@ -125,8 +125,9 @@ def _caches(engine: Engine, windows: Path) -> Caches:
     from joulemark.energy.calibrate import measure_caches
     from joulemark.energy.windows import read_windows
 
-    if windows.exists():
-        return Caches.from_json(read_windows(windows).header["caches"])
+    known = read_windows(windows).header.get("caches") if windows.exists() else None
+    if known is not None:
+        return Caches.from_json(known)
     say("finding the ends of the caches")
     return measure_caches(engine)
 

@@ -181,7 +181,7 @@ def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:
         coefficients=_coefficients(fitted),
         draws=tuple(tuple(_rounded(x) for x in row) for row in fitted.draws[:_STORED_DRAWS]),
         gain=GAIN,
-        goodness=_goodness(fitted, file.windows),
+        goodness=_goodness(fitted, file.windows, file.counted),
         frequency_law=goodness.frequency_law(fitted, file.windows),
         paths=tuple(goodness.path_energies(fitted, file.windows)),
         activities=tuple(goodness.activities(fitted, file.windows)),
@@ -230,12 +230,14 @@ def _coefficients(fitted: Fit) -> tuple[Coefficient, ...]:
     )  # fmt: skip
 
 
-def _goodness(fitted: Fit, windows: Sequence[CalibrationWindow]) -> dict[str, Json]:
+def _goodness(fitted: Fit, windows: Sequence[CalibrationWindow], counted: Sequence[Counted]) -> dict[str, Json]:
     names = [f"{unit} {part}" for unit, part in fitted.design.columns]
     return {
         **goodness.overall(fitted),
+        "counted": goodness.counted_checks(counted),
         "lines": [asdict(line) for line in goodness.lines(fitted)],
         "checks": goodness.checks(fitted, windows),
+        "orderings": goodness.orderings(fitted, windows),
         "inseparable": [
             {"pair": [names[i], names[j]], "correlation": rho} for i, j, rho in fitted.inseparable()
         ],

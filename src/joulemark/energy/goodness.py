@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joulemark.energy.windows import CalibrationWindow
+    from joulemark.energy.windows import CalibrationWindow, Counted
     from joulemark.records import Json
 
     Array = NDArray[np.float64]
@@ -166,6 +166,47 @@ def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, 
                 "relative_error": (predicted - measured) / measured if measured > 1.0 else None,
             }
         )  # fmt: skip
+    return rows
+
+
+_EXPECTED = (
+    ("instructions", "instruction", 1.0),
+    ("shared_wavefronts", "shared_read", 1 / 128),
+    ("shared_wavefronts", "shared_write", 1 / 128),
+    ("l1_sectors", "l1", 1 / 32),
+    ("dram_read_bytes", "hbm_read", 1.0),
+    ("dram_write_bytes", "hbm_write", 1.0),
+)
+"""Counter, unit that it should count, and counts per unit."""
+
+
+def counted_checks(counted: Iterable[Counted]) -> list[dict[str, Json]]:
+    """Hardware counters over the analytic counts, where a counter sees exactly one unit: 1 where both agree."""
+    return [
+        {
+            "benchmark": one.benchmark,
+            "counter": counter,
+            "unit": unit,
+            "ratio": one.counters[counter] / (one.counts[unit] * per_unit),
+        }
+        for one in counted
+        for counter, unit, per_unit in _EXPECTED
+        if counter in one.counters and one.counts.get(unit)
+    ]
+
+
+def orderings(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
+    """What must hold on any chip: zeros cheaper than random operands, and each level dearer than the one above."""
+    path = {(row["benchmark"], row["operands"]): float(row["measured_j"]) for row in path_energies(fitted, windows)}
+    rows = [
+        {"statement": f"{name}: zeros cheaper than random", "holds": path[name, "zero"] < path[name, "random"]}
+        for name, operands in sorted(path)
+        if operands == "random" and (name, "zero") in path
+    ]
+    for low, high in (("l1_read", "l2_read"), ("l2_read", "hbm_read"), ("l2_write", "hbm_write")):
+        if (low, "random") in path and (high, "random") in path:
+            holds = path[low, "random"] < path[high, "random"]
+            rows.append({"statement": f"{low} cheaper than {high}, per byte", "holds": holds})
     return rows
 
 

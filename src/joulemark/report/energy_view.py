@@ -57,6 +57,12 @@ def _goodness(calibration: Calibration) -> Table:
         ("energy over clock: β", _number(law["beta"], 3)),
     ]
     notes = [f"β: {law['reason']}"] if law["reason"] else []
+    notes += [f"does not hold: {row['statement']}" for row in good["orderings"] if not row["holds"]]
+    notes += [
+        f"{row['benchmark']}: {row['counter']} counts {row['ratio']:.3f} of what was worked out"
+        for row in good["counted"]
+        if abs(row["ratio"] - 1) > _COUNTS_AGREE
+    ]
     for row in good["checks"]:
         error = row["relative_error"]
         if error is not None and row["operands"] == "random":
@@ -132,6 +138,7 @@ def _summary(document: Mapping[str, Json]) -> list[str]:
     return [*found, *document["notes"]]
 
 
+_COUNTS_AGREE = 0.02
 _MOVEMENT = (
     "shares of measured energy; movement is of dynamic energy: shared memory, L1, L2 and HBM alone, or each level with "
     "its whole path"

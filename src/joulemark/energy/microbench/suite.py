@@ -226,8 +226,8 @@ def _static() -> list[Benchmark]:
     return [
         Benchmark("idle", "", "", "static", "word", 0, 0, nothing, role="static", operands=zero,
                   about="a context and no work"),
-        Benchmark("empty", "empty", "control", "static", "word", 32, 0, nothing, role="static", operands=zero,
-                  about="grids without work, one after the other: clocks up"),
+        Benchmark("empty", "empty", "control", "static", "word", 32, 0, nothing, role="check", operands=zero,
+                  about="grids without work, one after the other: static power and what launching itself costs"),
         Benchmark("sleep_one_warp", "sleep", "control", "sm_active", "word", 32, 0, nothing, role="static",
                   operands=zero, about="one sleeping warp per SM"),
         Benchmark("sleep", "sleep", "control", "sm_active", "word", 1024, 0, nothing, role="static",
