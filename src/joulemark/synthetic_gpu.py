@@ -21,6 +21,7 @@ ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, 
 
 _PJ = 1e-12
 _DRIFT_KEPT = 0.95
+_STEP_AFTER = 50
 _FACTS = GpuFacts("Synthetic GPU", "GPU-00000000-0000-4000-8000-000000000000", "sm_90a", 132, 60 << 20)
 _TYPICAL: Mapping[str, tuple[float, float]] = {
     "fp32": (3.0, 7.5), "fp64": (7.0, 23.0), "fp16x2": (4.0, 8.0), "integer": (4.0, 8.5), "logic": (3.5, 7.5),
@@ -52,6 +53,7 @@ class Noise:
     Args:
         window: relative standard deviation of a window's true power.
         drift_w: step of static power from one window to the next, of which a twentieth is lost again, in W.
+        step_w: step of static power for good, half-way through 100 windows, in W.
         period_s: between updates of the counter.
         jitter_s: of an update's time.
         edge_s: standard deviation of the time that an update is thought to have.
@@ -62,6 +64,7 @@ class Noise:
 
     window: float = 0.003
     drift_w: float = 0.15
+    step_w: float = 0.0
     period_s: float = 0.1
     jitter_s: float = 0.003
     edge_s: float = 0.0015
@@ -96,6 +99,7 @@ class SyntheticGpu:
     _clock: float = field(default=1.0, init=False)
     _loaded: tuple[Benchmark, Operands] | None = field(default=None, init=False)
     _launch: Launch | None = field(default=None, init=False)
+    _windows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
@@ -188,7 +192,8 @@ class SyntheticGpu:
         before = self.now
         ran = run()
         self._drift = _DRIFT_KEPT * self._drift + float(self._rng.normal(0, self.noise.drift_w))
-        true = self._power(self._launch, self._clock)
+        self._windows += 1
+        true = self._power(self._launch, self._clock) + (self.noise.step_w if self._windows > _STEP_AFTER else 0.0)
         temperature = 35.0 + true / 20
         static = self.coefficients[STATIC, "static"]
         true += static * self.noise.leakage * (temperature - 45.0)

@@ -192,3 +192,20 @@ def test_an_ordering_that_does_not_hold_is_shown(tmp_path):
     assert wrong == ["fp64: zeros cheaper than random"]
     text = render(calibration_tables(calibration))
     assert "does not hold: fp64: zeros cheaper than random" in " ".join(text.split())
+
+
+def test_a_step_of_static_power_is_no_energy_of_a_unit(tmp_path):
+    """Static power was seen to step by 10 W within minutes at one clock."""
+    held = []
+    for seed in range(3):
+        gpu = SyntheticGpu(seed=seed, noise=Noise(step_w=10.0))
+        calibration = refit(windows_of(tmp_path / f"{seed}.jsonl", gpu))
+        held += [
+            one.interval[0] <= gpu.coefficients[one.unit, one.part] <= one.interval[1]
+            for one in calibration.coefficients
+            if one.unit != "static"
+        ]
+        offsets = calibration.goodness["static_offsets_w"]
+        assert offsets[-1] - offsets[0] == pytest.approx(10, abs=2)
+        assert calibration.goodness["dynamic_error_mean"] < 0.03
+    assert np.mean(held) >= 0.9

@@ -5,14 +5,16 @@ control of a unit shows; random ones have activity 1. Levels are nested in the c
 Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, bootstrap and other resampling methods in
 regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the residuals of its
 benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of all windows, and
-what a repeat has in common is drawn as one. The sensors' gain error is of the board, is not seen by any repetition and
+what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one clock, so stretches of
+:data:`STRETCH` windows in order of measurement each have an offset from it; the order of measurement is random, so an
+offset takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any repetition and
 is not inside the intervals.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +25,7 @@ from joulemark.energy.units import STATIC, UNITS, Part, columns
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +37,10 @@ ACTIVITY = {"zero": 0.0, "random": 1.0}
 """Activity of the operands that enter the fit; that of others is estimated from it."""
 
 DRAWS = 400
+STRETCH = 30
+"""Windows that share an offset of static power: a minute and a half."""
+_OFFSET_W = 5.0
+"""Size of the offsets that is expected; what the windows do not ask for stays at 0."""
 _NOISE_W = 0.4
 _NOISE_RELATIVE = 0.004
 _LEVERAGE_MOST = 0.95
@@ -55,6 +61,7 @@ class Design:
         left_out: key of a window → why it is not in the fit.
         merged: units whose control and datapath the windows cannot tell apart, as one kind of operands is missing;
             their ``control`` is both.
+        stretch: key of any window → number of its stretch.
     """
 
     columns: tuple[tuple[str, Part], ...]
@@ -65,6 +72,12 @@ class Design:
     windows: tuple[CalibrationWindow, ...]
     left_out: dict[str, str]
     merged: frozenset[str] = frozenset()
+    stretch: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def stretches(self) -> NDArray[np.int64]:
+        """Number of each used window's stretch, shape [n]."""
+        return np.array([self.stretch[window.point.key] for window in self.windows])
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,7 @@ class Fit:
         errors: standard errors of ``unbounded``, shape [p].
         condition_number: of the weighted design with columns of unit length.
         correlation: of the bootstrap draws, shape [p, p]; NaN for a coefficient that never moves.
+        offsets: of static power in each stretch, in W.
     """
 
     design: Design
@@ -88,12 +102,17 @@ class Fit:
     errors: Array
     condition_number: float
     correlation: Array
+    offsets: Array
 
     @property
     def fitted_w(self) -> Array:
-        """Power of each window by the coefficients, in W, shape [n]."""
-        product: Array = self.design.rates @ self.values
+        """Power of each window by the coefficients and its stretch's offset, in W, shape [n]."""
+        product: Array = self.design.rates @ self.values + self.offsets[self.design.stretches]
         return product
+
+    def offset_w(self, window: CalibrationWindow) -> float:
+        """Offset of static power when a window was measured, in W."""
+        return float(self.offsets[self.design.stretch[window.point.key]])
 
     @property
     def residual_w(self) -> Array:
@@ -156,7 +175,8 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     sigma = np.hypot(_NOISE_W, _NOISE_RELATIVE * power)
     repeat = np.array([window.point.repeat for window in used])
     kept = tuple(chosen[i] for i in moving)
-    return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged)
+    stretch = {window.point.key: i // STRETCH for i, window in enumerate(windows)}
+    return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged, stretch)
 
 
 def _merged(chosen: Sequence[tuple[str, Part]], rates: Array) -> frozenset[str]:
@@ -196,24 +216,57 @@ def fit(design: Design, draws: int = DRAWS, seed: int = 0) -> Fit:
         raise MeasurementError(
             f"{n} windows cannot fix {p} coefficients", "go on with joulemark calibrate --resume until the plan is done"
         )
-    weighted = design.rates / design.sigma[:, None]
-    scale = np.linalg.norm(weighted, axis=0)
-    q, r = np.linalg.qr(weighted / scale)
+    solver = _Solver(design)
     target = design.power / design.sigma
-
-    def solve(y: Array) -> Array:
-        solution: Array = nnls(r, q.T @ y)[0] / scale
-        return solution
-
-    values = solve(target)
-    leverage = np.minimum((q**2).sum(axis=1), _LEVERAGE_MOST)
-    fitted = weighted @ values
-    scatter = _scatter(design, target - fitted, leverage)
-    sampled = np.array([solve(fitted + noise) for noise in _noise(design.repeat, *scatter, draws, seed)])
-    unbounded, errors = _unbounded(r, q, target, scale)
+    values, offsets = solver.solve(target)
+    fitted = (design.rates @ values + offsets[design.stretches]) / design.sigma
+    scatter = _scatter(design, target - fitted, solver.leverage)
+    sampled = np.array([solver.solve(fitted + noise)[0] for noise in _noise(design.repeat, *scatter, draws, seed)])
+    unbounded, errors = solver.unbounded(target)
     with np.errstate(invalid="ignore", divide="ignore"):
-        correlation = np.corrcoef(sampled, rowvar=False)
-    return Fit(design, values, sampled, unbounded, errors, float(np.linalg.cond(r)), np.atleast_2d(correlation))
+        correlation = np.atleast_2d(np.corrcoef(sampled, rowvar=False))
+    return Fit(design, values, sampled, unbounded, errors, solver.condition_number, correlation, offsets)
+
+
+class _Solver:
+    """Weighted least squares of a design with its stretches' offsets, factored once (QR) for many right-hand sides.
+
+    Args:
+        design: to solve.
+    """
+
+    def __init__(self, design: Design) -> None:
+        n, p = design.rates.shape
+        m = max(design.stretch.values()) + 1
+        weighted = design.rates / design.sigma[:, None]
+        self._scale = np.linalg.norm(weighted, axis=0)
+        offsets = np.zeros((n, m))
+        offsets[np.arange(n), design.stretches] = 1 / design.sigma
+        system = np.block([[weighted / self._scale, offsets], [np.zeros((m, p)), np.eye(m) / _OFFSET_W]])
+        self._q, self._r = np.linalg.qr(system)
+        self._n, self._p, self._m = n, p, m
+        self.condition_number = float(np.linalg.cond(weighted / self._scale))
+        self.leverage: Array = np.minimum((self._q[:n] ** 2).sum(axis=1), _LEVERAGE_MOST)
+
+    def solve(self, target: Array) -> tuple[Array, Array]:
+        """Coefficients, none below 0, and offsets of either sign (each as the difference of two from 0 on)."""
+        p, m = self._p, self._m
+        both_signs = np.hstack([self._r, -self._r[:, p:]])
+        solution = nnls(both_signs, self._q[: self._n].T @ target)[0]
+        return solution[:p] / self._scale, solution[p : p + m] - solution[p + m :]
+
+    def unbounded(self, target: Array) -> tuple[Array, Array]:
+        """Coefficients without the bound and their standard errors; NaN where the design has no full rank."""
+        p = self._p
+        if np.linalg.matrix_rank(self._r[:p, :p]) < p:
+            nothing = np.full(p, np.nan)
+            return nothing, nothing
+        inverse = np.linalg.inv(self._r)
+        projected = self._q[: self._n].T @ target
+        residual = target - self._q[: self._n] @ projected
+        variance = float(residual @ residual) / max(self._n - p, 1)
+        errors = np.sqrt(variance * (inverse**2).sum(axis=1))
+        return (inverse @ projected)[:p] / self._scale, errors[:p] / self._scale
 
 
 def _scatter(design: Design, residual: Array, leverage: Array) -> tuple[Array, Array]:
@@ -237,19 +290,6 @@ def _noise(repeat: NDArray[np.int64], own: Array, common: Array, draws: int, see
     noise: Array = rng.standard_normal((draws, len(own))) * own
     noise += (rng.standard_normal((draws, len(common))) * common)[:, index]
     return noise
-
-
-def _unbounded(r: Array, q: Array, target: Array, scale: Array) -> tuple[Array, Array]:
-    """Ordinary least squares and its standard errors; NaN where the design has no full rank."""
-    n, p = q.shape
-    if np.linalg.matrix_rank(r) < p:
-        nothing = np.full(p, np.nan)
-        return nothing, nothing
-    inverse = np.linalg.inv(r)
-    projected = q.T @ target
-    residual = target - q @ projected
-    variance = float(residual @ residual) / max(n - p, 1)
-    return (inverse @ projected) / scale, np.sqrt(variance * (inverse**2).sum(axis=1)) / scale
 
 
 def bound_reason(fitted: Fit, column: int) -> str | None:

@@ -53,7 +53,8 @@ class Line:
 def static_power(fitted: Fit, window: CalibrationWindow) -> float:
     """Power of a window that is not dynamic: static, and that of its active SMs, in W."""
     values = {unit: value for (unit, _), value in zip(fitted.design.columns, fitted.values, strict=True)}
-    return float(values.get(STATIC, 0.0) + values.get(SM_ACTIVE, 0.0) * window.rates.get(SM_ACTIVE, 0.0))
+    active = values.get(SM_ACTIVE, 0.0) * window.rates.get(SM_ACTIVE, 0.0)
+    return float(values.get(STATIC, 0.0) + fitted.offset_w(window) + active)
 
 
 def lines(fitted: Fit) -> list[Line]:
@@ -98,6 +99,7 @@ def overall(fitted: Fit) -> dict[str, Json]:
         "dynamic_error_mean": float(relative.mean()) if relative.size else None,
         "dynamic_error_worst": float(relative.max()) if relative.size else None,
         "condition_number": fitted.condition_number,
+        "static_offsets_w": [float(offset) for offset in fitted.offsets],
         "residual_temperature_correlation": _correlation(temperature, left),
     }
 
@@ -147,7 +149,7 @@ def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dic
 
 def _dynamic(fitted: Fit, window: CalibrationWindow, activity: float | None = None) -> float:
     row = np.array(rates_of(window, fitted.design.columns, activity))
-    return float(row @ fitted.values) - static_power(fitted, window)
+    return float(row @ fitted.values) + fitted.offset_w(window) - static_power(fitted, window)
 
 
 def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
@@ -270,7 +272,7 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
         for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
         if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
     )
-    rest = float(parts.sum()) - core
+    rest = float(parts.sum()) - core + fitted.offset_w(window)
     if core <= 10.0:
         return None
     return state.sm_clock_hz / state.max_sm_clock_hz, float((window.power_w - rest) / core)

@@ -33,7 +33,7 @@ class Prediction:
 
     Args:
         energy_j, power_w: of all.
-        interval_j: 95 %: coefficients, shares and activity; the sensors' gain is not inside.
+        interval_j: 95 %: coefficients, drift of static power, shares, activity; the sensors' gain is not inside.
         dynamic_j: without static power and active SMs.
         dynamic_interval_j: likewise.
         parts: (unit, part) → J.
@@ -105,6 +105,8 @@ class Model:
         self._draws = calibration.draw_matrix * factors
         self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
+        self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
+        self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
         self._seed = seed
 
     def predict(self, counts: Counts, time_s: float, clock: float = 1.0) -> Prediction:
@@ -175,6 +177,7 @@ class Model:
             count = np.full(draws, time_s) if unit == STATIC else share.get(unit, np.zeros(draws))
             columns.append(count * activity[unit] if part == "datapath" else count)
         energy: Array = np.column_stack(columns) * self._draws
+        energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
         return energy * self._scale(clock, self._beta_draws(clock, rng, draws))
 
     def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
