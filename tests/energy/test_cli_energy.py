@@ -210,7 +210,17 @@ def test_files_that_cannot_be_read(calibrated, measured, capsys, tmp_path):
     assert run(capsys, "energy", tmp_path / "none.json", "--calibration", calibrated)[0] == 2
     assert run(capsys, "energy", calibrated, "--calibration", calibrated)[0] == 2
     assert run(capsys, "calibrate", "--refit", measured)[0] == 2
-    assert run(capsys, "calibrate", "--repeats", "0")[0] == 2
+    for wrong in (("--repeats", "0"), ("--limit", "-1"), ("--window", "0.1"), ("--window", "nan")):
+        code, out, err = run(capsys, "calibrate", *wrong)
+        assert (code, out) == (2, "")
+        assert wrong[0] in err
+
+
+def test_shorter_windows(machine, capsys):
+    assert run(capsys, "calibrate", "--quick", "--window", "1.2")[0] == 0
+    document = json.loads(Path("results/calibration/synthetic-gpu-quick.json").read_text())
+    assert document["gpu"]["window_s"] == 1.2
+    assert {8, 9, 10, 11} >= {row["updates"] for row in document["windows"]}
 
 
 def test_counting_says_what_it_lacks(machine, capsys, monkeypatch):

@@ -153,6 +153,22 @@ def test_counters_become_counts(calibration):
     assert counts["l2_read"].value >= counts["hbm_read"].value
 
 
+@pytest.mark.parametrize(("heavy", "integer"), [(0.5, 0.0), (0.75, 0.5), (1.0, 1.0)])
+def test_integers_are_told_by_the_pipe_that_alone_multiplies_them(calibration, heavy, integer):
+    counters = COUNTERS | {"pipe_fmaheavy_instructions": heavy * 3e11}
+    counts = counts_of(counters, 1.0, None, calibration, Mix()).values
+    assert counts["fp32"].value == pytest.approx((1 - integer) * 3e11 * 32)
+    assert counts["integer"].value == pytest.approx(integer * 3e11 * 32)
+    given = Mix(fma={"fp16x2": Range.exact(1.0)}, source="disassembly")
+    found = counts_of(counters, 1.0, None, calibration, given)
+    assert "fp32" not in found.values
+    assert "shares of the FMA pipes are disassembly" in found.notes
+    factors = {"fp32": {"pipe_fma_instructions": 0.03125, "pipe_fmaheavy_instructions": 0.6 * 0.03125}}
+    measured = dataclasses.replace(calibration, factors=factors)
+    counters["pipe_fmaheavy_instructions"] = 0.6 * 3e11
+    assert counts_of(counters, 1.0, None, measured, Mix()).values["fp32"].value == pytest.approx(3e11 * 32)
+
+
 def test_an_l2_that_counts_hbm_traffic_more_than_once_is_corrected(calibration):
     """As seen on an H200: 1.5 bytes of L2 traffic per byte from HBM, one per hit."""
     factors = {"l2_read": {"l2_bytes": 1.0}, "hbm_read": {"l2_bytes": 1.5}, "hbm_write": {"l2_bytes": 2.0}}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from joulemark.records import Json
 
 EXIT_UNFINISHED = 3
+_SHORTEST_WINDOW_S, _LONGEST_WINDOW_S = 0.8, 60.0
 _FOLDER = Path("results") / "calibration"
 
 
@@ -41,6 +42,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--gpu", default="0", metavar="N", help="CUDA ordinal or UUID; the first one unless you say")
     parser.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no window after S seconds (500)")
+    parser.add_argument("--window", type=float, default=2.3, metavar="S", help="length of a window (2.3)")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="of the whole plan, without --quick (2)")
     parser.add_argument("--count", action="store_true", help="only count the benchmarks under hardware counters")
     parser.add_argument("--refit", type=Path, metavar="F.jsonl", help="fit stored windows again; needs no GPU")
@@ -53,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure what is left of the plan, then fit."""
     if args.refit is not None:
         return _fit(args.refit, args.out, args.json)
-    if args.repeats < 1 or not 0 < args.limit < float("inf"):
-        raise ConfigurationError(f"--repeats {args.repeats} --limit {args.limit:g}", "give 1 or more, and seconds")
+    _check(args)
     left, windows, calibration = _measure(args)
     if left:
         say(f"{left} more to measure: run the same command with --resume")
@@ -66,6 +67,18 @@ def run(args: argparse.Namespace) -> int:
         say(f"no fit yet: {early}")
         return EXIT_UNFINISHED
     return EXIT_UNFINISHED if left else code
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.repeats < 1:
+        raise ConfigurationError(f"--repeats {args.repeats} measures nothing", "give 1 or more")
+    if not 0 < args.limit < float("inf"):
+        raise ConfigurationError(f"--limit {args.limit:g} is no time", "give seconds, as in --limit 500")
+    if not _SHORTEST_WINDOW_S <= args.window <= _LONGEST_WINDOW_S:
+        raise ConfigurationError(
+            f"--window {args.window:g} is too short or too long",
+            f"give {_SHORTEST_WINDOW_S:g} to {_LONGEST_WINDOW_S:g} s: the energy counter moves every 0.1 s",
+        )
 
 
 def _fit(windows: Path, target: Path | None, as_json: bool) -> int:
@@ -104,7 +117,7 @@ def _measure(args: argparse.Namespace) -> tuple[int, Path, Path]:
             with _counters(one) as recorder:
                 return count(engine, recorder.source, caches, writer, args.limit), windows, target
         points = plan(engine.facts.architecture, args.quick, args.repeats)
-        progress = measure(engine, SampledMeter(power), points, caches, writer, args.limit, tell=_tell)
+        progress = measure(engine, SampledMeter(power), points, caches, writer, args.limit, args.window, tell=_tell)
     return progress.left, windows, target
 
 
@@ -136,14 +149,14 @@ def _header(one: VisibleGpu, engine: Engine, caches: Caches, args: argparse.Name
     from datetime import UTC, datetime
 
     from joulemark import __version__
-    from joulemark.energy.calibrate import SETTLE_S, WINDOW_S
+    from joulemark.energy.calibrate import SETTLE_S
 
     gpu, facts = one.gpu, engine.facts
     return {
         "gpu": gpu.name, "gpu_uuid": facts.uuid, "architecture": facts.architecture, "sms": facts.sms,
         "l2_bytes": facts.l2_bytes, "driver": gpu.driver, "vbios": gpu.vbios, "power_limit_w": gpu.power_limit_w,
         "max_sm_clock_hz": gpu.max_sm_clock_hz, "mode": "quick" if args.quick else "reference",
-        "window_s": WINDOW_S, "settle_s": SETTLE_S, "repeats": 1 if args.quick else args.repeats,
+        "window_s": args.window, "settle_s": SETTLE_S, "repeats": 1 if args.quick else args.repeats,
         "begun_utc": datetime.now(UTC).isoformat(timespec="seconds"), "joulemark": __version__,
         "caches": caches.to_json(),
     }  # fmt: skip

@@ -56,7 +56,8 @@ class Mix:
     """What counters do not tell apart, as shares.
 
     Args:
-        fma: of the FMA pipes' instructions: ``fp32``, ``fp16x2`` and ``integer``.
+        fma: of the FMA pipes' instructions: ``fp32``, ``fp16x2`` and ``integer``; None takes them from the counter of
+            the pipe that alone multiplies integers, or assumes them.
         tensor: of the tensor pipes' half-precision cycles: unit (``wgmma_bf16`` …) → share.
         int8: of the integer tensor cycles, likewise.
         shared_read: of shared-memory wavefronts, that read.
@@ -64,7 +65,7 @@ class Mix:
         source: where the shares come from.
     """
 
-    fma: Mapping[str, Range] = field(default_factory=lambda: dict(_FMA_SHARES))
+    fma: Mapping[str, Range] | None = None
     tensor: Mapping[str, Range] = field(default_factory=dict)
     int8: Mapping[str, Range] = field(default_factory=dict)
     shared_read: Range = Range(0.6, 0.4, 0.9)
@@ -132,6 +133,8 @@ NOMINAL: Mapping[str, Mapping[str, float]] = {
 H100 Tensor Core GPU Architecture white papers)."""
 
 _FP64_LANES = 16.0
+_HEAVY_DOUBT = 0.1
+"""On a share read from the heavy pipe: FP32 is not dealt out to both pipes exactly alike."""
 
 
 def counts_of(
@@ -202,8 +205,23 @@ class _Table:
         total = self._total("pipe_fma_instructions", "vector arithmetic costs nothing here")
         if total is None:
             return {}
-        self.notes.append(f"shares of the FMA pipes are {self._mix.source}")
-        return {unit: share * (total * _LANES) for unit, share in self._mix.fma.items()}
+        return {unit: share * (total * _LANES) for unit, share in self._fma_shares(total).items()}
+
+    def _fma_shares(self, total: float) -> Mapping[str, Range]:
+        """Given, or from how much of the work ran on the heavy pipe: integers run there alone, FP32 on both alike."""
+        if self._mix.fma is not None:
+            self.notes.append(f"shares of the FMA pipes are {self._mix.source}")
+            return self._mix.fma
+        heavy = self._counters.get("pipe_fmaheavy_instructions")
+        if heavy is None or not total:
+            self.notes.append("shares of the FMA pipes are assumed")
+            return _FMA_SHARES
+        known = self._calibration.factors.get("fp32", {})
+        both = known.get("pipe_fma_instructions")
+        alone = known["pipe_fmaheavy_instructions"] / both if both and "pipe_fmaheavy_instructions" in known else 0.5
+        at = min(max((heavy / total - alone) / (1 - alone), 0.0), 1.0) if alone < 1 else 0.0
+        integer = Range(at, max(at - _HEAVY_DOUBT, 0.0), min(at + _HEAVY_DOUBT, 1.0))
+        return {"fp32": integer.rest, "integer": integer}
 
     def pipes(self) -> dict[str, Range]:
         """Pipes that hold one unit."""
