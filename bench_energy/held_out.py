@@ -27,6 +27,7 @@ class HeldOut:
         dtype: number format of its arithmetic: decides which tensor unit its tensor cycles are.
         build: (device, tiny) → step; ``tiny`` is for a test on the CPU.
         needs_cuda: why it cannot run on the CPU; empty when it can.
+        batch_size: of a network.
     """
 
     name: str
@@ -34,6 +35,7 @@ class HeldOut:
     dtype: str
     build: Callable[[str, bool], Step]
     needs_cuda: str = ""
+    batch_size: int | None = None
 
 
 def _normal(device: str, dtype: str, *shape: int) -> torch.Tensor:
@@ -324,10 +326,13 @@ def _networks() -> list[HeldOut]:
         ("bert_base", "inference", "bf16", 64), ("mobilenet_v2", "inference", "bf16", 64),
         ("gpt2_small", "train", "bf16", 8), ("gpt2_small", "prefill", "bf16", 8), ("gpt2_small", "decode", "bf16", 32),
     )  # fmt: skip
-    return [
-        HeldOut(f"{model}-{phase}-{dtype}-b{batch}", "network", dtype, partial(_network, model, phase, dtype, batch))
-        for model, phase, dtype, batch in cells
-    ]
+    return [network(*cell) for cell in cells]
+
+
+def network(model: str, phase: str, dtype: str, batch: int) -> HeldOut:
+    """A cell of the zoo, eager."""
+    build = partial(_network, model, phase, dtype, batch)
+    return HeldOut(f"{model}-{phase}-{dtype}-b{batch}", "network", dtype, build, batch_size=batch)
 
 
 HELD_OUT: tuple[HeldOut, ...] = (
