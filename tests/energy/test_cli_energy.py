@@ -223,6 +223,15 @@ def test_shorter_windows(machine, capsys):
     assert {8, 9, 10, 11} >= {row["updates"] for row in document["windows"]}
 
 
+def test_counting_comes_before_windows_too(machine, capsys, counted):
+    code, _, err = run(capsys, "calibrate", "--quick", "--count")
+    assert code == 3
+    assert "no fit yet" in err
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0
+    document = json.loads(Path("results/calibration/synthetic-gpu-quick.json").read_text())
+    assert document["factors"]["fp32"]["instructions"] > 0
+
+
 def test_counting_says_what_it_lacks(machine, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "joulemark.collect.counters", None)
     code, _, err = run(capsys, "calibrate", "--quick", "--count")
@@ -230,7 +239,10 @@ def test_counting_says_what_it_lacks(machine, capsys, monkeypatch):
     assert "leave --count out" in err
 
 
-def test_counting_writes_factors(machine, calibrated, capsys, monkeypatch):
+@pytest.fixture
+def counted(monkeypatch):
+    """Hardware counters that always count 500 instructions per launch."""
+
     class Series:
         units: ClassVar = {"instructions": "inst"}
 
@@ -253,6 +265,9 @@ def test_counting_writes_factors(machine, calibrated, capsys, monkeypatch):
 
     fake = SimpleNamespace(open_counters=lambda uuid, device: Ladder())
     monkeypatch.setitem(sys.modules, "joulemark.collect.counters", fake)
+
+
+def test_counting_writes_factors(machine, calibrated, capsys, counted):
     assert run(capsys, "calibrate", "--quick", "--resume", "--count")[0] == 0
     factors = json.loads(calibrated.read_text())["factors"]
     assert len(factors) >= 20
@@ -263,9 +278,7 @@ def test_counting_writes_factors(machine, calibrated, capsys, monkeypatch):
 
 def test_published_energies_are_valid():
     for path in (ROOT / "results" / "published").glob("*.json"):
-        data = json.loads(path.read_text())
-        assert data["citation"]
-        assert all(row["value_j"] > 0 and row["per"] in ("bit", "B", "FLOP") for row in data["rows"])
+        validate(path.read_text(), "published-energies")
 
 
 def test_counts_hold_ranges():

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         code = _fit(windows, None if left else calibration, args.json)
     except MeasurementError as early:
-        if not left:
+        if not left and not args.count:
             raise
         say(f"no fit yet: {early}")
         return EXIT_UNFINISHED
