@@ -283,3 +283,15 @@ def test_published_energies_are_valid():
 
 def test_counts_hold_ranges():
     assert Counts({"fp32": Range.exact(1.0)}).notes == ()
+
+
+def test_caches_whose_ends_do_not_show_cost_no_calibration(machine, capsys):
+    machine.chase = lambda size: 300.0
+    code, _, err = run(capsys, "calibrate", "--quick")
+    assert code == 0
+    assert "no end of the L1" in err
+    document = validate(Path("results/calibration/synthetic-gpu-quick.json").read_text(), "calibration")
+    assert document["caches"] is None
+    header = json.loads(Path("results/calibration/synthetic-gpu-quick-windows.jsonl").read_text().splitlines()[0])
+    assert len(header["chase"]) > 20
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0

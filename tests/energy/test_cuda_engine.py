@@ -212,3 +212,16 @@ def test_too_little_memory_is_told():
 def test_a_launch_without_a_kernel_is_refused(engine):
     with pytest.raises(DeviceError, match="no kernel is loaded"):
         engine.time_launch(Launch(1, 1))
+
+
+def test_without_a_disassembler_the_declared_counts_are_taken(engine, monkeypatch):
+    from joulemark.energy.microbench import sass
+
+    exact = engine.instructions(SUITE["fp32"], paused=False)
+    sass.disassemble.cache_clear()
+    monkeypatch.setattr(sass, "nvdisasm", lambda: "/nowhere/nvdisasm")
+    assert abs(engine.instructions(SUITE["fp32"], paused=False) - exact) <= 2
+    sass.disassemble.cache_clear()
+    monkeypatch.setattr(sass, "nvdisasm", lambda: "/bin/echo")
+    assert abs(engine.instructions(SUITE["fp32"], paused=False) - exact) <= 2
+    sass.disassemble.cache_clear()

@@ -93,6 +93,16 @@ def test_activities_are_those_of_normal_values_where_measured(calibration):
     assert set(activities_of(calibration, 0.3).values()) == {Range.exact(0.3)}
 
 
+def test_activity_in_memory_follows_the_format(calibration):
+    bf16 = activities_of(calibration)["hbm_read"].value
+    by_hand = 16 * bf16 - 8  # what the exponent adds, in bits
+    assert activities_of(calibration, dtype="fp32")["hbm_read"].value == pytest.approx((24 + by_hand) / 32)
+    assert activities_of(calibration, dtype="fp64")["hbm_read"].value > bf16
+    assert activities_of(calibration, dtype="int8")["l1"].value == 1
+    unchanged = activities_of(calibration, dtype="fp64")["wgmma_bf16"]
+    assert unchanged == activities_of(calibration)["wgmma_bf16"]
+
+
 def test_under_a_limit_power_is_the_limit_and_time_grows(gpu, calibration):
     model = Model(calibration, activity=1.0)
     work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=7e14, shared_read=2e12)

@@ -111,8 +111,8 @@ def _measure(args: argparse.Namespace) -> tuple[int, Path, Path]:
     if windows.exists() and not args.resume:
         raise ConfigurationError(f"{windows} is there", "go on with --resume, or choose another --out")
     with CudaEngine(one.ordinal, one.gpu.uuid) as engine, open_power(one.gpu.uuid) as power:
-        caches = _caches(engine, windows)
-        writer = WindowWriter(windows, _header(one, engine, caches, args))
+        caches, found = _caches(engine, windows)
+        writer = WindowWriter(windows, _header(one, engine, args) | found)
         if args.count:
             with _counters(one) as recorder:
                 return count(engine, recorder.source, caches, writer, args.limit), windows, target
@@ -132,20 +132,26 @@ def _gpu(wanted: str) -> VisibleGpu:
     return select_gpus(inventory.visible, wanted)[0]
 
 
-def _caches(engine: Engine, windows: Path) -> Caches:
-    """Those of the file that is gone on with, else measured."""
-    from joulemark.energy.caches import Caches
-    from joulemark.energy.calibrate import measure_caches
+def _caches(engine: Engine, windows: Path) -> tuple[Caches | None, dict[str, Json]]:
+    """Ends of the caches, of the file that is gone on with or measured, and what the header says of them."""
+    from joulemark.energy.caches import Caches, find_caches
+    from joulemark.energy.calibrate import chase_curve
     from joulemark.energy.windows import read_windows
 
-    known = read_windows(windows).header.get("caches") if windows.exists() else None
-    if known is not None:
-        return Caches.from_json(known)
+    if windows.exists():
+        known = read_windows(windows).header.get("caches")
+        return None if known is None else Caches.from_json(known), {}
     say("finding the ends of the caches")
-    return measure_caches(engine)
+    curve = chase_curve(engine)
+    try:
+        caches = find_caches(*zip(*curve, strict=True))
+    except MeasurementError as lack:
+        say(f"{lack}; footprints are sized by half of the L2 that the driver names")
+        return None, {"caches": None, "caches_reason": str(lack), "chase": [list(point) for point in curve]}
+    return caches, {"caches": caches.to_json()}
 
 
-def _header(one: VisibleGpu, engine: Engine, caches: Caches, args: argparse.Namespace) -> dict[str, Json]:
+def _header(one: VisibleGpu, engine: Engine, args: argparse.Namespace) -> dict[str, Json]:
     from datetime import UTC, datetime
 
     from joulemark import __version__
@@ -158,7 +164,6 @@ def _header(one: VisibleGpu, engine: Engine, caches: Caches, args: argparse.Name
         "max_sm_clock_hz": gpu.max_sm_clock_hz, "mode": "quick" if args.quick else "reference",
         "window_s": args.window, "settle_s": SETTLE_S, "repeats": 1 if args.quick else args.repeats,
         "begun_utc": datetime.now(UTC).isoformat(timespec="seconds"), "joulemark": __version__,
-        "caches": caches.to_json(),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from joulemark.energy.caches import Caches, chase_sizes, find_caches
-from joulemark.energy.engine import CounterRecorder, Engine, Launch, Meter, Run
+from joulemark.energy.engine import CounterRecorder, Engine, GpuFacts, Launch, Meter, Run
 from joulemark.energy.microbench.suite import SUITE, Benchmark, benchmarks_for, tiles_for
 from joulemark.energy.plan import DUTIES
 from joulemark.energy.units import SM_ACTIVE
@@ -65,21 +65,30 @@ class SampledMeter:
         return ran, window
 
 
+def chase_curve(engine: Engine) -> list[tuple[int, float]]:
+    """(footprint in bytes, cycles per dependent load) of a pointer chase, as ``find_caches`` takes it."""
+    return [(size, engine.chase(size)) for size in chase_sizes(engine.facts.l2_bytes)]
+
+
 def measure_caches(engine: Engine) -> Caches:
     """The ends of the caches by pointer chase.
 
     Raises:
         MeasurementError: the latency curve does not show them.
     """
-    sizes = chase_sizes(engine.facts.l2_bytes)
-    return find_caches(sizes, [engine.chase(size) for size in sizes])
+    return find_caches(*zip(*chase_curve(engine), strict=True))
+
+
+def l2_bytes_of(facts: GpuFacts, caches: Caches | None) -> int:
+    """What surely stays in the L2: as measured, else half of what the driver says."""
+    return facts.l2_bytes // 2 if caches is None else caches.l2.fits_bytes
 
 
 def measure(
     engine: Engine,
     meter: Meter,
     points: Sequence[Point],
-    caches: Caches,
+    caches: Caches | None,
     writer: WindowWriter,
     limit_s: float = LIMIT_S,
     window_s: float = WINDOW_S,
@@ -91,7 +100,7 @@ def measure(
     Args:
         engine, meter: the GPU.
         points: the plan.
-        caches: size the footprints.
+        caches: size the footprints; None where their ends were not found.
         writer: stores each window.
         limit_s: after which no further window begins.
         window_s: length of a window.
@@ -117,7 +126,7 @@ def measure(
 def count(
     engine: Engine,
     recorder: CounterRecorder,
-    caches: Caches,
+    caches: Caches | None,
     writer: WindowWriter,
     limit_s: float,
     clock: Callable[[], float] = time.perf_counter,
@@ -129,7 +138,7 @@ def count(
     Args:
         engine: the GPU.
         recorder: of its counters.
-        caches: size the footprints.
+        caches: size the footprints; None where their ends were not found.
         writer: stores what was counted.
         limit_s: after which no further benchmark begins.
         clock: of the limit.
@@ -147,10 +156,10 @@ def count(
     return 0
 
 
-def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, caches: Caches) -> Counted:
+def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, caches: Caches | None) -> Counted:
     facts = engine.facts
     kind: Operands = "random" if "random" in benchmark.operands else "zero"
-    engine.load(benchmark, kind, tiles_for(benchmark, caches.l2.fits_bytes, facts.sms))
+    engine.load(benchmark, kind, tiles_for(benchmark, l2_bytes_of(facts, caches), facts.sms))
     launch = _sized(engine, facts.sms // 2, paused=False)
     expected_s = _COUNTED_LAUNCHES * engine.time_launch(launch)
     counters: dict[str, float] = {}
@@ -166,14 +175,14 @@ def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, ca
 
 
 def measure_point(
-    engine: Engine, meter: Meter, point: Point, caches: Caches, window_s: float, settle_s: float = SETTLE_S
+    engine: Engine, meter: Meter, point: Point, caches: Caches | None, window_s: float, settle_s: float = SETTLE_S
 ) -> CalibrationWindow:
     """One window of one benchmark.
 
     Args:
         engine, meter: the GPU.
         point: what to run.
-        caches: size the footprints.
+        caches: size the footprints; None where their ends were not found.
         window_s: length of the counted stretch, in s.
         settle_s: of the same work before it, in s.
     """
@@ -185,7 +194,7 @@ def measure_point(
         return CalibrationWindow(point, 0, 0, 0, 0, ran.start, ran.end, {}, power, utc)
     sms = engine.facts.sms
     kinds: dict[str, Operands] = {"zero": "zero", "constant": "constant", "random": "random", "normal": "normal"}
-    engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, caches.l2.fits_bytes, sms))
+    engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms))
     launch = _sized(engine, duty.blocks(sms), duty.paused)
     ran, power = meter(lambda: engine.run(launch, settle_s, window_s))
     counts = _counts(engine, benchmark, launch, ran)

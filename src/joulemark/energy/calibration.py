@@ -34,6 +34,7 @@ SCHEMA = "joulemark/calibration/1"
 GAIN = 0.05
 """Relative gain error of a board's sensors that no averaging removes; 1.96 standard deviations are meant."""
 _STORED_DRAWS = 200
+_NOT_OF_THE_GPU = frozenset({"kind", "schema", "caches", "chase", "mode"})
 _DIGITS = 6
 
 
@@ -176,7 +177,7 @@ def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:
     fitted = fit(design_of(file.windows))
     left_out = fitted.design.left_out
     return Calibration(
-        gpu={key: value for key, value in file.header.items() if key not in ("kind", "schema", "caches", "mode")},
+        gpu={key: value for key, value in file.header.items() if key not in _NOT_OF_THE_GPU},
         mode=str(file.header.get("mode", "unknown")),
         coefficients=_coefficients(fitted),
         draws=tuple(tuple(_rounded(x) for x in row) for row in fitted.draws[:_STORED_DRAWS]),

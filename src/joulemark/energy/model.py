@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,10 @@ import numpy as np
 
 from joulemark.energy.counters import Counts, Range
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import SM_ACTIVE, STATIC, UNITS, Part
+from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, UNITS, Part
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from joulemark.energy.calibration import Calibration
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
 
 _ASSUMED_ACTIVITY = Range(0.8, 0.5, 1.0)
 _ACTIVITY_SPREAD = 0.15
+_BITS: Mapping[str, tuple[int, int]] = {
+    "bf16": (8, 8), "fp16": (11, 5), "fp32": (24, 8), "tf32": (24, 8), "fp64": (53, 11), "int8": (8, 0),
+}  # fmt: skip
+"""Bits of sign and mantissa, and of the exponent."""
 _LOWEST_CLOCK = 0.2
 _STATIC_UNITS = frozenset({STATIC, SM_ACTIVE})
 
@@ -55,12 +58,13 @@ class Prediction:
     notes: tuple[str, ...]
 
 
-def activities_of(calibration: Calibration, given: float | None = None) -> dict[str, Range]:
+def activities_of(calibration: Calibration, given: float | None = None, dtype: str | None = None) -> dict[str, Range]:
     """Activity of each unit's operands: given, or that of normal values where it was measured, or assumed 0.8.
 
     Args:
         calibration: with what was measured.
         given: one activity for all units.
+        dtype: number format of what lies in memory; bf16 unless it is said.
     """
     if given is not None:
         return dict.fromkeys(calibration.units, Range.exact(given))
@@ -69,16 +73,28 @@ def activities_of(calibration: Calibration, given: float | None = None) -> dict[
         for row in calibration.activities
         if row["operands"] == "normal" and row["benchmark"] in SUITE
     }
-    found = {}
-    for unit in calibration.units:
-        at = measured.get(unit)
-        inside = None if at is None else min(max(at, 0.0), 1.2)
-        found[unit] = (
-            _ASSUMED_ACTIVITY
-            if inside is None
-            else Range(inside, max(inside - _ACTIVITY_SPREAD, 0.0), inside + _ACTIVITY_SPREAD)
-        )
-    return found
+    return {
+        unit: _around(_in_memory(measured[unit], dtype) if UNITS[unit].group in MOVEMENT_GROUPS else measured[unit])
+        if unit in measured
+        else _ASSUMED_ACTIVITY
+        for unit in calibration.units
+    }
+
+
+def _around(activity: float) -> Range:
+    at = min(max(activity, 0.0), 1.2)
+    return Range(at, max(at - _ACTIVITY_SPREAD, 0.0), at + _ACTIVITY_SPREAD)
+
+
+def _in_memory(bf16: float, dtype: str | None) -> float:
+    """Activity of normal values of a format in memory, from that of bf16, which was measured.
+
+    Sign and mantissa toggle like random bits; what bf16's eight bits of exponent add is taken over by bit.
+    """
+    sign_and_mantissa, exponent = _BITS.get(dtype or "bf16", _BITS["bf16"])
+    kept, moving = _BITS["bf16"]
+    per_bit = min(max((bf16 * (kept + moving) - kept) / moving, 0.0), 1.0)
+    return (sign_and_mantissa + per_bit * exponent) / (sign_and_mantissa + exponent)
 
 
 class Model:
@@ -87,6 +103,7 @@ class Model:
     Args:
         calibration: of the GPU.
         activity: of all operands; by default as :func:`activities_of` says.
+        dtype: number format of what lies in memory.
         scale: unit → factor on its energy, for what-if questions.
         seed: of the draws for intervals.
     """
@@ -97,9 +114,10 @@ class Model:
         activity: float | None = None,
         scale: Mapping[str, float] | None = None,
         seed: int = 0,
+        dtype: str | None = None,
     ) -> None:
         self.calibration = calibration
-        self._activity = activities_of(calibration, activity)
+        self._activity = activities_of(calibration, activity, dtype)
         factors = np.array([(scale or {}).get(unit, 1.0) for unit, _ in calibration.columns])
         self._values = calibration.values * factors
         self._draws = calibration.draw_matrix * factors

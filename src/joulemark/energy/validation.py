@@ -200,7 +200,7 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     architecture = str(calibration.gpu.get("architecture"))
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
-    model = Model(calibration, row.activity)
+    model = Model(calibration, row.activity, dtype=row.dtype)
     try:
         prediction = _predict(model, counts, row)
     except MeasurementError as lack:

@@ -161,7 +161,7 @@ class CudaEngine:
                 benchmark, compile_family(benchmark.family, self.facts.architecture), paused
             )
         except Unsupported as lack:
-            if "no nvdisasm" not in str(lack):
+            if "cannot be read" not in str(lack):
                 raise
         return benchmark.overhead + sum(part.count for part in benchmark.work(self.facts.architecture))
 

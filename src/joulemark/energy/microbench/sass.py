@@ -114,10 +114,16 @@ def disassemble(cubin: Cubin) -> Mapping[str, tuple[Instruction, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.cubin"
         path.write_bytes(cubin.code)
-        run = subprocess.run([nvdisasm(), "-json", str(path)], capture_output=True, text=True, check=False)
+        try:
+            run = subprocess.run([nvdisasm(), "-json", str(path)], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise Unsupported(f"machine code cannot be read: nvdisasm does not run ({error})") from error
     if run.returncode:
         raise Unsupported(f"nvdisasm cannot read {cubin.family} for {cubin.architecture}: {run.stderr.strip()[:200]}")
-    functions = json.loads(run.stdout)[1]
+    try:
+        functions = json.loads(run.stdout)[1]
+    except (ValueError, IndexError) as error:
+        raise Unsupported("machine code cannot be read: this nvdisasm prints no JSON", "install a newer one") from error
     return {
         one["function-name"]: tuple(
             Instruction(line["opcode"], line.get("operands", ""), line.get("predicate", ""))
