@@ -289,7 +289,7 @@ def test_what_if_a_part_cost_less(calibration):
 
 def test_what_if_the_limit_were_lower(calibration):
     work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=4e14)
-    result = trends.limited(calibration, work, 1.0, 300.0)
+    result = trends.limited(Model(calibration), work, 1.0, 300.0)
     assert result.new_time_s > result.time_s
     assert result.new_energy_j / result.new_time_s == pytest.approx(300, rel=1e-3)
 

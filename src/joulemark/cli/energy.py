@@ -87,6 +87,7 @@ def _what_if(
     calibration: Calibration, outcomes: Sequence[Outcome], scale: Sequence[str], cap: float | None
 ) -> list[dict[str, Json]]:
     from joulemark.energy import trends
+    from joulemark.energy.model import Model
     from joulemark.energy.validation import core_share
     from joulemark.errors import ConfigurationError
 
@@ -99,12 +100,13 @@ def _what_if(
             continue
         seen = outcome.measured
         if factors:
-            result = trends.scaled(calibration, outcome.counts, seen.window_s, factors)
+            result = trends.scaled(calibration, outcome.counts, seen.window_s, factors, seen.activity, seen.dtype)
             rows.append(_row(seen.workload, " ".join(scale), result, None))
         if cap is not None:
             share = core_share(calibration, outcome.counts, seen) if seen.core_share is None else seen.core_share
             try:
-                result = trends.limited(calibration, outcome.counts, seen.window_s, cap, share)
+                model = Model(calibration, seen.activity, dtype=seen.dtype)
+                result = trends.limited(model, outcome.counts, seen.window_s, cap, seen.clock, share)
             except MeasurementError as lack:
                 rows.append(_row(seen.workload, f"{cap:g} W", None, str(lack)))
             else:

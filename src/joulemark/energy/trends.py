@@ -162,22 +162,37 @@ class WhatIf:
     clock: float
 
 
-def scaled(calibration: Calibration, counts: Counts, time_s: float, scale: Mapping[str, float]) -> WhatIf:
+def scaled(
+    calibration: Calibration,
+    counts: Counts,
+    time_s: float,
+    scale: Mapping[str, float],
+    activity: float | None = None,
+    dtype: str | None = None,
+) -> WhatIf:
     """The same work on a GPU whose units cost ``scale`` times as much."""
-    before = Model(calibration).predict(counts, time_s)
-    after = Model(calibration, scale=scale).predict(counts, time_s)
+    before = Model(calibration, activity, dtype=dtype).predict(counts, time_s)
+    after = Model(calibration, activity, scale, dtype=dtype).predict(counts, time_s)
     return _what_if(before, after)
 
 
-def limited(calibration: Calibration, counts: Counts, time_s: float, limit_w: float, core_share: float = 1.0) -> WhatIf:
+def limited(
+    model: Model, counts: Counts, time_s: float, limit_w: float, clock: float = 1.0, core_share: float = 1.0
+) -> WhatIf:
     """The same work under a power limit, by the model: no limit is ever set.
+
+    Args:
+        model: of the GPU.
+        counts: of the work.
+        time_s: of the work, at ``clock``.
+        limit_w: power limit.
+        clock: SM clock over its highest when the work was measured.
+        core_share: of the time, that follows the SM clock.
 
     Raises:
         MeasurementError: the calibration has no frequency law.
     """
-    model = Model(calibration)
-    before = model.predict(counts, time_s)
-    return _what_if(before, model.under_limit(counts, time_s, limit_w, core_share=core_share))
+    return _what_if(model.predict(counts, time_s, clock), model.under_limit(counts, time_s, limit_w, clock, core_share))
 
 
 def _what_if(before: Prediction, after: Prediction) -> WhatIf:
