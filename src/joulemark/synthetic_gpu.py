@@ -15,7 +15,7 @@ import numpy as np
 from joulemark.collect.energy import ConditionReading, EnergyEdge, PowerReading, PowerWindow
 from joulemark.energy.engine import GpuFacts, Launch, Run
 from joulemark.energy.microbench.suite import Benchmark, Operands
-from joulemark.energy.units import INSTRUCTION, SM_ACTIVE, STATIC, UNITS, Part
+from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS, SM_ACTIVE, STATIC, UNITS, Part
 
 ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8}
 
@@ -39,6 +39,7 @@ def typical_coefficients() -> dict[tuple[str, Part], float]:
         (STATIC, "static"): 118.0,
         (SM_ACTIVE, "static"): 0.08,
         (INSTRUCTION, "control"): 60.0 * _PJ,
+        (MEMORY_ACCESS, "control"): 220.0 * _PJ,
     }
     for unit, (control, datapath) in _TYPICAL.items():
         found[unit, "control"] = control * _PJ

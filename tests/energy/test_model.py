@@ -151,6 +151,7 @@ COUNTERS = {
 def test_counters_become_counts(calibration):
     counts = counts_of(COUNTERS, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a")).values
     assert counts["instruction"].value == 1e12
+    assert counts["memory_access"].value == pytest.approx(0.6 * (1e12 - 3e11 - 2e11 - 1e10))
     assert counts["sm_active"].value == pytest.approx(132 * 1.9 / 1.98)
     assert counts["fp32"].value == pytest.approx(0.8 * 3e11 * 32)
     assert counts["logic"].value == 2e11 * 32
@@ -347,7 +348,7 @@ def test_a_validation_recomputes_itself(gpu, calibration, tmp_path):
 
 
 def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
-    work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=7e14)
+    work = exact(instruction=2e12, memory_access=0.25 * 2e12, sm_active=132.0, wgmma_bf16=7e14)
     truth = Model(calibration, activity=1.0).under_limit(work, 1.0, 420.0)
     row = validation.Measured(
         "gemm", truth.time_s, truth.energy_j,

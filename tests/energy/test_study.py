@@ -93,5 +93,13 @@ def test_the_second_day_is_predicted(first, file):
 
 
 def test_instructions_are_not_told_from_control_without_their_own_benchmark(calibration):
-    assert calibration.goodness["condition_number"] > 1e12
     assert any("instruction control" in row["pair"] for row in calibration.goodness["inseparable"])
+
+
+def test_narrow_accesses_tell_the_energy_of_an_access_from_that_of_its_bytes(calibration):
+    path = {(row["benchmark"], row["operands"]): row for row in calibration.paths}
+    for wide, narrow in (("shared_read", "shared_read_narrow"), ("l1_read", "l1_read_narrow")):
+        assert path[narrow, "random"]["measured_j"] > 1.2 * path[wide, "random"]["measured_j"]
+        assert path[narrow, "random"]["model_j"] == pytest.approx(path[narrow, "random"]["measured_j"], rel=0.1)
+    (access,) = [one for one in calibration.coefficients if one.unit == "memory_access"]
+    assert 1e-10 < access.value < 1e-9

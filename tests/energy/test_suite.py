@@ -41,6 +41,14 @@ def test_strided_loads_move_a_sector_per_lane():
     counts = SUITE["l2_read_strided"].counts_per_launch("sm_90a", 1, 1, 21)
     assert counts["l2_read"] == 8 * 1024 * 32
     assert counts["logic"] == 4 * 1024
+    assert counts["memory_access"] == 8 * 1024 / 32
+
+
+def test_narrow_accesses_move_a_quarter_of_the_bytes_per_instruction():
+    for name, unit in (("shared_read", "shared_read"), ("l1_read", "l1")):
+        one, other = (SUITE[wide].counts_per_launch("sm_90a", 1, 1, 1) for wide in (name, f"{name}_narrow"))
+        assert one["memory_access"] == other["memory_access"] == 32 * 1024 / 32
+        assert one[unit] == 4 * other[unit] == 32 * 1024 * 16
 
 
 @pytest.mark.parametrize("l2_mib", [4, 30, 50, 126])
@@ -65,7 +73,7 @@ def test_every_count_is_of_a_unit_and_every_unit_has_a_benchmark_that_fits_it():
         assert benchmark.format in _FORMATS
         if benchmark.role == "fit" and UNITS[benchmark.unit].has_datapath:
             assert {"zero", "random"} <= set(benchmark.operands)
-    fitted = {benchmark.unit for benchmark in SUITE.values() if benchmark.role != "check"}
+    fitted = {unit for one in SUITE.values() if one.role != "check" for unit in (one.unit, *one.variants[-1].counts)}
     assert fitted == set(UNITS)
 
 

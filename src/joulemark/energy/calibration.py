@@ -252,7 +252,8 @@ def _factors(counted: Sequence[Counted]) -> dict[str, dict[str, float]]:
         benchmark = SUITE.get(one.benchmark)
         if benchmark is None or benchmark.role == "check" or not one.counts.get(benchmark.unit):
             continue
-        factors[benchmark.unit] = {name: total / one.counts[benchmark.unit] for name, total in one.counters.items()}
+        found = {name: total / one.counts[benchmark.unit] for name, total in one.counters.items()}
+        factors.setdefault(benchmark.unit, found)  # of a unit's benchmarks the plain one comes first
     return factors
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from joulemark.energy.units import INSTRUCTION, SM_ACTIVE
+from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS, SM_ACTIVE
 from joulemark.errors import UnreadableInput
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ NOMINAL: Mapping[str, Mapping[str, float]] = {
 H100 Tensor Core GPU Architecture white papers)."""
 
 _FP64_LANES = 16.0
+_ACCESSES_OF_REST = Range(0.6, 0.3, 0.9)
+_ACCESSES_OF_ALL = Range(0.25, 0.1, 0.4)
+"""Shares of memory instructions where no counter tells them."""
 _HEAVY_DOUBT = 0.1
 """On a share read from the heavy pipe: FP32 is not dealt out to both pipes exactly alike."""
 
@@ -191,6 +194,7 @@ class _Table:
         instructions = self._total("instructions", "issue costs nothing here")
         if instructions is not None:
             found[INSTRUCTION] = Range.exact(instructions)
+            found[MEMORY_ACCESS] = self._accesses(instructions)
         sms = float(self._calibration.gpu.get("sms", 0))
         cycles = self._counters.get("sm_active_cycles")
         if cycles is not None and self._clock_hz:
@@ -199,6 +203,13 @@ class _Table:
             found[SM_ACTIVE] = Range(sms, 0.0, sms) * self._time_s
             self.notes.append("active SMs were not counted: all are taken as active")
         return found
+
+    def _accesses(self, instructions: float) -> Range:
+        """Memory instructions have no counter: they are among those of no arithmetic pipe, beside branches."""
+        pipes = ("pipe_fma_instructions", "pipe_alu_instructions", "pipe_xu_instructions")
+        if not all(name in self._counters for name in pipes):
+            return _ACCESSES_OF_ALL * instructions
+        return _ACCESSES_OF_REST * max(instructions - sum(self._counters[name] for name in pipes), 0.0)
 
     def fma(self) -> dict[str, Range]:
         """The FMA pipes, which mix formats."""

@@ -95,4 +95,4 @@ def _cells(benchmark: Benchmark, quick: bool) -> list[tuple[str, str, str]]:
 
 def _stores_numbers(benchmark: Benchmark) -> bool:
     """Whether normal values say what a network's data would do: tensor pipes and memory, whose operands are data."""
-    return benchmark.family in ("tensor", "wgmma", "memory")
+    return benchmark.family in ("tensor", "wgmma", "memory") and "constant" in benchmark.operands

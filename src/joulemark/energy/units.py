@@ -45,7 +45,7 @@ class Unit:
         return {"s": "W", "SM.s": "W/SM"}.get(self.counted, f"J/{self.counted}")
 
 
-STATIC, SM_ACTIVE, INSTRUCTION = "static", "sm_active", "instruction"
+STATIC, SM_ACTIVE, INSTRUCTION, MEMORY_ACCESS = "static", "sm_active", "instruction", "memory_access"
 
 _DTYPES = (("fp16", "FP16"), ("bf16", "BF16"), ("tf32", "TF32"), ("fp64", "FP64"), ("int8", "INT8"), ("fp8", "FP8"))
 
@@ -55,6 +55,7 @@ UNITS: Mapping[str, Unit] = {
         Unit(STATIC, "static", "s", "static", has_datapath=False),
         Unit(SM_ACTIVE, "static", "SM.s", "SM active", has_datapath=False),
         Unit(INSTRUCTION, "issue", "inst", "instruction issue", has_datapath=False),
+        Unit(MEMORY_ACCESS, "issue", "inst", "memory instruction", has_datapath=False),
         Unit("fp32", "vector", "op", "FP32 FMA"),
         Unit("fp64", "vector", "op", "FP64 FMA"),
         Unit("fp16x2", "vector", "op", "FP16x2 FMA"),

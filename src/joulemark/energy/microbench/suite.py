@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from joulemark.energy.microbench.compile import number_of
-from joulemark.energy.units import INSTRUCTION
+from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,11 +170,14 @@ def _memory(
     role: Role = "fit",
     overhead: int = 10,
 ) -> Benchmark:
-    kinds: tuple[Operands, ...] = ("zero", "constant", "random") if role == "fit" else ("zero", "random")
+    """The first work is the access itself: each is a memory instruction."""
+    pattern = kernel.rpartition("_")[2]
+    how = pattern if pattern in ("narrow", "strided") else "sequential"
+    kinds: tuple[Operands, ...] = ("zero", "constant", "random") if how == "sequential" else ("zero", "random")
+    variant = Variant(75, work, {MEMORY_ACCESS: float(work[0].count), **counts})
     return Benchmark(
-        name, kernel, "memory", unit, "word", 1024, overhead, (Variant(75, work, counts),), level=level,
-        footprint=footprint, lane_bytes=lane_bytes, role=role, operands=kinds,
-        about=f"{unit.replace('_', ' ')}, {'strided' if role == 'check' else 'sequential'}",
+        name, kernel, "memory", unit, "word", 1024, overhead, (variant,), level=level, footprint=footprint,
+        lane_bytes=lane_bytes, role=role, operands=kinds, about=f"{unit.replace('_', ' ')}, {how}",
     )  # fmt: skip
 
 
@@ -201,21 +204,26 @@ def _global(level: Level, footprint: float) -> list[Benchmark]:
 def _on_chip() -> list[Benchmark]:
     """Shared memory and L1 hits; 32 accesses per iteration."""
     full, wide = 32.0 * WARP * 16, 32.0 * 2 * _WAVEFRONT_BYTES
-    xor, xor_strided = {"logic": 64.0 * WARP}, {"logic": 16.0 * WARP}
-    strided_load = (Work(_LDS, 32), Work(_XOR, 16, 2))
+    narrow = 32.0 * WARP * 4
+    xor, xor_narrow = {"logic": 64.0 * WARP}, {"logic": 16.0 * WARP}
+    narrow_load = (Work(_LDS, 32), Work(_XOR, 16, 2))
     return [
         _memory("shared_read", "shared_read", "shared_read", (Work(_LDS + r"\.128", 32), Work(_XOR, 64, 2)),
                 {"shared_read": full, **xor}, "shared", overhead=8),
-        _memory("shared_read_strided", "shared_read_strided", "shared_read", strided_load,
-                {"shared_read": wide, **xor_strided}, "shared", role="check", overhead=7),
+        _memory("shared_read_narrow", "shared_read_narrow", "shared_read", narrow_load,
+                {"shared_read": narrow, **xor_narrow}, "shared", overhead=7),
+        _memory("shared_read_strided", "shared_read_strided", "shared_read", narrow_load,
+                {"shared_read": wide, **xor_narrow}, "shared", role="check", overhead=7),
         _memory("shared_write", "shared_write", "shared_write", (Work(_STS + r"\.128", 32),),
                 {"shared_write": full}, "shared", overhead=7),
         _memory("shared_write_strided", "shared_write_strided", "shared_write", (Work(_STS, 32),),
                 {"shared_write": wide}, "shared", role="check", overhead=7),
         _memory("l1_read", "l1_read", "l1", (Work(_LDG + r"\.128" + _TAIL, 32), Work(_XOR, 64, 2)),
                 {"l1": full, **xor}, "l1", overhead=10),
+        _memory("l1_read_narrow", "l1_read_narrow", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
+                {"l1": narrow, **xor_narrow}, "l1", overhead=10),
         _memory("l1_read_strided", "l1_read_strided", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
-                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_strided}, "l1", lane_bytes=32, role="check", overhead=10),
+                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_narrow}, "l1", lane_bytes=32, role="check", overhead=10),
     ]  # fmt: skip
 
 

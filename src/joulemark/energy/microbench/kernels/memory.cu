@@ -42,7 +42,8 @@ __device__ __forceinline__ void four_operands(uint4* v, const void* operands) {
     v[s] = static_cast<const uint4*>(operands)[(thread_index() * 4 + s) & (OPERANDS - 1)];
 }
 
-// Shared memory. LANE_BYTES apart: 16 sequential; 8 with words of 4 is a stride of two words, a two-way conflict.
+// Shared memory. LANE_BYTES apart: 16 or 4 sequential; 8 with words of 4 is a stride of two words, a two-way conflict.
+// Narrow accesses move a quarter of the bytes per instruction: they tell the energy of an access from that of its bytes.
 constexpr unsigned int SHARED_BYTES = 32768;
 
 #define SHARED_READ(name, WIDTH, LANE_BYTES, STEP)                                                                    \
@@ -67,6 +68,7 @@ constexpr unsigned int SHARED_BYTES = 32768;
   }
 
 SHARED_READ(shared_read, 128, 16, 1024)
+SHARED_READ(shared_read_narrow, 32, 4, 1024)
 SHARED_READ(shared_read_strided, 32, 8, 2048)
 
 #define SHARED_WRITE(name, WIDTH, LANE_BYTES, STEP)                                                                   \
@@ -144,6 +146,7 @@ GLOBAL_READ(global_read_strided, 32, SECTOR)
   }
 
 L1_READ(l1_read, 128, SEQUENTIAL, 2048)
+L1_READ(l1_read_narrow, 32, 4, 2048)
 L1_READ(l1_read_strided, 32, SECTOR, 1024)
 
 #define GLOBAL_WRITE(name, STORE_BOTH, LANE_BYTES)                                                                    \
