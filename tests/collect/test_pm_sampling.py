@@ -212,6 +212,11 @@ class TestRecord:
             source.record("pass1", lambda: 1 / 0)
         assert one.open == 0
 
+    def test_a_count_that_is_not_believed_is_missing_with_its_reason(self):
+        source = PmSamplingSource(device(CYCLES, "TPC.TriageCompute.tpc__warps_active_realtime"), nothing)
+        assert "does not count resident warps" in source.missing["warps_active"]
+        assert "warps_active" not in source.counters("pass1")
+
     def test_the_missing_have_their_reasons(self):
         series = PmSamplingSource(device(CYCLES), nothing).record("pass1", nothing)
         assert "knows no such metric" in series.missing["l1_sectors"]

@@ -172,6 +172,16 @@ def test_where_the_best_instrument_comes_to_nothing_the_other_one_tells():
     assert "counter_group_lost" in {one.code for one in found.findings}
 
 
+def test_a_level_that_the_best_instrument_lacks_comes_from_the_other_one():
+    beside = FakeCounters({"sm_active": 0.9, "pipe_tensor": 0.45, "warps_active": 0.3}, tier="gpm")
+    both = counting(source(), beside=beside)
+    seen = read_step(both, HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, both)
+    assert found.values["warps_active_fraction"].value == pytest.approx(0.3)
+    assert found.values["warps_active_fraction"].tier == "gpm"
+    assert found.values["tensor_active_fraction"].tier == "pm_sampling"
+
+
 def test_a_series_that_reads_nothing_is_missing_and_not_0():
     silent = source(rates=dict.fromkeys(RATES, 0.0))
     seen = read_step(counting(silent), HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from joulemark.collect.cupti_device import Samples, SamplingSettings
-from joulemark.collect.pm_metrics import Chip, Group, plan
+from joulemark.collect.pm_metrics import WITHHELD, Chip, Group, plan
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import CountersOverflow, CountersUnreadable
 
@@ -282,7 +282,9 @@ class PmSamplingSource:
         named = [replace(group, name=f"pass{number}") for number, group in enumerate(proved, 1)]
         self._groups = {group.name: group for group in named}
         given = {name for group in named for name in group.counters}
-        missing = dict(planned.missing) | {name: f"does not decode: {why}" for name, why in spoiled.items()}
+        missing = (
+            dict(WITHHELD) | dict(planned.missing) | {name: f"does not decode: {why}" for name, why in spoiled.items()}
+        )
         self.missing = {name: reason for name, reason in missing.items() if name not in given}
 
     @property

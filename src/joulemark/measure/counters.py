@@ -317,9 +317,12 @@ def _value(samples: list[float], metric: str, tier: str) -> Value:
 
 
 def _levels(seen: Readings) -> dict[str, Value]:
-    """By the best instrument; by the one beside it where that one came to nothing."""
-    counted = seen.counted or ([seen.beside] if seen.beside is not None else [])
-    return {name: _value(samples, name, counted[0].series.tier) for name, samples in levels_of(counted).items()}
+    """Each by the best instrument that gives it: what that one lacks, by the one beside it."""
+    out: dict[str, Value] = {}
+    for counted in (seen.counted, [] if seen.beside is None else [seen.beside]):
+        for name, samples in levels_of(counted).items():
+            out.setdefault(name, _value(samples, name, counted[0].series.tier))
+    return out
 
 
 def _times(seen: Readings) -> dict[str, Value]:
