@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from joulemark import __version__
-from joulemark.cli import main
+from joulemark.cli import COMMANDS, main
 from joulemark.records import Case, Environment, Record, Value
 from joulemark.store import RunWriter
 
@@ -66,7 +66,7 @@ def test_the_schemas_are_schemas(name):
     jsonschema.Draft202012Validator.check_schema(json.loads((SCHEMAS / name).read_text()))
 
 
-@pytest.mark.parametrize("command", [[], ["env"], ["report"], ["compare"], ["trace"]])
+@pytest.mark.parametrize("command", [[], *([module.__name__.rpartition(".")[2]] for module in COMMANDS)])
 def test_help_teaches_by_example(capsys, command):
     code, out, err = run(capsys, *command, "--help")
     assert (code, err) == (0, "")

@@ -1,0 +1,94 @@
+"""The command line ``joulemark``: reads what was stored, describes the machine, and never needs torch.
+
+Each command is a module of this package with two functions, named in :data:`COMMANDS`::
+
+    add_parser(commands)   adds its parser, by joulemark.cli.arguments.add_command(commands, …, run)
+    run(args) -> int       does the work and returns the exit code
+
+Modules that import more than the standard library are imported within ``run``: ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from joulemark import __version__
+from joulemark.cli import (
+    compare,
+    counters,
+    env,
+    report,
+    trace,
+)
+from joulemark.cli.console import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_WRONG, say
+from joulemark.errors import JoulemarkError
+
+COMMANDS = (
+    env,
+    report,
+    compare,
+    trace,
+    counters,
+)
+"""The modules of the commands, in the order of ``joulemark --help``."""
+
+_ABOUT = """\
+Where a GPU's time and joules go: the reader's half of `pytest --bench`.
+
+examples:
+  joulemark env                                   what can be measured here, and what would be missing
+  joulemark report results/nvidia-h200/           tables of stored runs
+  joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
+  joulemark trace trace.json.gz                   is the GPU waiting for the framework?
+  joulemark counters ncu.csv                      how much of the busy GPU works?
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: arguments without the program's name; by default those of the process.
+
+    Returns:
+        The exit code: 0 fine, 1 regressed or refused, 2 wrong use or unreadable input, 3 not to be decided.
+    """
+    _tolerate_narrow_encodings()
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_WRONG
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except JoulemarkError as error:
+        say(f"error: {error}")
+        return EXIT_WRONG
+    except BrokenPipeError:
+        # The reader has seen enough; Python would complain again when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return code
+
+
+def _tolerate_narrow_encodings() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "joulemark", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"joulemark {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser

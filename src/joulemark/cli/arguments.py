@@ -1,0 +1,50 @@
+"""How commands describe themselves and read their arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What ``ArgumentParser.add_subparsers`` returns."""
+
+FORMATS = ("terminal", "markdown", "csv", "json")
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    about: str,
+    example: str,
+    run: Callable[[argparse.Namespace], int],
+    exit_codes: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command whose help ends with an example.
+
+    Args:
+        commands: of the program.
+        name: of the command.
+        about: what it does, in one line without a full stop.
+        example: a command line that works.
+        run: does it and returns the exit code.
+        exit_codes: what they mean, where they mean more than 0 fine and 2 wrong use.
+    """
+    parser = commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=f"example:\n  {example}" + (f"\n\nexit codes: {exit_codes}" if exit_codes else ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def fraction(text: str) -> float:
+    """A share given as ``0.02`` or ``2%``; for ``type=`` of an argument."""
+    number = text.strip()
+    try:
+        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%") from None

@@ -1,0 +1,56 @@
+"""``joulemark trace``: how busy torch.profiler traces show the GPU, and what it waits for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Literal
+
+from joulemark.cli.arguments import Commands, add_command
+from joulemark.cli.console import print_json, say
+from joulemark.errors import ConfigurationError
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``trace``."""
+    parser = add_command(
+        commands,
+        "trace",
+        "how busy a torch.profiler trace shows the GPU, and what it waits for",
+        "joulemark trace trace.json.gz --json",
+        run,
+        "0 all complete, 2 unreadable, 3 a trace is incomplete",
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a Chrome trace, .json or .json.gz")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/trace.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="what changed from A to B")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyse traces, or what changed between two."""
+    from joulemark import trace
+    from joulemark.report import trace_view
+
+    if bool(args.files) == (args.diff is not None):
+        raise ConfigurationError(
+            f"trace got {len(args.files)} files and {'a' if args.diff else 'no'} --diff", "give FILE…, or --diff A B"
+        )
+    if args.diff is not None:
+        base, new = (trace.analyse_files([path]) for path in args.diff)
+        document = trace.diff(base, new)
+        sides = [document["base"], document["new"]]
+    else:
+        document = trace.analyse_files(args.files)
+        sides = document["files"]
+    if args.json or args.format == "json":
+        print_json(document)
+    else:
+        form: Literal["terminal", "markdown"] = "markdown" if args.format == "markdown" else "terminal"
+        view = trace_view.render_diff if "base" in document else trace_view.render
+        sys.stdout.write(view(document, form))
+    for side in sides:
+        if side["error"]:
+            say(f"error: {side['error']}")
+    return trace.exit_code(document)
