@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal, Self
 
 SCHEMA = "joulemark/sweep/1"
@@ -37,8 +38,13 @@ def digest(value: Json) -> str:
 
 def _known(cls: type, data: Mapping[str, Json]) -> dict[str, Json]:
     """The entries of ``data`` that ``cls`` has a field for: newer files may hold more."""
-    names = {f.name for f in fields(cls)}
+    names = _field_names(cls)
     return {key: value for key, value in data.items() if key in names}
+
+
+@cache
+def _field_names(cls: type) -> frozenset[str]:
+    return frozenset(f.name for f in fields(cls))
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,7 @@ class Case:
         return replace(self, batch_size=None)
 
     def to_json(self) -> dict[str, Json]:
-        data = asdict(self)
-        data["params"] = dict(self.params)
-        return data
+        return {**vars(self), "params": dict(self.params)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Self:

@@ -21,6 +21,7 @@ from joulemark.cli import (
     compare,
     counters,
     env,
+    history,
     report,
     trace,
 )
@@ -31,6 +32,7 @@ COMMANDS = (
     env,
     report,
     compare,
+    history,
     trace,
     counters,
 )
@@ -43,6 +45,7 @@ examples:
   joulemark env                                   what can be measured here, and what would be missing
   joulemark report results/nvidia-h200/           tables of stored runs
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
+  joulemark history results/                      since which run, and which driver?
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
 """

@@ -1,0 +1,281 @@
+"""An index of the figures of many result files in sqlite, made from the files and remade from them at any time.
+
+The files are the truth. A file is read when its size or time of change is new; whatever is wrong with the index
+itself (another version's, cut, not a database), it is thrown away and made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from joulemark import __version__
+from joulemark.errors import UnreadableInput
+from joulemark.history.runs import UNKNOWN_DRIVER, Figures, Floats, PastRun, Source, order_of, setup_of
+from joulemark.records import Case, Json, Record, Run, canonical_json
+
+_FORMAT = f"1 of joulemark {__version__}"
+_FILES_PER_COMMIT = 100
+_WAIT_S = 30.0
+_TABLES = """
+CREATE TABLE format (text TEXT);
+CREATE TABLE file (
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, mtime_ns INTEGER, error TEXT, problems TEXT);
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY, file INTEGER REFERENCES file ON DELETE CASCADE,
+    run_id TEXT, started_utc REAL, driver TEXT, setup TEXT);
+CREATE INDEX run_of_file ON run (file);
+CREATE TABLE cell (id INTEGER PRIMARY KEY, content TEXT UNIQUE);
+-- One row per run and metric; its arrays run in parallel: cells (int32), values (float64), flags (int8).
+CREATE TABLE figures (
+    run INTEGER REFERENCES run ON DELETE CASCADE, metric TEXT, cells BLOB, amounts BLOB, flags BLOB);
+CREATE INDEX figures_of_metric ON figures (metric);
+CREATE INDEX figures_of_run ON figures (run);
+"""
+
+
+def default_path(folder: Path, environ: Mapping[str, str]) -> Path:
+    """Where the index of a folder of results lies: in the user's cache, never among the results.
+
+    Args:
+        folder: of the results.
+        environ: ``XDG_CACHE_HOME`` counts (XDG Base Directory Specification).
+    """
+    home = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".cache")
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return Path(home) / "joulemark" / f"history-{name}.sqlite3"
+
+
+class Index:
+    """The index of a folder of results.
+
+    Args:
+        path: of the database; None keeps it in memory.
+        anew: throw away what is there.
+
+    Attributes:
+        why_in_memory: why it is not kept although a path was given; None when it is.
+    """
+
+    def __init__(self, path: Path | None, anew: bool = False) -> None:
+        self.why_in_memory: str | None = None
+        self._database = self._opened(path, anew)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def _opened(self, path: Path | None, anew: bool) -> sqlite3.Connection:
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if anew:
+                    path.unlink(missing_ok=True)
+                return _kept(path)
+            except (OSError, sqlite3.Error) as error:
+                self.why_in_memory = f"the index {path} cannot be kept ({error})"
+        return _prepared(sqlite3.connect(":memory:"))
+
+    def update(
+        self, folder: Path, files: Iterable[Path], read: Callable[[Path], Run], on_read: Callable[[Path], None] | None
+    ) -> None:
+        """Read the files that are new or changed, and forget those that are gone.
+
+        Args:
+            folder: that all files lie in.
+            files: the result files as they are now.
+            read: what reads one; its :class:`UnreadableInput` is kept as the file's error.
+            on_read: called before each file that is read.
+        """
+        known = {path: (size, mtime) for path, size, mtime in self._database.execute(
+            "SELECT path, size, mtime_ns FROM file")}  # fmt: skip
+        cells = dict(self._database.execute("SELECT content, id FROM cell"))
+        unsaved = 0
+        for path in files:
+            name = path.relative_to(folder).as_posix()
+            stamp = _stamp(path)
+            if known.pop(name, None) == stamp and stamp is not None:
+                continue
+            if on_read is not None:
+                on_read(path)
+            self._take(name, path, stamp or (0, 0), read, cells)
+            unsaved += 1
+            if unsaved % _FILES_PER_COMMIT == 0:
+                self._database.commit()
+        self._database.executemany("DELETE FROM file WHERE path = ?", [(name,) for name in known])
+        self._database.commit()
+
+    def _take(
+        self, name: str, path: Path, stamp: tuple[int, int], read: Callable[[Path], Run], cells: dict[str, int]
+    ) -> None:
+        self._database.execute("DELETE FROM file WHERE path = ?", (name,))
+        error, run = None, None
+        try:
+            run = read(path)
+        except UnreadableInput as unreadable:
+            error = str(unreadable)
+        problems = json.dumps(run.problems if run is not None else ())
+        entry = self._database.execute(
+            "INSERT INTO file (path, size, mtime_ns, error, problems) VALUES (?, ?, ?, ?, ?)",
+            (name, *stamp, error, problems),
+        ).lastrowid
+        if run is not None:
+            for past, records in _by_driver(run):
+                self._add(entry, past, records, cells)
+
+    def _add(self, file: int | None, past: PastRun, records: Sequence[Record], cells: dict[str, int]) -> None:
+        row = self._database.execute(
+            "INSERT INTO run (file, run_id, started_utc, driver, setup) VALUES (?, ?, ?, ?, ?)",
+            (file, past.run_id, past.started_utc, past.driver, json.dumps(past.setup)),
+        ).lastrowid
+        columns: dict[str, list[tuple[int, float, bool]]] = {}
+        for record in records:
+            cell, flagged = self._cell(record.case, cells), record.outcome == "flagged"
+            for name, value in record.metrics.items():
+                if value.value is not None:
+                    columns.setdefault(name, []).append((cell, value.value, flagged))
+        self._database.executemany(
+            "INSERT INTO figures (run, metric, cells, amounts, flags) VALUES (?, ?, ?, ?, ?)",
+            [
+                (
+                    row,
+                    name,
+                    *(
+                        np.array(part, kind).tobytes()
+                        for part, kind in zip(zip(*column, strict=True), _KINDS, strict=True)
+                    ),
+                )
+                for name, column in columns.items()
+            ],
+        )
+
+    def _cell(self, case: Case, cells: dict[str, int]) -> int:
+        content = canonical_json(case.to_json())
+        if content not in cells:
+            added = self._database.execute("INSERT INTO cell (content) VALUES (?)", (content,))
+            cells[content] = added.lastrowid or 0
+        return cells[content]
+
+    def sources(self, folder: Path) -> list[Source]:
+        """The files, in order of their names.
+
+        Args:
+            folder: that they lie in.
+        """
+        rows = self._database.execute("SELECT path, error, problems FROM file ORDER BY path")
+        return [Source(str(folder / name), error, tuple(json.loads(problems))) for name, error, problems in rows]
+
+    def metrics(self) -> list[str]:
+        """Names of the metrics that any run has."""
+        return [name for (name,) in self._database.execute("SELECT DISTINCT metric FROM figures ORDER BY metric")]
+
+    def figures(self, folder: Path, metric: str, wanted: Callable[[Case], bool]) -> Figures:
+        """A metric of the cases that are wanted; runs without any of them are left out.
+
+        Args:
+            folder: that the files lie in.
+            metric: its name.
+            wanted: which cases.
+        """
+        cases = {
+            key: Case.from_json(json.loads(content))
+            for key, content in self._database.execute("SELECT id, content FROM cell")
+        }
+        chosen = sorted((key for key, case in cases.items() if wanted(case)), key=lambda key: _order(cases[key]))
+        place = np.full(max(cases, default=0) + 1, -1)
+        place[chosen] = np.arange(len(chosen))
+        parts: dict[tuple[str, str], tuple[PastRun, Floats, int]] = {}
+        copies = 0
+        for path, run_id, started, driver, setup, *blobs in self._database.execute(_FIGURES, (metric,)):
+            at, amounts, flags = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, _KINDS, strict=True))
+            inside = place[at] >= 0
+            if (run_id, driver) in parts:
+                copies += 1
+            elif inside.any():
+                column = np.full(len(chosen), np.nan)
+                column[place[at[inside]]] = amounts[inside]
+                past = PastRun(str(folder / path), run_id, started, driver, json.loads(setup))
+                parts[run_id, driver] = past, column, int(flags[inside].sum())
+        ordered = sorted(parts.values(), key=lambda part: order_of(part[0]))
+        values = np.stack([part[1] for part in ordered], axis=1) if ordered else np.empty((len(chosen), 0))
+        seen = np.flatnonzero(np.isfinite(values).any(axis=1))
+        return Figures(
+            metric,
+            tuple(part[0] for part in ordered),
+            tuple(cases[chosen[at]] for at in seen),
+            values[seen],
+            flagged=sum(part[2] for part in ordered),
+            copies=copies,
+        )
+
+
+_KINDS = (np.int32, np.float64, np.int8)
+_FIGURES = """
+SELECT path, run_id, started_utc, driver, setup, cells, amounts, flags
+FROM figures JOIN run ON run.id = figures.run JOIN file ON file.id = run.file WHERE metric = ? ORDER BY path
+"""
+
+
+def _order(case: Case) -> tuple[str, int, str]:
+    return case.series.label, case.batch_size or 0, case.benchmark or ""
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _kept(path: Path) -> sqlite3.Connection:
+    """The database of a file; one that is none, or another version's, is replaced."""
+    try:
+        database = sqlite3.connect(path, timeout=_WAIT_S)
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            return _prepared(database)
+        if database.execute("SELECT text FROM format").fetchone() == (_FORMAT,):
+            database.execute("PRAGMA foreign_keys = ON")
+            return database
+        database.close()
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        database.close()
+    except sqlite3.DatabaseError:
+        database.close()
+    path.unlink()
+    return _prepared(sqlite3.connect(path, timeout=_WAIT_S))
+
+
+def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
+    database.executescript(_TABLES)
+    database.execute("INSERT INTO format VALUES (?)", (_FORMAT,))
+    database.execute("PRAGMA foreign_keys = ON")
+    database.commit()
+    return database
+
+
+def _by_driver(run: Run) -> list[tuple[PastRun, list[Record]]]:
+    """What a file measured under each driver: a sweep may be resumed after an update."""
+    pasts = {key: _past(run, one.facts) for key, one in run.environments.items()}
+    unknown = _past(run, {})
+    parts: dict[str, tuple[PastRun, list[Record]]] = {}
+    for record in run.records:
+        past = pasts.get(record.environment_id, unknown)
+        parts.setdefault(past.driver, (past, []))[1].append(record)
+    return list(parts.values())
+
+
+def _past(run: Run, facts: Mapping[str, Json]) -> PastRun:
+    driver = str(facts.get("driver") or UNKNOWN_DRIVER)
+    return PastRun(run.path, run.run_id, run.started_utc, driver, setup_of(facts))
