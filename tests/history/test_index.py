@@ -188,3 +188,16 @@ def test_nothing_is_left_open(tmp_path):
         assert index.metrics() == []
     with pytest.raises(sqlite3.ProgrammingError):
         index.metrics()
+
+
+def test_text_that_is_no_text_is_kept(tmp_path, looked_at):
+    store = tmp_path / "store"
+    odd = "lone \ud800 surrogate"
+    store.mkdir()
+    path = run_file(store / os.fsdecode(b"\xff.jsonl"), {1: 0.5}, driver=odd, run_id=odd, metric=odd)
+    for _ in range(2):
+        index, _ = looked_at(store)
+        figures = index.figures(store, odd, everything)
+        assert (figures.runs[0].driver, figures.runs[0].run_id, figures.runs[0].path) == (odd, odd, str(path))
+        assert index.metrics() == [odd]
+        assert index.sources(store)[0].path == str(path)

@@ -47,24 +47,35 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Bring the index up to date, judge the metric, and show it."""
-    from joulemark.history.index import Index, default_path
-    from joulemark.report import history_html, history_view, output
+    from joulemark.report import history_html, output
 
     rate = _rate(args.false_alarms)
     if args.html is not None:
         history_html.check_path(args.html)
-    folder = args.folder or _default_folder()
-    with Index(default_path(folder, os.environ), anew=args.rebuild) as index:
-        _update(index, folder)
-        sources = index.sources(folder)
-        for line in history_view.problems_of(sources):
-            say(line)
-        trend = _trend(index, folder, args.metric, args.case, rate)
+    trend, sources = _judged(args.folder or _default_folder(), args.metric, args.case, rate, args.rebuild)
     if args.html is not None:
         output.write_text(history_html.render(trend, sources), args.html)
         say(f"wrote {args.html}")
     _show(trend, sources, "json" if args.json else args.format)
     return 0
+
+
+def _judged(folder: Path, metric: str | None, text: str, rate: float, anew: bool) -> tuple[Trend, list[Source]]:
+    import sqlite3
+
+    from joulemark.history.index import Index, default_path
+    from joulemark.report import history_view
+
+    path = default_path(folder, os.environ)
+    try:
+        with Index(path, anew) as index:
+            _update(index, folder)
+            sources = index.sources(folder)
+            for line in history_view.problems_of(sources):
+                say(line)
+            return _trend(index, folder, metric, text, rate), sources
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"the index {path} failed ({error})", "remove it: it is made anew") from error
 
 
 def _rate(given: float | None) -> float:

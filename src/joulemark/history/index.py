@@ -19,7 +19,7 @@ import numpy as np
 from joulemark import __version__
 from joulemark.errors import UnreadableInput
 from joulemark.history.runs import UNKNOWN_DRIVER, Figures, Floats, PastRun, Source, order_of, setup_of
-from joulemark.records import Case, Json, Record, Run, canonical_json
+from joulemark.records import Case, Json, Record, Run
 
 _FORMAT = f"1 of joulemark {__version__}"
 _FILES_PER_COMMIT = 100
@@ -27,13 +27,13 @@ _WAIT_S = 30.0
 _TABLES = """
 CREATE TABLE format (text TEXT);
 CREATE TABLE file (
-    id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, mtime_ns INTEGER, error TEXT, problems TEXT);
+    id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, mtime_ns INTEGER, error TEXT, problems TEXT);
 CREATE TABLE run (
     id INTEGER PRIMARY KEY, file INTEGER REFERENCES file ON DELETE CASCADE,
     run_id TEXT, started_utc REAL, driver TEXT, setup TEXT);
 CREATE INDEX run_of_file ON run (file);
 CREATE TABLE cell (id INTEGER PRIMARY KEY, content TEXT UNIQUE);
--- One row per run and metric; its arrays run in parallel: cells (int32), values (float64), flags (int8).
+-- Texts are JSON. Figures have a row per run and metric with arrays side by side: int32, float64 and int8.
 CREATE TABLE figures (
     run INTEGER REFERENCES run ON DELETE CASCADE, metric TEXT, cells BLOB, amounts BLOB, flags BLOB);
 CREATE INDEX figures_of_metric ON figures (metric);
@@ -101,7 +101,7 @@ class Index:
         cells = dict(self._database.execute("SELECT content, id FROM cell"))
         unsaved = 0
         for path in files:
-            name = path.relative_to(folder).as_posix()
+            name = os.fsencode(path.relative_to(folder))
             stamp = _stamp(path)
             if known.pop(name, None) == stamp and stamp is not None:
                 continue
@@ -115,7 +115,7 @@ class Index:
         self._database.commit()
 
     def _take(
-        self, name: str, path: Path, stamp: tuple[int, int], read: Callable[[Path], Run], cells: dict[str, int]
+        self, name: bytes, path: Path, stamp: tuple[int, int], read: Callable[[Path], Run], cells: dict[str, int]
     ) -> None:
         self._database.execute("DELETE FROM file WHERE path = ?", (name,))
         error, run = None, None
@@ -123,10 +123,10 @@ class Index:
             run = read(path)
         except UnreadableInput as unreadable:
             error = str(unreadable)
-        problems = json.dumps(run.problems if run is not None else ())
+        problems = _ascii(run.problems if run is not None else ())
         entry = self._database.execute(
             "INSERT INTO file (path, size, mtime_ns, error, problems) VALUES (?, ?, ?, ?, ?)",
-            (name, *stamp, error, problems),
+            (name, *stamp, _ascii(error), problems),
         ).lastrowid
         if run is not None:
             for past, records in _by_driver(run):
@@ -135,7 +135,7 @@ class Index:
     def _add(self, file: int | None, past: PastRun, records: Sequence[Record], cells: dict[str, int]) -> None:
         row = self._database.execute(
             "INSERT INTO run (file, run_id, started_utc, driver, setup) VALUES (?, ?, ?, ?, ?)",
-            (file, past.run_id, past.started_utc, past.driver, json.dumps(past.setup)),
+            (file, _ascii(past.run_id), past.started_utc, _ascii(past.driver), _ascii(past.setup)),
         ).lastrowid
         columns: dict[str, list[tuple[int, float, bool]]] = {}
         for record in records:
@@ -143,23 +143,17 @@ class Index:
             for name, value in record.metrics.items():
                 if value.value is not None:
                     columns.setdefault(name, []).append((cell, value.value, flagged))
-        self._database.executemany(
-            "INSERT INTO figures (run, metric, cells, amounts, flags) VALUES (?, ?, ?, ?, ?)",
-            [
-                (
-                    row,
-                    name,
-                    *(
-                        np.array(part, kind).tobytes()
-                        for part, kind in zip(zip(*column, strict=True), _KINDS, strict=True)
-                    ),
-                )
-                for name, column in columns.items()
-            ],
-        )
+        for name, column in columns.items():
+            arrays = [
+                np.array(part, kind).tobytes() for part, kind in zip(zip(*column, strict=True), _KINDS, strict=True)
+            ]
+            self._database.execute(
+                "INSERT INTO figures (run, metric, cells, amounts, flags) VALUES (?, ?, ?, ?, ?)",
+                (row, _ascii(name), *arrays),
+            )
 
     def _cell(self, case: Case, cells: dict[str, int]) -> int:
-        content = canonical_json(case.to_json())
+        content = _ascii(case.to_json())
         if content not in cells:
             added = self._database.execute("INSERT INTO cell (content) VALUES (?)", (content,))
             cells[content] = added.lastrowid or 0
@@ -172,11 +166,14 @@ class Index:
             folder: that they lie in.
         """
         rows = self._database.execute("SELECT path, error, problems FROM file ORDER BY path")
-        return [Source(str(folder / name), error, tuple(json.loads(problems))) for name, error, problems in rows]
+        return [
+            Source(str(folder / os.fsdecode(name)), json.loads(error), tuple(json.loads(problems)))
+            for name, error, problems in rows
+        ]
 
     def metrics(self) -> list[str]:
         """Names of the metrics that any run has."""
-        return [name for (name,) in self._database.execute("SELECT DISTINCT metric FROM figures ORDER BY metric")]
+        return sorted(json.loads(name) for (name,) in self._database.execute("SELECT DISTINCT metric FROM figures"))
 
     def figures(self, folder: Path, metric: str, wanted: Callable[[Case], bool]) -> Figures:
         """A metric of the cases that are wanted; runs without any of them are left out.
@@ -195,7 +192,7 @@ class Index:
         place[chosen] = np.arange(len(chosen))
         parts: dict[tuple[str, str], tuple[PastRun, Floats, int]] = {}
         copies = 0
-        for path, run_id, started, driver, setup, *blobs in self._database.execute(_FIGURES, (metric,)):
+        for path, run_id, started, driver, setup, *blobs in self._database.execute(_FIGURES, (_ascii(metric),)):
             at, amounts, flags = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, _KINDS, strict=True))
             inside = place[at] >= 0
             if (run_id, driver) in parts:
@@ -203,7 +200,8 @@ class Index:
             elif inside.any():
                 column = np.full(len(chosen), np.nan)
                 column[place[at[inside]]] = amounts[inside]
-                past = PastRun(str(folder / path), run_id, started, driver, json.loads(setup))
+                place_of = str(folder / os.fsdecode(path))
+                past = PastRun(place_of, json.loads(run_id), started, json.loads(driver), json.loads(setup))
                 parts[run_id, driver] = past, column, int(flags[inside].sum())
         ordered = sorted(parts.values(), key=lambda part: order_of(part[0]))
         values = np.stack([part[1] for part in ordered], axis=1) if ordered else np.empty((len(chosen), 0))
@@ -223,6 +221,11 @@ _FIGURES = """
 SELECT path, run_id, started_utc, driver, setup, cells, amounts, flags
 FROM figures JOIN run ON run.id = figures.run JOIN file ON file.id = run.file WHERE metric = ? ORDER BY path
 """
+
+
+def _ascii(value: Json) -> str:
+    """A value's JSON in ASCII: text from files may hold what sqlite takes for no text."""
+    return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
 def _order(case: Case) -> tuple[str, int, str]:
