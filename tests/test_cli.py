@@ -231,6 +231,11 @@ def test_env_shows_a_gpu_and_its_state(capsys, fake_gpus):
     [
         ({"util": 50}, "busy: utilization 50%"),
         ({"throttle": 0x40}, "throttled: thermal"),
+        ({"util": 0, "processes": [4242]}, "shared: 1 other process(es) hold a context (pid 4242)"),
+        ({"util": 0, "mem_used": 20 * 2**30}, "shared: 20 GiB of its memory in use"),
+        ({"util": 0, "temp": 87}, "hot: 87 °C, 3 K before it slows down"),
+        ({"util": 0, "remap_pending": True}, "faulty memory: bad rows wait to be replaced"),
+        ({"util": 0, "uncorrected_errors": 2}, "faulty memory: 2 uncorrected errors"),
         ({"lost_after_calls": 60}, ""),
     ],
 )
@@ -247,6 +252,23 @@ def test_env_check_passes_an_idle_gpu(capsys, fake_gpus):
     code, out, _ = run(capsys, "env", "--check", "--json")
     assert code == 0
     assert strict(out, "env")["check"]["passed"] is True
+
+
+def test_env_check_notes_what_moves_figures(capsys, fake_gpus):
+    fake_gpus(gpus=[gpu(util=0, persistence=False)])
+    code, out, err = run(capsys, "env", "--check", "--json")
+    assert code == 0
+    (note,) = strict(out, "env")["check"]["notes"]
+    assert err == f"joulemark: note: {note}\n"
+    assert "persistence mode is off" in note
+
+
+def test_env_check_refuses_a_shared_board(capsys, fake_gpus):
+    mig = [{"name": "NVIDIA H200 MIG 1g", "uuid": f"MIG-{n}"} for n in (1, 2)]
+    fake_gpus(gpus=[gpu(util=0, mig=mig)])
+    code, _, err = run(capsys, "env", "--check", "--json")
+    assert code == 1
+    assert "2 MIG instances draw on one board's power and clocks" in err
 
 
 def test_env_hides_what_cuda_hides(capsys, fake_gpus, monkeypatch):
