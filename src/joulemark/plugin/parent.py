@@ -21,6 +21,7 @@ from joulemark.measure.assemble import assemble
 from joulemark.measure.worker import Worker
 from joulemark.metrics import PROFILER
 from joulemark.plugin.instruments import idle_baseline
+from joulemark.plugin.junit import properties_of
 from joulemark.plugin.replay import progress_line, replay
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
@@ -135,8 +136,7 @@ class Sweep:
         record = self._record(item, case, target, reply)
         self._keep(record)
         self.unrecorded -= 1
-        item.user_properties.append(("outcome", record.outcome))
-        item.user_properties.append(("case_id", record.case_id))
+        item.user_properties.extend(properties_of(record))
         replay(item, benchmark, record)
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
 
