@@ -189,6 +189,13 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     assert document["spread"]["source"] == "assumed"
 
 
+def test_compare_in_markdown_is_for_a_jobs_page(capsys, stored):
+    code, out, err = run(capsys, "compare", stored, stored, "--format", "markdown")
+    assert (code, err) == (0, "")
+    assert out.startswith("### ")
+    assert "| :--- |" in out
+
+
 def test_compare_looks_at_the_metrics_that_are_named(capsys, stored):
     code, out, _ = run(capsys, "compare", stored, stored, "--json", "--metrics", "host_time_s, warmup_s")
     assert code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from joulemark.cli.arguments import Commands, add_command, fraction
@@ -22,6 +23,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("base", type=Path, metavar="BASE", help="the result file to compare with")
     parser.add_argument("new", type=Path, metavar="NEW", help="the result file in question")
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/compare.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
     parser.add_argument("--metrics", metavar="NAMES", help="comma-separated, of the names in the result files")
     parser.add_argument(
         "--spread",
@@ -37,7 +39,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print the rows, and exit by the verdict."""
-    from joulemark.report import compare, comparison_table, foreign, terminal
+    from joulemark.report import compare, comparison_table, foreign, markdown, terminal
 
     metrics = compare.DEFAULT_METRICS if args.metrics is None else tuple(filter(None, args.metrics.split(",")))
     comparison = compare.compare(
@@ -47,10 +49,12 @@ def run(args: argparse.Namespace) -> int:
         compare.DEFAULT_SPREAD if args.spread is None else args.spread,
         compare.DEFAULT_THRESHOLD if args.threshold is None else args.threshold,
     )
-    if args.json:
+    if args.json or args.format == "json":
         print_json(comparison.to_json())
         for message in comparison.messages:
             say(message)
+    elif args.format == "markdown":
+        sys.stdout.write(markdown.render([comparison_table.table_of(comparison)]))
     else:
         terminal.print_tables([comparison_table.table_of(comparison)])
     return compare.exit_code(comparison, args.fail_on_missing)
