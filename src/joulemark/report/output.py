@@ -10,13 +10,16 @@ from typing import Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run
-from joulemark.report import csv, jsonout, markdown, terminal
+from joulemark.report import csv, jsonout, markdown, plateau_table, terminal
 from joulemark.report.tables import tables_of
 
 Format = Literal["terminal", "markdown", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _BY_SUFFIX: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".json": "json"}
+_SCHEMAS = (jsonout.SCHEMA, plateau_table.SCHEMA)
+FILE_WIDTH = 200
+"""Columns of a terminal's tables in a file."""
 _WAYS_OUT = "use a name that ends in .md, .csv or .json"
 
 
@@ -74,7 +77,7 @@ def _refuse_foreign(path: Path) -> None:
         return
     with path.open("rb") as file:
         head = file.read(200)
-    if jsonout.SCHEMA.encode() not in head:
+    if not any(schema.encode() in head for schema in _SCHEMAS):
         raise ConfigurationError(f"{path} is there already and is not a joulemark report", "choose another name")
 
 
@@ -91,9 +94,18 @@ def write_report(runs: Sequence[Run], path: Path, form: Format | None = None) ->
     """
     if form is None:
         check_report_path(path)
-    elif path.exists():
+    write_checked(render(runs, form or format_of(path), FILE_WIDTH), path)
+
+
+def write_checked(text: str, path: Path) -> None:
+    """Put a report's text into a file that is none yet, or holds a report.
+
+    Raises:
+        ConfigurationError: the file holds something else, or the disk refuses.
+    """
+    if path.exists():
         _refuse_foreign(path)
-    write_text(render(runs, form or format_of(path), width=200), path)
+    write_text(text, path)
 
 
 def write_text(text: str, path: Path) -> None:
