@@ -136,7 +136,7 @@ def test_a_cache_that_is_a_file_is_said_and_no_failure(run, store, tmp_path):
 
 
 def test_many_runs_are_fast_once_indexed(tmp_path):
-    """In seconds of the processor; tests/oracle/history_speed.py does it at six times the runs and eight times the rows."""
+    """In seconds of the processor; tests/oracle/history_speed.py does it at fifty times the figures."""
     folder = tmp_path / "store"
     write_store(folder, levels(np.random.default_rng(2), 25, 320, ((110, 1.04, 1.0), (220, 0.97, 0.5))),
                 drivers_by_run(320, (110, 220)))  # fmt: skip

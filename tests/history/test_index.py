@@ -8,7 +8,8 @@ import pytest
 
 from joulemark.history.index import Index, default_path
 from joulemark.records import Case, Environment, Record, Value
-from joulemark.store import RunWriter
+from joulemark.report.foreign import read_result
+from joulemark.store import RunWriter, result_files
 from tests.history.simulated import DRIVERS, drivers_by_run, levels, write_store
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -181,6 +182,26 @@ def test_the_index_lies_in_the_users_cache(tmp_path):
     assert default_path(tmp_path, {"HOME": "/home/me"}).parent == Path("/home/me/.cache/joulemark")
     assert default_path(tmp_path / "other", {"HOME": "/home/me"}).name != found.name
     assert default_path(Path(os.path.relpath(tmp_path)), {"HOME": "/home/me"}).name == found.name
+
+
+def test_two_that_bring_one_index_up_to_date_do_not_clash(tmp_path, looked_at):
+    """The second begins while the first reads its files, and ends before it."""
+    store, path = tmp_path / "store", tmp_path / "i.sqlite3"
+    run_file(store / "a.jsonl", {1: 0.5, 2: 0.25})
+    run_file(store / "b.jsonl", {1: 0.5, 2: 0.25}, run_id="cd" * 16)
+    others = []
+
+    def read(file):
+        if not others:
+            others.append(looked_at(store, path=path)[1])
+        return read_result(file)
+
+    with Index(path) as index:
+        index.update(store, result_files(store, (".jsonl",)), read, None)
+        figures = index.figures(store, "device_time_s", everything)
+        assert figures.values.tolist() == [[0.5, 0.5], [0.25, 0.25]]
+        assert len(index.sources(store)) == 2
+    assert others == [["a.jsonl", "b.jsonl"]]
 
 
 def test_nothing_is_left_open(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from joulemark.errors import ConfigurationError
 from joulemark.history.runs import Figures, PastRun, Source
 from joulemark.history.trend import trend_of
 from joulemark.records import Case
@@ -148,5 +150,11 @@ def test_dots_beyond_the_axis_are_counted(make_trend):
 @pytest.mark.parametrize("name", ["page", "page.md", "folder.html"])
 def test_only_a_page_is_written(tmp_path, name):
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(Exception, match=r"no name of an HTML file.*: use a name that ends in \.html"):
+    with pytest.raises(ConfigurationError, match=r"no name of an HTML file.*: use a name that ends in \.html"):
         history_html.check_path(tmp_path / name)
+
+
+def test_without_jinja2_the_page_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigurationError, match=r"needs jinja2.*pip install joulemark\[html\]"):
+        history_html.check_path(tmp_path / "page.html")

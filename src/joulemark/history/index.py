@@ -18,11 +18,11 @@ import numpy as np
 
 from joulemark import __version__
 from joulemark.errors import UnreadableInput
-from joulemark.history.runs import UNKNOWN_DRIVER, Figures, Floats, PastRun, Source, order_of, setup_of
+from joulemark.history.runs import Figures, Floats, PastRun, Source, driver_of, order_of, setup_of
 from joulemark.records import Case, Json, Record, Run
 
 _FORMAT = f"1 of joulemark {__version__}"
-_FILES_PER_COMMIT = 100
+_FILES_PER_COMMIT = 20
 _WAIT_S = 30.0
 _TABLES = """
 CREATE TABLE format (text TEXT);
@@ -96,41 +96,35 @@ class Index:
             read: what reads one; its :class:`UnreadableInput` is kept as the file's error.
             on_read: called before each file that is read.
         """
-        known = {path: (size, mtime) for path, size, mtime in self._database.execute(
-            "SELECT path, size, mtime_ns FROM file")}  # fmt: skip
+        known = {name: stamp for name, *stamp in self._database.execute("SELECT path, size, mtime_ns FROM file")}
         cells = dict(self._database.execute("SELECT content, id FROM cell"))
-        unsaved = 0
+        fresh: list[tuple[bytes, Sequence[int], Run | str]] = []
         for path in files:
-            name = os.fsencode(path.relative_to(folder))
-            stamp = _stamp(path)
-            if known.pop(name, None) == stamp and stamp is not None:
+            name, stamp = os.fsencode(path.relative_to(folder)), _stamp(path)
+            if known.pop(name, None) == stamp:
                 continue
             if on_read is not None:
                 on_read(path)
-            self._take(name, path, stamp or (0, 0), read, cells)
-            unsaved += 1
-            if unsaved % _FILES_PER_COMMIT == 0:
-                self._database.commit()
-        self._database.executemany("DELETE FROM file WHERE path = ?", [(name,) for name in known])
-        self._database.commit()
+            fresh.append((name, stamp, _run_or_error(path, read)))
+            if len(fresh) == _FILES_PER_COMMIT:
+                self._take(fresh, cells)
+                fresh = []
+        self._take(fresh, cells)
+        with self._database:
+            self._database.executemany("DELETE FROM file WHERE path = ?", [(name,) for name in known])
 
-    def _take(
-        self, name: bytes, path: Path, stamp: tuple[int, int], read: Callable[[Path], Run], cells: dict[str, int]
-    ) -> None:
-        self._database.execute("DELETE FROM file WHERE path = ?", (name,))
-        error, run = None, None
-        try:
-            run = read(path)
-        except UnreadableInput as unreadable:
-            error = str(unreadable)
-        problems = _ascii(run.problems if run is not None else ())
-        entry = self._database.execute(
-            "INSERT INTO file (path, size, mtime_ns, error, problems) VALUES (?, ?, ?, ?, ?)",
-            (name, *stamp, _ascii(error), problems),
-        ).lastrowid
-        if run is not None:
-            for past, records in _by_driver(run):
-                self._add(entry, past, records, cells)
+    def _take(self, fresh: Sequence[tuple[bytes, Sequence[int], Run | str]], cells: dict[str, int]) -> None:
+        """Store what was read, all at once: nobody else has to wait while files are read."""
+        with self._database:
+            for name, stamp, found in fresh:
+                self._database.execute("DELETE FROM file WHERE path = ?", (name,))
+                error, problems = (found, ()) if isinstance(found, str) else (None, found.problems)
+                entry = self._database.execute(
+                    "INSERT INTO file (path, size, mtime_ns, error, problems) VALUES (?, ?, ?, ?, ?)",
+                    (name, *stamp, _ascii(error), _ascii(problems)),
+                ).lastrowid
+                for past, records in () if isinstance(found, str) else _by_driver(found):
+                    self._add(entry, past, records, cells)
 
     def _add(self, file: int | None, past: PastRun, records: Sequence[Record], cells: dict[str, int]) -> None:
         row = self._database.execute(
@@ -155,8 +149,9 @@ class Index:
     def _cell(self, case: Case, cells: dict[str, int]) -> int:
         content = _ascii(case.to_json())
         if content not in cells:
-            added = self._database.execute("INSERT INTO cell (content) VALUES (?)", (content,))
-            cells[content] = added.lastrowid or 0
+            # Another process that brings the same index up to date may have been faster.
+            self._database.execute("INSERT OR IGNORE INTO cell (content) VALUES (?)", (content,))
+            (cells[content],) = self._database.execute("SELECT id FROM cell WHERE content = ?", (content,)).fetchone()
         return cells[content]
 
     def sources(self, folder: Path) -> list[Source]:
@@ -232,12 +227,20 @@ def _order(case: Case) -> tuple[str, int, str]:
     return case.series.label, case.batch_size or 0, case.benchmark or ""
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> list[int]:
+    """What tells a file from its former self; that of a file which is gone is like no other."""
     try:
         found = path.stat()
     except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
+        return [-1, -1]
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _run_or_error(path: Path, read: Callable[[Path], Run]) -> Run | str:
+    try:
+        return read(path)
+    except UnreadableInput as error:
+        return str(error)
 
 
 def _kept(path: Path) -> sqlite3.Connection:
@@ -280,5 +283,4 @@ def _by_driver(run: Run) -> list[tuple[PastRun, list[Record]]]:
 
 
 def _past(run: Run, facts: Mapping[str, Json]) -> PastRun:
-    driver = str(facts.get("driver") or UNKNOWN_DRIVER)
-    return PastRun(run.path, run.run_id, run.started_utc, driver, setup_of(facts))
+    return PastRun(run.path, run.run_id, run.started_utc, driver_of(facts), setup_of(facts))

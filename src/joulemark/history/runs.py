@@ -74,6 +74,11 @@ class Figures:
     copies: int = 0
 
 
+def driver_of(facts: Mapping[str, Json]) -> str:
+    """The driver's version of an environment's facts, or ``unknown``."""
+    return str(facts.get("driver") or UNKNOWN_DRIVER)
+
+
 def setup_of(facts: Mapping[str, Json]) -> dict[str, str]:
     """What may move a figure, of an environment's facts, as text by name; what the facts do not say is left out."""
     setup = {name: str(facts[name]) for name in _PLAIN if facts.get(name) is not None}

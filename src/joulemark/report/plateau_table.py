@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joulemark.errors import ConfigurationError
-from joulemark.history.runs import UNKNOWN_DRIVER, sorted_drivers
+from joulemark.history.runs import driver_of, sorted_drivers
 from joulemark.metrics import Metric, all_metrics, find, format_value
 from joulemark.records import Case, Json, Record, Run, Table
 from joulemark.report.names import first_of
@@ -78,7 +78,7 @@ def _series(run: Run) -> list[tuple[str, list[Record]]]:
 
 def _driver(run: Run, record: Record) -> str:
     environment = run.environments.get(record.environment_id)
-    return str((None if environment is None else environment.facts.get("driver")) or UNKNOWN_DRIVER)
+    return driver_of({} if environment is None else environment.facts)
 
 
 def _plateau(records: Sequence[Record], metric: Metric) -> Plateau:
