@@ -178,37 +178,43 @@ class Index:
             metric: its name.
             wanted: which cases.
         """
-        cases = {
-            key: Case.from_json(json.loads(content))
-            for key, content in self._database.execute("SELECT id, content FROM cell")
-        }
+        cases = self._cases()
         chosen = sorted((key for key, case in cases.items() if wanted(case)), key=lambda key: _order(cases[key]))
         place = np.full(max(cases, default=0) + 1, -1)
         place[chosen] = np.arange(len(chosen))
-        parts: dict[tuple[str, str], tuple[PastRun, Floats, int]] = {}
+        columns: dict[tuple[str, str], tuple[PastRun, Floats, int]] = {}
         copies = 0
         for path, run_id, started, driver, setup, *blobs in self._database.execute(_FIGURES, (_ascii(metric),)):
             at, amounts, flags = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, _KINDS, strict=True))
             inside = place[at] >= 0
-            if (run_id, driver) in parts:
+            if (run_id, driver) in columns:
                 copies += 1
             elif inside.any():
                 column = np.full(len(chosen), np.nan)
                 column[place[at[inside]]] = amounts[inside]
                 place_of = str(folder / os.fsdecode(path))
                 past = PastRun(place_of, json.loads(run_id), started, json.loads(driver), json.loads(setup))
-                parts[run_id, driver] = past, column, int(flags[inside].sum())
-        ordered = sorted(parts.values(), key=lambda part: order_of(part[0]))
-        values = np.stack([part[1] for part in ordered], axis=1) if ordered else np.empty((len(chosen), 0))
-        seen = np.flatnonzero(np.isfinite(values).any(axis=1))
-        return Figures(
-            metric,
-            tuple(part[0] for part in ordered),
-            tuple(cases[chosen[at]] for at in seen),
-            values[seen],
-            flagged=sum(part[2] for part in ordered),
-            copies=copies,
-        )
+                columns[run_id, driver] = past, column, int(flags[inside].sum())
+        return _joined(metric, [cases[key] for key in chosen], list(columns.values()), copies)
+
+    def _cases(self) -> dict[int, Case]:
+        rows = self._database.execute("SELECT id, content FROM cell")
+        return {key: Case.from_json(json.loads(content)) for key, content in rows}
+
+
+def _joined(metric: str, cases: Sequence[Case], columns: Sequence[tuple[PastRun, Floats, int]], copies: int) -> Figures:
+    """Runs in order of time, each with its figures and how many are flagged; cases without a figure are left out."""
+    ordered = sorted(columns, key=lambda column: order_of(column[0]))
+    values = np.stack([column[1] for column in ordered], axis=1) if ordered else np.empty((len(cases), 0))
+    seen = np.flatnonzero(np.isfinite(values).any(axis=1))
+    return Figures(
+        metric,
+        tuple(column[0] for column in ordered),
+        tuple(cases[at] for at in seen.tolist()),
+        values[seen],
+        flagged=sum(column[2] for column in ordered),
+        copies=copies,
+    )
 
 
 _KINDS = (np.int32, np.float64, np.int8)
