@@ -64,7 +64,7 @@ def test_an_anonymous_uuid_is_stable_and_tells_gpus_apart():
 def test_tiers_in_use_win_over_those_found_out(tmp_path):
     found = gather(ONE, tmp_path, tiers={"timing": "cuda_events", "energy": None}, notes={"energy": "no counter"})
     assert found.tiers == {"counters": None, "timing": "cuda_events", "energy": None}
-    assert found.notes == {"counters": "hardware counters are not in this version", "energy": "no counter"}
+    assert found.notes == {"counters": "counters were not asked for (--bench-collect counters)", "energy": "no counter"}
 
 
 def test_missing_packages_are_none():

@@ -137,3 +137,14 @@ def test_an_environment_survives_and_its_notes_do_not_change_its_id():
     assert Environment.from_json(through_json(one.to_json("run", 1.5))) == one
     assert one.environment_id == Environment({"driver": "550.90"}, {"energy": None}).environment_id
     assert one.environment_id != Environment({"driver": "550.900"}, {"energy": None}).environment_id
+
+
+def test_small_tables_survive_the_way_to_a_file_and_an_older_file_has_none():
+    rows = [{"class": "gemm", "uses_tensor_cores": None, "time_s": 0.5, "launches": 3}]
+    measurement = Measurement("counters", tables={"kernel_classes": rows})
+    assert Measurement.from_json(through_json(measurement.to_json())) == measurement
+    record = Record(Case("f"), "r", "ok", "e", tables={"kernel_classes": rows})
+    data = through_json(record.to_json())
+    assert Record.from_json(data) == record
+    del data["tables"]
+    assert Record.from_json(data).tables == {}

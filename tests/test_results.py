@@ -9,9 +9,15 @@ import jsonschema
 import pytest
 
 from joulemark.store import read_run
+from joulemark.tandem import tandem_document
+from joulemark.utilization.summary import document_of
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted((ROOT / "results").glob("nvidia-*/sweep-*.jsonl"))
+
+
+UTILIZATIONS = sorted((ROOT / "results").glob("nvidia-*/utilization.json"))
+TANDEMS = sorted((ROOT / "results").glob("nvidia-*/tandem.json"))
 
 
 def test_there_are_runs_on_real_gpus():
@@ -38,3 +44,45 @@ def test_a_committed_run_is_complete_and_real(path):
     assert not facts["simulated"]
     uuids = {gpu["uuid"] for gpu in facts["gpus"]}
     assert {record.gpu_uuid for record in run.records} <= uuids
+
+
+@pytest.mark.parametrize("path", TANDEMS, ids=lambda path: path.parent.name)
+def test_a_committed_tandem_is_valid_and_made_of_committed_runs(path):
+    """Its figures are those that the committed sweeps give today; random numbers may change with numpy."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "schema" / "tandem.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    runs = [read_run(path.parent / one["file"]) for one in document["runs"]]
+    assert_alike(tandem_document(runs), document)
+
+
+def assert_alike(one, other, drawn=False):
+    """Equal but for rounding; ``drawn``: figures of a bootstrap, equal but for its noise."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            if key != "text":
+                assert_alike(one[key], other[key], drawn or key in ("crossover", "crossover_profiled"))
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b, drawn)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=0.05 if drawn else 1e-9)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("path", UTILIZATIONS, ids=lambda path: path.parent.name)
+def test_a_committed_utilization_is_valid_and_made_of_committed_runs(path):
+    """Its figures are those that the committed sweeps give today, and its waterfalls add up."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "schema" / "utilization.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert document_of([read_run(path.parent / one["file"]) for one in document["runs"]]) == document
+    cells = [cell for series in document["series"] for cell in series["cells"]]
+    waterfalls = [cell["waterfall"] for cell in cells if cell["waterfall"] is not None]
+    assert waterfalls
+    for one in waterfalls:
+        assert sum(bar["time_s"] for bar in one["bars"]) == pytest.approx(one["step_s"])

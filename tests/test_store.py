@@ -157,6 +157,21 @@ def test_a_case_measured_again_counts_by_its_last_line(tmp_path):
     assert path.read_text().count('"kind":"environment"') == 1
 
 
+def test_records_of_two_devices_stand_under_an_environment_each(tmp_path):
+    path = tmp_path / "a.jsonl"
+    other = Environment({"device": 2})
+    with writer(path) as out:
+        out.write(record("a"), ENVIRONMENT)
+        out.write(record("b"), other)
+        out.write(record("c"), ENVIRONMENT)
+    with writer(path, other) as out:
+        out.write(record("d"), other)
+        out.write(record("e"), ENVIRONMENT)
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["environment", "record", "environment", "record", "record", "record", "record"]
+    assert list(read_run(path).environments) == [ENVIRONMENT.environment_id, other.environment_id]
+
+
 def test_a_run_resumed_elsewhere_holds_both_environments(tmp_path):
     path = written(tmp_path / "run.jsonl", record())
     other = Environment({"host": {"name": "b"}})

@@ -40,7 +40,7 @@ PACKAGES = (
 )
 """Distributions whose versions can move a figure."""
 
-_NO_COUNTERS = "hardware counters are not in this version"
+_NO_COUNTERS = "counters were not asked for (--bench-collect counters)"
 BUSY_UTILIZATION = 0.05
 HIDDEN_USE = 0.05
 """Share of a GPU's memory that is in use although nobody is seen to use it: more than a driver reserves."""
@@ -104,7 +104,7 @@ def gather(
     return Environment(
         _anonymous(facts) if anonymize else facts,
         {"counters": None, **tiers},
-        {"counters": _NO_COUNTERS, **(notes or {})},
+        ({} if "counters" in tiers else {"counters": _NO_COUNTERS}) | dict(notes or {}),
     )
 
 
@@ -176,12 +176,15 @@ def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str | None]:
     return found
 
 
-def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str | None], dict[str, str]]:
+def tiers_of(
+    inventory: Inventory, backend: Any = None, uuid: str | None = None
+) -> tuple[dict[str, str | None], dict[str, str]]:
     """Which instrument gives times, energy and counters here, and why a better one does not.
 
     Args:
         inventory: of :func:`joulemark.device.gpu.probe_gpus`.
         backend: a stand-in for pynvml.
+        uuid: of the GPU that is measured; the first visible one by default.
 
     Returns:
         instrument → tier or None, and instrument → what is off, why, and what would help.
@@ -196,7 +199,7 @@ def tiers_of(inventory: Inventory, backend: Any = None) -> tuple[dict[str, str |
     else:
         notes["timing"] = f"no device clock: {missing}"
     if missing is None:
-        tiers["energy"], why = gpu_energy_tier(inventory.visible[0].gpu.uuid, backend)
+        tiers["energy"], why = gpu_energy_tier(uuid or inventory.visible[0].gpu.uuid, backend)
     else:
         why = _cpu_energy_problem()
         tiers["energy"] = None if why else "rapl"

@@ -10,7 +10,12 @@
     │   ├── NvmlUnavailable     NVML did not start; `cause` names why
     │   ├── NotPermitted        the driver refuses without more privilege
     │   ├── NotSupported        this GPU or driver lacks the sensor
-    │   └── GpuLost             the GPU fell off the bus or needs a reset
+    │   ├── GpuLeased           another session measures on the GPU
+    │   ├── GpuLost             the GPU fell off the bus or needs a reset
+    │   ├── CountersUnavailable the library or tool that reads hardware counters is missing, too old or mismatched
+    │   ├── CountersBusy        another profiler holds the hardware counters
+    │   └── CountersUnreadable  the counters were sampled, but gave nothing that can be believed
+    │       └── CountersOverflow    more was sampled than the hardware buffer holds
     └── MeasurementError
         ├── OutOfMemory         the case does not fit: a result, not a failure
         ├── CaseTimeout         the case was killed at its timeout
@@ -80,8 +85,28 @@ class NotSupported(DeviceError):
     """This GPU or driver lacks the sensor."""
 
 
+class GpuLeased(DeviceError):
+    """Another session measures on the GPU."""
+
+
 class GpuLost(DeviceError):
     """The GPU fell off the bus or needs a reset."""
+
+
+class CountersUnavailable(DeviceError):
+    """The library or tool that reads hardware counters is missing, too old or mismatched."""
+
+
+class CountersBusy(DeviceError):
+    """Another profiler holds the hardware counters."""
+
+
+class CountersUnreadable(DeviceError):
+    """The counters were sampled, but gave nothing that can be believed."""
+
+
+class CountersOverflow(CountersUnreadable):
+    """More was sampled than the hardware buffer holds."""
 
 
 class MeasurementError(JoulemarkError):

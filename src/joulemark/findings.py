@@ -19,6 +19,8 @@ COLD_CLOCK = 0.9
 """Share of the highest SM clock below which a median clock is cold."""
 WAITING = 0.5
 """Device time without launches over device time with them, below which the step waits for its launches."""
+PROCESS_SPREAD = 0.02
+"""What two processes are assumed to differ by, relative to the figure, where it was not measured."""
 
 _THROTTLING = ("thermal", "hw_slowdown", "power_brake")
 _HARMLESS = ("idle",)
@@ -32,6 +34,7 @@ def findings_of(record: Record) -> tuple[Finding, ...]:
         *cold_clocks(record.conditions),
         *host_bound(record.metrics),
         *sampler_disturbs(record.metrics),
+        *busy_beyond_step(record.metrics),
     )
 
 
@@ -137,6 +140,23 @@ def sampler_disturbs(metrics: Mapping[str, Value]) -> list[Finding]:
             "energy per item is of those steps; a step that waits for the host varies with the host's load",
         )
     ]
+
+
+def busy_beyond_step(metrics: Mapping[str, Value]) -> list[Finding]:
+    """Flag a profiled step in which the device works longer than an unprofiled step lasts, beyond the interval.
+
+    The two come from two processes, which are assumed to differ by 2 % on top of it.
+    """
+    exposed, step = metrics.get("exposed_overhead_unprofiled_s"), metrics.get("device_time_s")
+    if exposed is None or step is None or not step.value or exposed.interval is None:
+        return []
+    if exposed.interval[1] >= 0 or exposed.value is None or exposed.value >= -PROCESS_SPREAD * step.value:
+        return []
+    message = (
+        f"in a profiled step the device works {format_value(-exposed.value, 's')} longer than an unprofiled step of "
+        f"{format_value(step.value, 's')} lasts"
+    )
+    return [Finding("busy_exceeds_step", message, "measure again: the clocks or the work differed", flags=True)]
 
 
 def from_warning(category: str, message: str) -> Finding:

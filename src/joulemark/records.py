@@ -20,6 +20,8 @@ Outcome = Literal["ok", "flagged", "oom", "unsupported", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "flagged", "oom", "unsupported", "failed")
 Json = Any
 """A value of strict JSON: None, bool, int, finite float, str, list or dict with str keys."""
+Row = Mapping[str, str | int | float | bool | None]
+"""A row of a small table that a record carries: kernel classes, levels per phase …"""
 
 
 def canonical_json(value: Json) -> str:
@@ -195,6 +197,10 @@ class Conditions:
         return cls(**_known(cls, data))
 
 
+def _tables_to_json(tables: Mapping[str, list[Row]]) -> dict[str, Json]:
+    return {name: [dict(row) for row in rows] for name, rows in tables.items()}
+
+
 @dataclass(frozen=True)
 class Measurement:
     """What one pass saw of one case; a fresh process hands it to its parent in JSON.
@@ -208,6 +214,7 @@ class Measurement:
         conditions: of the device over the pass.
         windows_utc: (start, end) of the windows whose samples are stored, seconds since the Unix epoch.
         process: number of the measuring process, from 0.
+        tables: rows by the table's name, in base units: what is no single figure.
     """
 
     name: str
@@ -218,6 +225,7 @@ class Measurement:
     conditions: Conditions | None = None
     windows_utc: tuple[tuple[float, float], ...] = ()
     process: int = 0
+    tables: Mapping[str, list[Row]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -229,6 +237,7 @@ class Measurement:
             "conditions": None if self.conditions is None else self.conditions.to_json(),
             "windows_utc": [list(window) for window in self.windows_utc],
             "process": self.process,
+            "tables": _tables_to_json(self.tables),
         }
 
     @classmethod
@@ -253,6 +262,7 @@ class Record:
         window_utc: (start, end) of the whole case, seconds since the Unix epoch.
         measured_windows_utc: the windows whose samples are stored.
         processes: per measuring process its own medians, by metric name.
+        tables: rows by the table's name, in base units (see ``docs/metrics.md``).
     """
 
     case: Case
@@ -270,6 +280,7 @@ class Record:
     window_utc: tuple[float, float] | None = None
     measured_windows_utc: tuple[tuple[float, float], ...] = ()
     processes: tuple[Mapping[str, float], ...] = ()
+    tables: Mapping[str, list[Row]] = field(default_factory=dict)
 
     @property
     def case_id(self) -> str:
@@ -299,6 +310,7 @@ class Record:
             "window_utc": None if self.window_utc is None else list(self.window_utc),
             "measured_windows_utc": [list(window) for window in self.measured_windows_utc],
             "processes": [dict(process) for process in self.processes],
+            "tables": _tables_to_json(self.tables),
             "environment_id": self.environment_id,
         }
 

@@ -46,6 +46,22 @@ def new_path(results_dir: Path, gpu_slug: str, started_utc: float, run_id: str) 
     return results_dir / folder / f"sweep-{stamp}-{run_id[:6]}.jsonl"
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a result file that could not be written, before anything is measured for it.
+
+    Raises:
+        ConfigurationError: its folder, or the one in which that would be made, is no folder or may not be written.
+    """
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigurationError(f"results cannot be stored in {path.parent}: {folder} is no folder", "choose another")
+    target = path if path.exists() else folder
+    if not os.access(target, os.W_OK):
+        raise ConfigurationError(f"results cannot be stored: {target} may not be written", "choose another folder")
+
+
 def git_commit(cwd: Path) -> dict[str, Json] | None:
     """The commit that ``cwd`` stands on, ``{"hash": …, "dirty": …}``; None without git, repository or commit.
 
@@ -87,7 +103,7 @@ class RunWriter:
     Args:
         path: of the file; its folder is created with it.
         run_id: of :func:`new_run_id`, or of the file that is continued.
-        environment: stored once, before the first record that was measured in it.
+        environment: stored once, before the first record that was measured in it; :meth:`write` may bring others.
         started_utc: seconds since the Unix epoch.
     """
 
@@ -97,6 +113,7 @@ class RunWriter:
         self._environment = environment
         self._started_utc = started_utc
         self._fd: int | None = None
+        self._held: set[str] = set()
         self._ended = False
 
     def __enter__(self) -> Self:
@@ -105,13 +122,20 @@ class RunWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Record, environment: Environment | None = None) -> None:
         """Store a record.
+
+        Args:
+            record: to store.
+            environment: that it was measured in, where it is another than the run's.
 
         Raises:
             JoulemarkError: the file cannot be written.
         """
-        self._append(record.to_json())
+        line = _line(record.to_json())
+        if environment is not None:
+            self._on_file(lambda fd: self._put_environment(fd, environment))
+        self._on_file(lambda fd: self._put(fd, line))
         self._ended = False
 
     def end(self, *, completed: bool, wall_s: float, measured_s: float, reason: str | None = None) -> None:
@@ -130,7 +154,7 @@ class RunWriter:
         """
         if self._ended or (self._fd is None and not self.path.exists()):
             return
-        self._append(
+        line = _line(
             {
                 "kind": "end",
                 "schema": SCHEMA,
@@ -141,6 +165,7 @@ class RunWriter:
                 "reason": reason,
             }
         )
+        self._on_file(lambda fd: self._put(fd, line))
         self._ended = True
 
     def close(self) -> None:
@@ -149,12 +174,11 @@ class RunWriter:
             os.close(self._fd)
             self._fd = None
 
-    def _append(self, line: Json) -> None:
-        data = json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    def _on_file(self, put: Callable[[int], None]) -> None:
         try:
             if self._fd is None:
                 self._fd = self._open()
-            self._put(self._fd, data)
+            put(self._fd)
         except OSError as error:
             self.close()  # the next line looks at the file's end again
             raise JoulemarkError(
@@ -162,6 +186,11 @@ class RunWriter:
                 "make room or choose another folder with --bench-results; what it holds is kept, "
                 f"go on with --bench-resume {self.path}",
             ) from error
+
+    def _put_environment(self, fd: int, environment: Environment) -> None:
+        if environment.environment_id not in self._held:
+            self._put(fd, _line(environment.to_json(self._run_id, self._started_utc)))
+            self._held.add(environment.environment_id)
 
     @staticmethod
     def _put(fd: int, data: bytes) -> None:
@@ -179,10 +208,8 @@ class RunWriter:
                 _sync_folder(self.path.parent)
             if not new and _is_torn(self.path):
                 self._put(fd, b"\n")
-            if new or not _holds_environment(self.path, self._environment.environment_id):
-                first = self._environment.to_json(self._run_id, self._started_utc)
-                text = json.dumps(first, separators=(",", ":"), allow_nan=False)
-                self._put(fd, text.encode("ascii") + b"\n")
+            self._held = set() if new else _environments_in(self.path)
+            self._put_environment(fd, self._environment)
         except BaseException:
             os.close(fd)
             raise
@@ -217,13 +244,18 @@ def _is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _holds_environment(path: Path, environment_id: str) -> bool:
+def _line(content: Json) -> bytes:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def _environments_in(path: Path) -> set[str]:
+    """Ids of the environments that a file holds."""
     with path.open("rb") as file:
-        return any(
-            line.get("kind") == "environment" and line.get("environment_id") == environment_id
+        return {
+            str(line.get("environment_id"))
             for line in map(_json_or_none, file)
-            if isinstance(line, dict)
-        )
+            if isinstance(line, dict) and line.get("kind") == "environment"
+        }
 
 
 def _reject_constant(token: str) -> float:

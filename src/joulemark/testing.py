@@ -13,7 +13,10 @@ with ``name``, ``uuid``, ``pci``, ``mig`` (list of ``{name, uuid}``), ``lost_aft
 ``graphics_processes`` (pids), ``persistence``, ``slowdown_temp``, ``uncorrected_errors``, ``remap_pending``,
 ``remap_failed``. A sensor is a number,
 ``{"error": NVML error number}`` or ``{"series": [[seconds, number], …]}``, a step function of time; ``energy`` is
-``{"counter_from_power": true, "period_s": …, "start_mj": …}`` or an error.
+``{"counter_from_power": true, "period_s": …, "start_mj": …}`` or an error. ``counters`` of a GPU holds per tier, best
+first (``pm_sampling``, ``gpm``), the name of a refusal (``permission``, ``unsupported``, ``library``, ``busy``,
+``unreadable``) or ``{"rates": {counter: share, or number per second}, "passes": {name: [counters]}, "missing":
+{counter: reason}}`` (see :class:`FakeCounters`); without it, no tier works.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import json
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -32,6 +35,12 @@ from typing import Any
 from joulemark.collect.power import ConditionReading, NvmlPowerSource, PowerSampler, PowerWindow
 from joulemark.device.clocks import reason_mask
 from joulemark.errors import ConfigurationError, NotSupported
+from joulemark.fake_counters import FakeCounters, FakePmDevice, counters_from_file, fake_ladder
+
+__all__ = [
+    "FakeClock", "FakeCounters", "FakeGpu", "FakeNvml", "FakeNvmlError", "FakePmDevice", "Level", "ReplayCollector",
+    "backend_from_file", "backend_of", "counters_from_file", "fake_ladder", "simulate_window",
+]  # fmt: skip
 
 Level = float | Callable[[float], float]
 """A constant, or a function of the seconds since the GPU's ``clock`` showed ``born``."""
@@ -95,6 +104,10 @@ class FakeGpu:
         errors: sensor → NVML error number; sensors are called ``energy``, ``power``, ``power_instant``,
             ``sm_clock``, ``memory_clock``, ``temperature``, ``reasons``, ``utilization``, ``power_limit``,
             ``slowdown_margin``, ``slowdown_temperature``, ``memory_faults``, ``processes``.
+        gpm: GPM metric id → level in NVML's unit (per cent, MiB/s), or ``{"error": NVML error number}``; None for a
+            GPU without GPM.
+        gpm_lag_s: how far behind the present GPM's levels are.
+        gpm_blind_s: two GPM samples less than this apart read 0, without an error.
         processes, graphics_processes: pids with a compute context, and of those that draw.
         mig: UUIDs of MIG instances.
         slowdown_temperature_c, persistence: what the driver tells of them.
@@ -122,6 +135,9 @@ class FakeGpu:
     utilization: Level = 0.5
     reasons: frozenset[str] = frozenset()
     errors: Mapping[str, int] = field(default_factory=dict)
+    gpm: Mapping[int, Level | Mapping[str, int]] | None = None
+    gpm_lag_s: float = 0.0
+    gpm_blind_s: float = 0.04
     processes: tuple[int, ...] = ()
     graphics_processes: tuple[int, ...] = ()
     mig: tuple[str, ...] = ()
@@ -224,6 +240,16 @@ class FakeGpu:
         return self._opened().read_conditions()
 
 
+class _GpmRequest:
+    """NVML's structure of a request for GPM metrics."""
+
+    def __init__(self) -> None:
+        self.version = self.numMetrics = 0
+        self.sample1: Any = None
+        self.sample2: Any = None
+        self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(100)]
+
+
 class FakeNvml:
     """What joulemark calls of the module pynvml, answered by :class:`FakeGpu`.
 
@@ -236,6 +262,7 @@ class FakeNvml:
     """
 
     NVMLError = FakeNvmlError
+    c_nvmlGpmMetricsGet_t = _GpmRequest
     joulemark_simulated = True
 
     def __init__(
@@ -252,6 +279,7 @@ class FakeNvml:
         self.init_error = init_error
         self.bytes_strings = bytes_strings
         self.sessions = 0
+        self.gpm_samples = 0
         self.log: list[tuple[str, str]] = []
 
     def _text(self, text: str) -> str | bytes:
@@ -268,6 +296,35 @@ class FakeNvml:
     def _need_session(self) -> None:
         if self.sessions <= 0:
             raise FakeNvmlError(1)
+
+    def nvmlGpmQueryDeviceSupport(self, device: Any) -> SimpleNamespace:
+        return SimpleNamespace(isSupportedDevice=int(self._touch(device, "nvmlGpmQueryDeviceSupport").gpm is not None))
+
+    def nvmlGpmSampleAlloc(self) -> SimpleNamespace:
+        self._need_session()
+        self.gpm_samples += 1
+        return SimpleNamespace(gpu=None, age_s=math.nan)
+
+    def nvmlGpmSampleGet(self, device: Any, sample: SimpleNamespace) -> SimpleNamespace:
+        sample.gpu = self._touch(device, "nvmlGpmSampleGet", "gpm")
+        sample.age_s = sample.gpu.age_s
+        return sample
+
+    def nvmlGpmSampleFree(self, sample: SimpleNamespace) -> None:  # noqa: ARG002
+        self._need_session()
+        self.gpm_samples -= 1
+
+    def nvmlGpmMetricsGet(self, request: _GpmRequest) -> _GpmRequest:
+        first, second = request.sample1, request.sample2
+        levels = first.gpu.gpm or {}
+        for metric in request.metrics[: request.numMetrics]:
+            level = levels.get(metric.metricId, {"error": _INVALID})
+            metric.nvmlReturn = level["error"] if isinstance(level, Mapping) else 0
+            if not isinstance(level, Mapping):
+                middle = (first.age_s + second.age_s) / 2 - first.gpu.gpm_lag_s
+                blind = second.age_s - first.age_s < first.gpu.gpm_blind_s
+                metric.value = 0.0 if blind else float(level(middle) if callable(level) else level)
+        return request
 
     def nvmlInit(self) -> None:
         self.log.append(("nvmlInit", ""))
@@ -542,6 +599,26 @@ def backend_of(scenario: Mapping[str, Any], clock: Callable[[], float] = time.pe
         init_error=scenario.get("init_error"),
         bytes_strings=bool(scenario.get("bytes_strings", False)),
     )
+
+
+def scenario_of(gpus: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """A scenario of GPUs that each draw a constant power and have an energy counter.
+
+    Args:
+        gpus: per GPU its ``name``, ``power_w`` (in W) and ``number``, from which UUID and bus address are made.
+    """
+    return {
+        "gpus": [
+            {
+                "name": gpu["name"],
+                "uuid": f"GPU-{gpu['number']:08x}-0a0a-4b4b-8c8c-000000000000",
+                "pci": f"00000000:{gpu['number'] + 16:02X}:00.0",
+                "power_mw": round(gpu["power_w"] / _SI_PREFIX_STEP),
+                "energy": {"counter_from_power": True, "period_s": 0.1, "start_mj": 1_000_000},
+            }
+            for gpu in gpus
+        ]
+    }
 
 
 _SCENARIO_SENSORS = {

@@ -50,6 +50,16 @@ def test_a_gpu_without_a_counter_is_integrated_and_says_so() -> None:
     assert "energy counter" in window.findings[0].message
 
 
+def test_a_sensor_that_reads_no_watt_gives_no_energy_and_says_so() -> None:
+    readings = [PowerReading(0.1 * number, 0.0) for number in range(60)]
+    missing = {"energy": NotSupported("no counter")}
+    window = PowerWindow("nvml_energy_counter", "nvml_power_integral", readings=readings, missing=missing)
+    reading = energy_of(window, 0.0, 5.5)
+    assert reading.power_w.value is None
+    assert reading.reason is not None
+    assert reading.reason.endswith("the power sensor reads 0 W throughout, which no board draws")
+
+
 def test_a_gpu_without_sensors_has_no_energy_and_says_why() -> None:
     window = simulate_window(gpus_of("missing_sensors.json")[1], 2.0)
     assert (window.energy_j, window.power_w, window.tier, window.measured_s) == (None, None, None, None)

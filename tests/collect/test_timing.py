@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from joulemark.collect.timing import HostTimer, first_line, is_out_of_memory, is_poisoned, timer_for
+from joulemark.collect.timing import CudaTimer, HostTimer, first_line, is_out_of_memory, is_poisoned, timer_for
 from joulemark.errors import Unsupported
 from joulemark.measure.stopping import Exactly
 
@@ -40,6 +40,20 @@ def test_steady_steps_on_a_host_are_lone_ones():
     assert len(steady.step_s) == 3
     assert min(steady.step_s) >= 0.001
     assert steady.end - steady.start >= sum(steady.step_s)
+
+
+def test_issued_steps_are_timed_one_by_one_behind_a_first_one():
+    timer = CudaTimer.__new__(CudaTimer)
+    log = []
+    timer.synchronize = lambda: log.append("fence")
+    samples = timer.issue(
+        lambda: (log.append("run"), time.sleep(2e-3)), lambda seen: "enough" if len(seen) > 3 else None
+    )
+    assert log == ["fence", "run", "run", "run", "run"] * 2 + ["fence"]
+    assert len(samples) == 6
+    assert all(2e-3 <= one < 1 for one in samples)
+    assert HostTimer().issue(lambda: log.append("run"), lambda _: None) == []
+    assert log[-1] == "fence"
 
 
 def test_sustained_work_counts_its_steps():

@@ -99,3 +99,46 @@ def test_conditions_and_dynamic_energy():
     assert made.measured_windows_utc == ((1.0, 2.0), (2.0, 3.5))
     assert made.conditions == conditions
     assert record([latency(), power]).value("dynamic_energy_per_item_j") is None
+
+
+def exposed(step, busy):
+    steady = Measurement("steady", {"device_time_s": step})
+    profiled = Measurement("profiler", {"gpu_busy_s": busy})
+    return record([latency(), steady, profiled])
+
+
+def test_the_unprofiled_step_minus_the_busy_time_is_exposed():
+    made = exposed(
+        Value(5e-3, "s", (4.9e-3, 5.2e-3), 0.95, 80, "cuda_events"),
+        Value(1e-3, "s", (0.9e-3, 1.3e-3), 0.98, 10, "torch_profiler"),
+    )
+    value = made.metrics["exposed_overhead_unprofiled_s"]
+    assert value.value == pytest.approx(4e-3)
+    assert value.interval == pytest.approx((3.6e-3, 4.3e-3))
+    assert value.confidence == pytest.approx(0.93)
+    assert (value.n, value.tier) == (10, "cuda_events - torch_profiler")
+    assert made.outcome == "ok"
+
+
+def test_one_of_its_parts_alone_leaves_it_out():
+    for step, busy in ((Value(5e-3, "s"), Value(None, "s")), (Value(None, "s"), Value(1e-3, "s"))):
+        assert "exposed_overhead_unprofiled_s" not in exposed(step, busy).metrics
+    assert exposed(Value(5e-3, "s"), Value(1e-3, "s")).metrics["exposed_overhead_unprofiled_s"].interval is None
+
+
+@pytest.mark.parametrize(("busy", "outcome"), [(5.05e-3, "ok"), (5.2e-3, "flagged")])
+def test_a_device_that_works_longer_than_the_step_lasts_is_flagged(busy, outcome):
+    """5 ms ± 0.2 % and busy ± 0.2 %: 1 % more is what two processes may differ by, 4 % is not."""
+    around = [Value(one, "s", (0.998 * one, 1.002 * one), 0.95, 50) for one in (5e-3, busy)]
+    made = exposed(*around)
+    assert made.outcome == outcome
+    assert [one.code for one in made.findings] == ["busy_exceeds_step"] * (outcome == "flagged")
+
+
+def test_tables_of_all_passes_come_onto_the_record():
+    measured = [
+        Measurement("a", tables={"levels": [{"level": "x"}]}),
+        Measurement("b", tables={"levels": [{"level": "y"}]}),
+    ]
+    record = assemble(Case("f"), measured, run_id="r", environment_id="e", outcome="ok")
+    assert record.tables == {"levels": [{"level": "x"}, {"level": "y"}]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -24,18 +24,22 @@ def event(name, category, ts, dur, tid, **args):
     return {"ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
 
 
-def trace(path, iterations=2, lost=(), kernels=2):
-    """Steps of 100 µs: kernels of 20 µs begin 30 µs and 60 µs after the mark, launched 10 µs before, for 5 µs."""
+def trace(path, iterations=2, lost=(), kernels=2, call="cudaLaunchKernel", per_call=1):
+    """Steps of 100 µs: kernels of 20 µs begin 30 µs and 60 µs after the mark, launched 10 µs before, for 5 µs.
+
+    Each call is inside an operator of 12 µs, and launches ``per_call`` kernels of one after the other's 20 µs.
+    """
     events = []
     for number in range(iterations):
         begin = 1000 + 100 * number
         events.append(event(f"joulemark.iteration#{number}", "user_annotation", begin, 100, 1))
         for index in range(kernels):
             correlation, at = 10 * number + index + 1, begin + 20 + 30 * index
-            events.append(event("cudaLaunchKernel", "cuda_runtime", at, 5, 1, correlation=correlation))
-            if correlation not in lost:
-                where = {"device": 0, "stream": 7, "correlation": correlation}
-                events.append(event("gemm", "kernel", at + 10, 20, 7, **where))
+            events.append(event("aten::linear", "cpu_op", at - 5, 12, 1))
+            events.append(event(call, "cuda_runtime", at, 5, 1, correlation=correlation))
+            where = {"device": 0, "stream": 7, "correlation": correlation}
+            for one in range(per_call - (correlation in lost)):
+                events.append(event("gemm", "kernel", at + 10 + 20 / per_call * one, 20 / per_call, 7, **where))
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     return path
 
@@ -77,7 +81,12 @@ def test_figures_are_medians_over_the_iterations(tmp_path):
     assert not seen.missing
     assert not seen.findings
     assert values["gpu_busy_fraction"] == pytest.approx(0.4)
+    assert values["gpu_busy_s"] == pytest.approx(40e-6)
+    assert values["copy_only_s"] == 0
     assert values["exposed_overhead_s"] == pytest.approx(60e-6)
+    assert (values["operators_per_step"], values["host_issue_per_operator_s"]) == (2, pytest.approx(12e-6))
+    assert seen.samples["plain_step_s"] == RECORDING.plain_s
+    assert seen.samples["profiled_step_s"] == [RECORDING.profiled_s]
     assert values["host_issue_s"] == pytest.approx(55e-6)
     assert values["hidden_ratio"] == pytest.approx(1 - 60 / 55)
     assert (values["kernels_per_step"], values["launches_per_step"]) == (2, 2)
@@ -92,6 +101,18 @@ def test_a_launch_without_its_kernel_flags(tmp_path):
     flagged = {one.code: one.message for one in seen.findings if one.flags}
     assert flagged["kernels_and_launches_differ"] == "joulemark.iteration#0 has 1 kernels for 2 launches"
     assert len(flagged) > 1  # the analysis of the trace says so too
+
+
+def test_a_graph_may_launch_many_kernels_but_every_iteration_as_many(tmp_path):
+    replays = {"call": "cudaGraphLaunch", "kernels": 1, "per_call": 4}
+    seen = measurement_of(replace(RECORDING, steps=4), trace(tmp_path / "t.json", iterations=4, **replays))
+    assert (seen.values["kernels_per_step"].value, seen.values["launches_per_step"].value) == (4, 1)
+    assert not [one for one in seen.findings if one.flags]
+    seen = measurement_of(replace(RECORDING, steps=4), trace(tmp_path / "t.json", iterations=4, lost=(21,), **replays))
+    assert {one.code: one.message for one in seen.findings if one.flags} == {
+        "kernels_differ_between_iterations": "joulemark.iteration#2 has 3 kernels for 1 launches, "
+        "most iterations have 4 for 1"
+    }
 
 
 def test_marks_that_were_lost_flag(tmp_path):

@@ -47,13 +47,20 @@ class ScriptedTimer(HostTimer):
             setup()
         run()
         now = time.perf_counter()
-        return LoneSamples([0.003] * 9, [0.002] * 9, self.side_streams, now - 0.027, now, "precision reached")
+        return LoneSamples(
+            [0.003] * 9, [0.002] * 9, self.side_streams, now - 0.027, now, "precision reached", [0.0006] * 9
+        )
 
     def steady(self, run, stop, step_s):
         self.log.append("steady")
         each = 0.0005 if run() == "replay" else 0.001
         now = time.perf_counter()
         return SteadySamples([each] * 20, now - 0.02, now, "precision reached")
+
+    def issue(self, run, stop):
+        self.log.append("issue")
+        run()
+        return [0.0004] * 9
 
     def flush_l2(self):
         return (lambda: self.log.append("flush")) if self.l2 else None
@@ -92,6 +99,9 @@ def test_every_pass_gives_its_figures():
     assert values["peak_memory_bytes"].value == 5_000_000
     assert values["warmup_s"].value > 0.5
     assert samples["host_time_s"] == [0.003] * 9
+    assert samples["lone_issue_s"] == [0.0006] * 9
+    assert samples["host_issue_unprofiled_s"] == [0.0004] * 9
+    assert values["host_issue_unprofiled_s"].value == 0.0004
     assert "flush" in timer.log
     for one in measured:
         ((start, end),) = one.windows_utc

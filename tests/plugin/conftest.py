@@ -98,4 +98,6 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     """An empty project; no option of the session that runs this test reaches it."""
     for name in ("PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "JOULEMARK_WORKER_TARGETS", "JOULEMARK_WORKER_FD"):
         monkeypatch.delenv(name, raising=False)
+    # Simulated GPUs are the same in every test, and so would their leases be.
+    monkeypatch.setenv("JOULEMARK_LEASE_DIR", str(pytester.path / "leases"))
     return Project(pytester)

@@ -273,7 +273,17 @@ def test_a_killed_parent_loses_the_running_case_only_and_takes_its_child_along(p
     finish(project)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_child_without_a_parent_removes_the_folder_of_answers(project, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(project.path))
+    parent, pids = start(project)
+    assert list(project.path.glob("joulemark-*"))
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: all(is_gone(pid) for pid in pids))
+    assert not list(project.path.glob("joulemark-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_a_valid_file_that_says_so(project, number):
     parent, pids = start(project)
     parent.send_signal(number)

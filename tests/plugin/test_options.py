@@ -95,6 +95,18 @@ def test_cells_are_series_with_rising_batches_of_the_phases_that_a_model_has():
     assert len({case.case_id for case in found}) == len(found)
 
 
+def test_batch_sizes_may_differ_by_model():
+    marker = SweepMarker.read(
+        [pytest.mark.bench(models=("lenet5", "resnet18"), batch_sizes={"lenet5": (4096, 1), "*": (2,)}).mark]
+    )
+    found = [(case.workload, case.batch_size) for case, _ in cells("bench_x", marker, BenchOptions(), [GPU], {})]
+    assert found == [("lenet5", 1), ("lenet5", 4096), ("resnet18", 2)]
+    asked = cells("bench_x", marker, BenchOptions(models=("vgg16", "lenet5"), batch_sizes=(8,)), [GPU], {})
+    assert [case.batch_size for case, _ in asked] == [8, 8]
+    with pytest.raises(ConfigurationError, match="no batch_sizes for 'resnet18'"):
+        cells("bench_x", SweepMarker(("resnet18",), batch_sizes={"lenet5": (1,)}), BenchOptions(), [GPU], {})
+
+
 def test_options_win_over_the_marker():
     asked = BenchOptions(models=("resnet18",), batch_sizes=(2,), dtypes=("fp16",), modes=("graph",), inputs=("pinned",))
     ((case, target),) = cells("bench_x", SweepMarker(("lenet5",)), asked, [GPU], {})
@@ -118,7 +130,7 @@ def test_a_slow_first_case_does_not_starve_the_next_ones():
     def record(total_s, measured_s):
         return Record(Case("w"), "r", "ok", "e", window_utc=(0.0, total_s), measured_windows_utc=((0.0, measured_s),))
 
-    seen = SimpleNamespace(records=[record(11.0, 3.0), *(record(4.0, 3.0) for _ in range(4))])
+    seen = SimpleNamespace(sink=SimpleNamespace(records=[record(11.0, 3.0), *(record(4.0, 3.0) for _ in range(4))]))
     assert Sweep._overhead(seen) == 1.0
-    seen.records = [record(11.0, 3.0)]
+    seen.sink.records = [record(11.0, 3.0)]
     assert Sweep._overhead(seen) == 1.0

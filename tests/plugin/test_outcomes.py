@@ -228,7 +228,8 @@ def test_a_slow_first_call_per_shape_stays_out_of_the_samples(project):
 
 
 def test_a_sweep_whose_file_cannot_be_written_ends_at_once(project):
-    project.write({"bench_a.py": MIXED, "results": "a file, not a folder"})
+    taken = "import pathlib\n\ndef pytest_collection_finish():\n    pathlib.Path('results').write_text('a file')\n"
+    project.write({"bench_a.py": MIXED, "conftest.py": taken})
     result = project.bench("--bench-results=results", "-k", "small or raises")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     text = result.stdout.str() + result.stderr.str()
@@ -256,3 +257,24 @@ def test_junit_names_what_was_found(project):
     assert said["findings"].split() == list(dict.fromkeys(one["code"] for one in record["findings"]))
     assert {name for name, one in record["metrics"].items() if one["value"] is not None} <= said.keys()
     assert not {name for name, one in record["metrics"].items() if one["value"] is None} & said.keys()
+
+
+def test_a_failure_expected_in_the_body_is_no_failure(project):
+    project.write({"bench_a.py": "import pytest\n\ndef bench_one(bench):\n    pytest.xfail('not yet | on this GPU')\n"})
+    result = project.bench()
+    assert result.parseoutcomes() == {"xfailed": 1}
+    assert project.records["bench_one"]["outcome"] == "unsupported"
+    assert project.records["bench_one"]["reason"] == "not yet | on this GPU"
+
+
+def test_a_step_of_half_an_item_is_refused(project):
+    project.write({"bench_a.py": "def bench_one(bench):\n    bench.step(lambda: 1, items=2.5)\n"})
+    assert project.bench().ret == 1
+    assert project.records["bench_one"]["reason"].endswith("items=2.5: a step processes a whole number of items")
+
+
+def test_a_folder_that_cannot_hold_results_is_named_before_anything_is_measured(project):
+    project.write({"bench_a.py": "def bench_one(bench):\n    bench(abs, 1)\n", "taken": "a file"})
+    result = project.bench("--bench-results=taken/deeper")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*results cannot be stored in */taken/deeper/cpu: */taken is no folder*"])

@@ -23,6 +23,19 @@ def bench_one(bench):
         file.write(f"{os.getpid()}\\n")
     bench(sum, range(1000))
 """
+SEVERAL = """
+import os
+import sys
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def bench_many(bench, number):
+    passes = "profiler" if any(one.startswith("profiler:") for one in sys.argv) else "timing"
+    with Path("pids").open("a") as file:
+        file.write(f"{passes} {os.getpid()}\\n")
+    bench(sum, range(1000))
+"""
 ASKS = """
 def bench_asks(bench):
     bench.require("profiler")
@@ -68,6 +81,16 @@ def test_it_has_a_process_of_its_own_and_keeps_its_trace_where_asked(project):
     assert first != second
     (file,) = project.files
     assert [one.name for one in (file.parent / f"{file.stem}-traces").iterdir()] == [f"{record['case_id']}.json.gz"]
+
+
+@needs_torch
+def test_one_process_times_all_cases_and_another_profiles_them(project):
+    project.write({"bench_it.py": SEVERAL})
+    project.bench("--bench-collect=timing,profiler")
+    assert all(one["metrics"]["profiler_distortion"]["value"] > -1 for one in project.records.values())
+    lines = (project.path / "pids").read_text().splitlines()
+    assert [one.split()[0] for one in lines] == ["timing", "profiler"] * 3
+    assert len(set(lines)) == 2
 
 
 @needs_torch

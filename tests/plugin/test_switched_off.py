@@ -60,7 +60,9 @@ def test_workers_side_by_side_are_refused(project, monkeypatch):
     project.copy("parallel")
     result = project.pytest("--bench", "--bench-gpus=cpu", "--bench-quick", "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --bench got -n 2: *time each other: drop -n (or give -n 0)"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: --bench got -n 2 and has no GPU, only a CPU: *time each other: drop -n (or give -n 0)*"]
+    )
     assert not log.exists()
     assert project.files == []
     project.bench("-n", "0")

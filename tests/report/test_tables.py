@@ -175,3 +175,16 @@ def sweep(make_record, make_run):
 def test_the_table_of_a_sweep_in_a_terminal(make_record, make_run, snapshot, width):
     text = terminal.render([table_of(sweep(make_record, make_run))], width)
     assert text == snapshot
+
+
+def test_levels_of_the_chip_have_a_table_of_their_own_where_they_were_read(make_record, make_run):
+    plain = make_record(figures={"device_time_s": 1e-3})
+    counted = make_record(batch=16, figures={"device_time_s": 1e-3, "tensor_active_fraction": 0.25}, half=None)
+    times, levels = tables_of_run(make_run(plain, counted))
+    assert "tensor pipe" not in times.columns
+    assert levels.title.endswith("shares of peak over a step")
+    shares = [row[levels.columns.index("tensor pipe")] for row in levels.rows]
+    assert shares == ["n/a", "250 ms"]  # by the unit of this maker
+    assert "issue slots" not in levels.columns
+    assert levels.notes
+    assert len(tables_of_run(make_run(plain))) == 1

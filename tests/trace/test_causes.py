@@ -223,3 +223,31 @@ def test_no_period(writer: Any, names: str) -> None:
     entry = writer.entry()
     assert (entry["iterations"], entry["iteration_source"]) == ([], None)
     assert "does not repeat" in entry["notes"]["iterations"]
+
+
+def test_host_issue_per_operator_is_of_the_outermost_ones_that_issue_work(writer: Any) -> None:
+    """Steps of 1000 µs: operators of 40, 20 and 90 µs issue work, one of 500 µs does not; 30 of the 90 are waited."""
+    for step in range(2):
+        at = 1000 * step
+        writer.mark(f"ProfilerStep#{step}", at, 1000)
+        writer.operator("aten::conv2d", at, 40)
+        writer.operator("aten::convolution", at + 1, 38)
+        writer.launched(at + 5, at + 10, 10, 10 * step + 1)
+        writer.launched(at + 15, at + 20, 10, 10 * step + 2)
+        writer.operator("aten::relu", at + 50, 20)
+        writer.launched(at + 55, at + 60, 100, 10 * step + 3)
+        writer.operator("aten::size", at + 100, 500)
+        writer.operator("aten::item", at + 700, 90)
+        writer.call("cudaMemcpyAsync", at + 710, 5, 10 * step + 4)
+        writer.copy(at + 720, 30, 10 * step + 4)
+        writer.call("cudaStreamSynchronize", at + 720, 30, 10 * step + 5)
+    for row in writer.entry()["iterations"]:
+        assert (row["operators"], row["host_issue_per_operator_s"]) == (3, us(40))
+
+
+def test_without_operators_there_is_no_issue_time_of_one(writer: Any) -> None:
+    writer.mark("ProfilerStep#0", 0, 100)
+    writer.launched(10, 20, 30, 1)
+    entry = writer.entry()
+    assert (entry["iterations"][0]["operators"], entry["iterations"][0]["host_issue_per_operator_s"]) == (0, None)
+    assert "no operator issued work" in entry["notes"]["iterations.host_issue_per_operator_s"]

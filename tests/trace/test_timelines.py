@@ -179,6 +179,23 @@ class BruteForce:
             result.append((begin, max([begin, end, *own])))
         return result
 
+    def operators(self) -> Counter[int]:
+        """Outermost operators that issue work, by the mark in which they first do."""
+        ranges = {(one.thread, one.start, one.end) for one in self.line.host if one.state == "framework"}
+        found: Counter[int] = Counter()
+        for thread, start, end in ranges:
+            if any(t == thread and lo <= start and end <= hi and (lo, hi) != (start, end) for t, lo, hi in ranges):
+                continue
+            issued = [
+                number
+                for one in sorted(self.line.host, key=lambda one: one.start)
+                for number, (lo, hi) in enumerate(self.line.marks)
+                if one.thread == thread and start <= one.start < end and lo <= one.start < hi
+                if one.state in ("launch_call", "copy")
+            ]
+            found.update(issued[:1])
+        return found
+
     def idle_of_window(self, device: int, start: int, end: int) -> Counter[str]:
         working = [at for at in range(start, end) if self.busy(device, at)]
         total: Counter[str] = Counter()
@@ -240,6 +257,8 @@ def test_iterations(seed: int) -> None:
     brute, entry = BruteForce(line), entry_of(line)
     devices = sorted({work.device for work in line.work})
     assert len(entry["iterations"]) == len(line.marks)
+    operators = brute.operators()
+    assert [row["operators"] for row in entry["iterations"]] == [operators[one] for one in range(len(line.marks))]
     for row, (start, end) in zip(entry["iterations"], brute.windows(), strict=True):
         assert row["wall_s"] == pytest.approx((end - start) * 1e-6, abs=1e-13)
         if not devices:

@@ -17,6 +17,7 @@ NAMES = {
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8>(Params)",
         "turing_fp16_s1688cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1",
         "gemm_f16_tn_128x64",
+        "_ZN17cutlass__5x_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS_4gemm4warp11MmaTensorOp9TransposeE",
         "triton_tem_fused_mm_3",
         "Cijk_Ailk_Bjlk_SB_Bias_MT64x16x16_MI16x16x1_SN",
     ],

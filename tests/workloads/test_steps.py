@@ -285,3 +285,14 @@ def test_fp32_means_the_same_through_both_of_torchs_interfaces(tf32, name, legac
             assert one.fp32_precision == name
     finally:
         precision.set_fp32(tf32=False)
+
+
+def test_a_training_step_says_its_phases_to_who_listens_and_inference_has_none():
+    step = LENET.build(case(phase="train"), "cpu")
+    heard = []
+    step.phases.listener = heard.append
+    step.run()
+    step.phases.listener = None
+    step.run()
+    assert heard == ["input", "forward", "backward", "optimizer"]
+    assert LENET.build(case(), "cpu").phases is None

@@ -23,7 +23,9 @@ from joulemark.cli import (
     env,
     history,
     report,
+    tandem,
     trace,
+    utilization,
 )
 from joulemark.cli.console import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_WRONG, say
 from joulemark.errors import JoulemarkError
@@ -35,6 +37,8 @@ COMMANDS = (
     history,
     trace,
     counters,
+    tandem,
+    utilization,
 )
 """The modules of the commands, in the order of ``joulemark --help``."""
 
@@ -48,6 +52,8 @@ examples:
   joulemark history results/                      since which run, and which driver?
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
+  joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?
+  joulemark utilization results/nvidia-h200/      where does a bigger batch stop helping, and why?
 """
 
 

@@ -344,7 +344,9 @@ def _by_power(window: PowerWindow, start: float, end: float) -> EnergyReading:
         return _no_answer(f"{why}; {window.missing['power']}")
     pieces = int((end - start) / _POWER_CHUNK_S)
     whole = integrate_power(window.readings, start, end) if pieces else None
-    if not whole:
+    if whole == 0:
+        return _no_answer(f"{why}; the power sensor reads 0 W throughout, which no board draws")
+    if whole is None:
         seen = sum(start <= reading.t <= end for reading in window.readings)
         return _no_answer(
             f"{why}; window shorter than the power sensor's resolution: {end - start:.3g} s hold {seen} readings, "

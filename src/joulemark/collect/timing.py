@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
@@ -18,6 +18,9 @@ Stop = Callable[[Sequence[float]], str | None]
 _SIDE_STREAM_TAIL_S = 50e-6
 """A device that is still busy this long after the current stream ended works on another stream."""
 
+_BURST = 3
+"""Steps issued without waiting: with the one before them fewer launches than the queue holds, for most models."""
+
 
 @dataclass(frozen=True)
 class LoneSamples:
@@ -29,6 +32,7 @@ class LoneSamples:
         side_streams: work outside the current stream was seen; ``device_s`` then ends at the device-wide fence.
         start, end: first and last edge on ``time.perf_counter``.
         stopped: why the loop ended.
+        issue_s: from the call until it returns, per iteration; empty where a call that returns has done its work.
     """
 
     host_s: list[float]
@@ -37,6 +41,7 @@ class LoneSamples:
     start: float
     end: float
     stopped: str
+    issue_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Timer(Protocol):
     def lone(self, run: Run, setup: Run | None, stop: Stop, iterations: int = 1) -> LoneSamples: ...
 
     def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples: ...
+
+    def issue(self, run: Run, stop: Stop) -> list[float]: ...
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]: ...
 
@@ -107,6 +114,10 @@ class HostTimer:
         """On a host, steps back to back are lone steps."""
         lone = self.lone(run, None, stop)
         return SteadySamples(lone.host_s, lone.start, lone.end, lone.stopped)
+
+    def issue(self, run: Run, stop: Stop) -> list[float]:
+        """Nothing is issued on a host: a call that returns has done its work."""
+        return []
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
         """Repeat the step for ``seconds``; (time, steps done) after each chunk, first entry before any."""
@@ -175,6 +186,7 @@ class CudaTimer:
         clock, fence = time.perf_counter, self.synchronize
         opened, closed, fenced = self._events(3)
         host: list[float] = []
+        issue: list[float] = []
         near: list[float] = []
         far: list[float] = []
         tails: list[float] = []
@@ -187,8 +199,10 @@ class CudaTimer:
             fence()
             begin = clock()
             opened.record()
+            called = clock()
             for _ in range(iterations):
                 run()
+            issue.append((clock() - called) / iterations)
             closed.record()
             closed.synchronize()
             stream_end = clock()
@@ -202,7 +216,8 @@ class CudaTimer:
             tails.append(end - stream_end)
             reason = stop(host)
         self.side_streams = median(tails) > max(_SIDE_STREAM_TAIL_S, 4 * idle_fence, 0.05 * median(host) * iterations)
-        return LoneSamples(host, far if self.side_streams else near, self.side_streams, first, clock(), reason)
+        device = far if self.side_streams else near
+        return LoneSamples(host, device, self.side_streams, first, clock(), reason, issue)
 
     def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples:
         """Time steps issued back to back: CUDA events between them, the queue never drained on purpose.
@@ -236,6 +251,27 @@ class CudaTimer:
         self.synchronize()
         samples += _times_between(ring, len(samples), issued)
         return SteadySamples(samples, start, time.perf_counter(), reason)
+
+    def issue(self, run: Run, stop: Stop) -> list[float]:
+        """Host time of steps issued back to back into a queue that is not full, in s.
+
+        The queue of launches is emptied, then a few steps are issued: of the first, which comes after a wait, nothing
+        is kept. A launch waits once about a thousand are queued: steps with more than a few hundred launches whose
+        device is slower than the host are partly waited for.
+        """
+        clock = time.perf_counter
+        samples: list[float] = []
+        reason = None
+        while reason is None:
+            self.synchronize()
+            run()
+            for _ in range(_BURST):
+                called = clock()
+                run()
+                samples.append(clock() - called)
+            reason = stop(samples)
+        self.synchronize()
+        return samples
 
     def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
         """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete.

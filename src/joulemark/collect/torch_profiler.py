@@ -90,7 +90,7 @@ class TorchProfiler:
 
         plain = [seconds_per_step(lambda _: run(), setup, steps, synchronize) for _ in range(_PLAIN_LOOPS)]
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
-        profiler = profile(activities=wanted)
+        profiler = profile(activities=wanted, acc_events=True)  # without it torch warns of cycles, of which it has one
         profiler.prepare_trace()
         seconds_per_step(lambda _: run(), setup, _WARMUP_STEPS, synchronize)
         profiler.start_trace()

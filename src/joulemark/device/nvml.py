@@ -11,7 +11,7 @@ from joulemark.device.clocks import reason_names
 from joulemark.errors import DeviceError, GpuLost, NotPermitted, NotSupported, NvmlUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 FAKE_GPUS = "JOULEMARK_FAKE_GPUS"
 """Environment variable with the path of a scenario of simulated GPUs (see :mod:`joulemark.testing`)."""
@@ -37,6 +37,7 @@ _VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5:
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _UNCORRECTED, _SINCE_LOAD = 1, 0
 _SLOWDOWN = 1
+_GPM_VERSION = 1
 
 T = TypeVar("T")
 
@@ -195,6 +196,23 @@ class Nvml:
             return target(*args)
         except self._backend.NVMLError as error:
             raise translate(error, what) from error
+
+    def gpm_request(self, first: Any, second: Any, ids: Sequence[int]) -> Any:
+        """NVML's structure that asks for metrics between two samples.
+
+        Raises:
+            NotSupported: nvidia-ml-py is too old for it.
+        """
+        kind = getattr(self._backend, "c_nvmlGpmMetricsGet_t", None)
+        if kind is None:
+            raise NotSupported("GPM metrics: nvidia-ml-py has no nvmlGpmMetricsGet", "pip install -U nvidia-ml-py")
+        request = kind()
+        request.version = _GPM_VERSION
+        request.numMetrics = len(ids)
+        request.sample1, request.sample2 = first, second
+        for place, number in enumerate(ids):
+            request.metrics[place].metricId = number
+        return request
 
     def driver_version(self) -> str:
         """Version of the kernel driver, as ``580.159.03``."""
@@ -365,6 +383,39 @@ class NvmlDevice:
         """Share of the last sample period (1/6 to 1 s) in which some kernel ran, 0 to 1."""
         return int(self._get("nvmlDeviceGetUtilizationRates", what="utilization").gpu) / 100
 
+    def has_gpm(self) -> bool:
+        """Whether the GPU has performance metrics between samples (Hopper and later)."""
+        return bool(self._get("nvmlGpmQueryDeviceSupport", what="GPM support").isSupportedDevice)
+
+    def gpm_sample(self) -> GpmSample:
+        """A snapshot of the GPU's performance counters; free it."""
+        sample = GpmSample(self._nvml, self._nvml.call("nvmlGpmSampleAlloc", what="memory for a GPM sample"))
+        try:
+            self._get("nvmlGpmSampleGet", sample.handle, what="GPM sample")
+        except DeviceError:
+            sample.free()
+            raise
+        return sample
+
+    def gpm_metrics(self, first: GpmSample, second: GpmSample, ids: Sequence[int]) -> dict[int, float | DeviceError]:
+        """Metrics between two samples of the same GPU, as NVML counts them (per cent, or MiB/s).
+
+        Args:
+            first, second: in order of time; less than 50 ms apart, NVML may answer 0 without an error.
+            ids: of ``nvmlGpmMetricId_t``.
+
+        Returns:
+            Per id its value, or the typed reason why this GPU or driver gives none.
+        """
+        request = self._nvml.gpm_request(first.handle, second.handle, ids)
+        self._nvml.call("nvmlGpmMetricsGet", request, what=f"GPM metrics of {self.uuid}")
+        found: dict[int, float | DeviceError] = {}
+        for metric, _ in zip(request.metrics, ids, strict=False):
+            number, code = int(metric.metricId), int(metric.nvmlReturn)
+            what = f"GPM metric {number} of {self.uuid}"
+            found[number] = translate(_FieldError(code), what) if code else float(metric.value)
+        return found
+
     def processes(self) -> list[Process]:
         """Processes with a compute context on the GPU."""
         return self._processes("nvmlDeviceGetComputeRunningProcesses", "compute processes")
@@ -375,6 +426,25 @@ class NvmlDevice:
 
     def _processes(self, function: str, what: str) -> list[Process]:
         return [Process(int(one.pid), getattr(one, "usedGpuMemory", None)) for one in self._get(function, what=what)]
+
+
+class GpmSample:
+    """A snapshot of performance counters, which NVML holds until it is freed.
+
+    Args:
+        nvml: the session that it is of.
+        handle: NVML's.
+    """
+
+    def __init__(self, nvml: Nvml, handle: Any) -> None:
+        self._nvml = nvml
+        self.handle = handle
+
+    def free(self) -> None:
+        """Give it back; nothing the second time."""
+        if self.handle is not None:
+            handle, self.handle = self.handle, None
+            self._nvml.call("nvmlGpmSampleFree", handle, what="memory of a GPM sample")
 
 
 class _FieldError(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from joulemark.errors import ConfigurationError
 
-INSTRUMENTS = ("timing", "power", "profiler")
+INSTRUMENTS = ("timing", "power", "profiler", "counters")
 """What ``--bench-collect`` takes in this version."""
 
 
@@ -16,7 +16,7 @@ class Pass:
     """One run over a case with one set of instruments.
 
     Args:
-        name: ``latency``, ``steady``, ``power``, ``cold``, ``graph`` or ``profiler``.
+        name: ``latency``, ``steady``, ``power``, ``cold``, ``graph``, ``profiler`` or ``counters``.
         budget_s: wall time of its samples.
         min_samples: never fewer.
         target: relative half-width of the interval at which it may stop early.
@@ -68,10 +68,16 @@ _FULL = {
     "graph": Pass("graph", 0.15, target=0.01),
 }
 _QUICK = {"latency": 0.1, "steady": 0.1, "power": 1.3, "cold": 0.03, "graph": 0.05}
-_BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",), "profiler": ()}
+_BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",)}
 
 PROFILE = Plan((Pass("profiler", 0.5, min_samples=3),))
-"""The plan of a process of its own: after a profiler session a process may stay slower, so nothing else runs in it."""
+COUNT = Plan((Pass("counters", 1.2, min_samples=1),))
+ALONE = {"profiler": PROFILE, "counters": COUNT}
+"""Instrument → the plan of a process of its own.
+
+After a profiler session a process may stay slower, and a process that holds the counters must not time: nothing else
+runs in it.
+"""
 
 
 def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick: bool = False) -> Plan:
@@ -85,7 +91,7 @@ def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick:
         raise ConfigurationError(
             f"there is no instrument {unknown[0]!r}", f"--bench-collect takes {', '.join(INSTRUMENTS)}"
         )
-    names = {name for instrument in instruments for name in _BY_INSTRUMENT[instrument]} | {"latency"}
+    names = {name for instrument in instruments for name in _BY_INSTRUMENT.get(instrument, ())} | {"latency"}
     if not on_gpu:
         names -= {"cold", "graph", "steady"}
     if not has_power:

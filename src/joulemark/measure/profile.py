@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from joulemark.collect.torch_profiler import Recording
@@ -10,17 +11,22 @@ from joulemark.errors import UnreadableInput
 from joulemark.metrics import PROFILER, find
 from joulemark.records import Finding, Json, Measurement, Value
 from joulemark.stats import summarize
-from joulemark.trace.analyse import analyse, file_document
 
 TIER = "torch_profiler"
 _KEYS = {
+    "gpu_busy_s": "busy_s",
+    "copy_only_s": "copy_only_s",
     "exposed_overhead_s": "exposed_overhead_s",
     "host_issue_s": "host_issue_s",
+    "operators_per_step": "operators",
+    "host_issue_per_operator_s": "host_issue_per_operator_s",
     "hidden_ratio": "hidden_ratio",
     "kernels_per_step": "kernels",
     "launches_per_step": "launches",
 }
 """Metric → key of an iteration in the trace's document."""
+_COUNTS = ("kernels", "launches", "operators")
+_LOOK = "keep the trace (--bench-keep-traces) and look at it with joulemark trace"
 
 
 def measurement_of(recording: Recording, trace: Path, name: str = "profiler") -> Measurement:
@@ -32,12 +38,16 @@ def measurement_of(recording: Recording, trace: Path, name: str = "profiler") ->
     Args:
         trace: the file that the recording wrote.
     """
+    # every measuring process would pay for these imports
+    from joulemark.trace.analyse import analyse, file_document
+    from joulemark.utilization.kernel_table import tables_of
+
     distortion = {"profiler_distortion": Value(recording.distortion, "1", n=1, tier="host_clock")}
     try:
         document = file_document(analyse(trace))
     except UnreadableInput as error:
-        return Measurement(name, distortion, missing=_missing(distortion, {}, str(error)))
-    samples = _samples(document)
+        return Measurement(name, distortion, _steps_of(recording), _missing(distortion, {}, str(error)))
+    samples = {**_samples(document), **_steps_of(recording)}
     values = dict(distortion)
     for metric in PROFILER:
         if samples.get(metric):
@@ -51,7 +61,13 @@ def measurement_of(recording: Recording, trace: Path, name: str = "profiler") ->
         samples,
         _missing(values, document["notes"], "the trace holds no marked iteration"),
         (*found_in_trace, *_reconcile(document, recording)),
+        tables=tables_of(document, recording.steps, recording.plain_s, recording.profiled_s),
     )
+
+
+def _steps_of(recording: Recording) -> dict[str, list[float]]:
+    """Step times of this process without and with the profiler, in s."""
+    return {"plain_step_s": list(recording.plain_s), "profiled_step_s": [recording.profiled_s]}
 
 
 def _samples(document: Mapping[str, Json]) -> dict[str, list[float]]:
@@ -61,7 +77,7 @@ def _samples(document: Mapping[str, Json]) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for metric, key in _KEYS.items():
         known = [float(one[key]) for one in iterations if one[key] is not None]
-        if known and (has_device or key not in ("kernels", "launches")):
+        if known and (has_device or key not in _COUNTS):
             out[metric] = known
     if has_device:
         busy = [one["busy_s"] / one["wall_s"] / len(document["devices"]) for one in iterations if one["wall_s"]]
@@ -84,22 +100,44 @@ def _missing(values: Mapping[str, Value], notes: Mapping[str, str], otherwise: s
 
 
 def _reconcile(document: Mapping[str, Json], recording: Recording) -> Iterator[Finding]:
-    """Marks against steps, and kernels against launches where no graph launches many at once."""
+    """Marks against steps; kernels against launches, or, where graphs launch many at once, against each other.
+
+    A step does the same work each time: under graphs a shortfall shows as an iteration unlike the others.
+    """
     iterations = document["iterations"]
     if len(iterations) != recording.steps or document["iteration_source"] != "marks":
         yield Finding(
             "profiler_steps_lost",
             f"{recording.steps} steps were recorded and the trace marks {len(iterations)}",
-            "keep the trace (--bench-keep-traces) and look at it with joulemark trace",
+            _LOOK,
             flags=True,
         )
-    if not document["devices"] or document["graph_launches"] or document["launches"] is None:
+    if not document["devices"] or document["launches"] is None:
+        return
+    if document["graph_launches"]:
+        yield from _unlike(iterations)
         return
     differ = [one for one in iterations if one["kernels"] != one["launches"]]
     if differ:
         yield Finding(
             "kernels_and_launches_differ",
             f"{differ[0]['name']} has {differ[0]['kernels']} kernels for {differ[0]['launches']} launches",
-            "keep the trace (--bench-keep-traces) and look at it with joulemark trace",
+            _LOOK,
             flags=True,
         )
+
+
+def _unlike(iterations: Sequence[Mapping[str, Json]]) -> Iterator[Finding]:
+    """Iterations whose kernels or launches are not those of most."""
+    counts = Counter((one["kernels"], one["launches"]) for one in iterations)
+    if len(counts) < 2:
+        return
+    (kernels, launches), _ = counts.most_common(1)[0]
+    odd = next(one for one in iterations if (one["kernels"], one["launches"]) != (kernels, launches))
+    yield Finding(
+        "kernels_differ_between_iterations",
+        f"{odd['name']} has {odd['kernels']} kernels for {odd['launches']} launches, "
+        f"most iterations have {kernels} for {launches}",
+        _LOOK,
+        flags=True,
+    )

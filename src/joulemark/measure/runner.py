@@ -19,10 +19,11 @@ from joulemark.collect.timing import LoneSamples, Timer, first_line, is_out_of_m
 from joulemark.collect.torch_profiler import Profiler, TorchProfiler
 from joulemark.errors import JoulemarkError, Unsupported
 from joulemark.findings import from_warning
+from joulemark.measure import counters
 from joulemark.measure.plan import Pass, Plan
 from joulemark.measure.profile import measurement_of
 from joulemark.measure.stopping import BUDGET, Exactly, Precision
-from joulemark.metrics import PROFILER, format_value
+from joulemark.metrics import COUNTERS, PROFILER, format_value
 from joulemark.metrics import find as find_metric
 from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
@@ -77,6 +78,8 @@ class Runner:
         no_power: why power is off.
         profiler: records the trace of the profiler pass.
         keep_trace: where that trace stays; None throws it away.
+        counting: instruments of the counters pass.
+        dtype: number format of the case, for the counters' reference; None where it has none.
     """
 
     timer: Timer
@@ -85,6 +88,8 @@ class Runner:
     no_power: str = "power was not asked for (--bench-collect power)"
     profiler: Profiler = field(default_factory=TorchProfiler)
     keep_trace: Path | None = None
+    counting: counters.Counting | None = None
+    dtype: str | None = None
     _epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
     _warm_step_s: float = 0.0
 
@@ -131,6 +136,7 @@ class Runner:
             "cold": self._cold,
             "graph": self._graph,
             "profiler": lambda one, step, _: self._profile(one, step),
+            "counters": lambda one, step, _: self._count(one, step),
         }
         try:
             return passes[one.name](one, step, done)
@@ -193,6 +199,8 @@ class Runner:
             samples["lone_device_time_s"] = lone.device_s
         else:
             missing["device_time_s"] = "no CUDA device clock: the step ran on the host"
+        if lone.issue_s:
+            samples["lone_issue_s"] = lone.issue_s
         # Where steps cannot follow each other unfenced, the lone ones give the device time.
         alone = job.lone_only or step.setup is not None or lone.side_streams
         if alone and lone.device_s:
@@ -212,8 +220,12 @@ class Runner:
         stop = Precision(one.budget_s, one.target, one.min_samples)
         with _quiet_collector():
             steady = self.timer.steady(step.run, stop, _step_time(done))
+            issue = self.timer.issue(step.run, Precision(one.budget_s / 4, one.target, _MIN_ISSUED))
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
+        if issue:
+            samples["host_issue_unprofiled_s"] = issue
+            values["host_issue_unprofiled_s"] = value_of(issue, "host_issue_unprofiled_s", "host_clock")
         _throughput(values, samples, step)
         return Measurement(
             one.name,
@@ -321,6 +333,14 @@ class Runner:
             window = (self._utc(recording.start), self._utc(recording.end))
             return replace(measurement_of(recording, path, one.name), windows_utc=(window,))
 
+    def _count(self, one: Pass, step: Step) -> Measurement:
+        if self.counting is None:
+            raise Unsupported("this process has opened no counters")
+        with _quiet_collector():
+            seen = counters.read_step(self.counting, self.timer, self.dtype, one, step, self._warm_step_s)
+        windows = tuple((self._utc(start), self._utc(end)) for start, end in seen.spans)
+        return counters.measurement_of(one.name, seen, self.counting, windows)
+
 
 _METRICS_OF = {
     "latency": ("host_time_s", "peak_memory_bytes"),
@@ -329,6 +349,7 @@ _METRICS_OF = {
     "cold": ("device_time_cold_s",),
     "graph": ("device_time_graph_s",),
     "profiler": PROFILER,
+    "counters": COUNTERS,
 }
 
 
@@ -347,6 +368,7 @@ def missing_metrics(plan: Plan, reasons: dict[str, str]) -> dict[str, str]:
 
 _LONG_STEP_S = 0.05
 _MOST_PROFILED_STEPS = 10
+_MIN_ISSUED = 9
 
 
 def _refuse_long(step_s: float, why: str) -> None:

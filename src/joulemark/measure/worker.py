@@ -28,6 +28,8 @@ from joulemark.records import Json
 
 FD_VARIABLE = "JOULEMARK_WORKER_FD"
 HELLO = "hello"
+SCRATCH_PREFIX = "joulemark-"
+"""Of the parent's folder for answers and output; each worker has a folder of its own in it."""
 _LOOK_S = 1.0
 
 

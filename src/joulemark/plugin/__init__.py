@@ -47,6 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
         configure(config)
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """``-n auto`` with ``--bench`` is one worker per GPU; with one GPU or none, this process does the work."""
+    if not config.getoption("joulemark_bench"):
+        return None
+    from joulemark.plugin.targets import number_of_workers
+
+    return number_of_workers(config)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without ``--bench``, a benchmark is skipped and says what it needs."""

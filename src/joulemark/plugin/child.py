@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -19,9 +20,10 @@ import pytest
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
-from joulemark.measure.worker import FD_VARIABLE, HELLO, LineReader, send
+from joulemark.measure.plan import ALONE
+from joulemark.measure.worker import FD_VARIABLE, HELLO, SCRATCH_PREFIX, LineReader, send
 from joulemark.plugin.fixture import Bench, Instruments
-from joulemark.plugin.instruments import energy_tier, open_instruments
+from joulemark.plugin.instruments import counters_hello, energy_tier, open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Finding
 
@@ -43,7 +45,9 @@ class Measuring:
         """The instruments of a target, opened once per process."""
         key = target.slug
         if key not in self._instruments:
-            self._instruments[key] = open_instruments(target, collect, baselines=not self.options.profiles)
+            alone = self.options.alone
+            wanted = tuple(one for one in collect if one not in ALONE) if alone is None else (alone,)
+            self._instruments[key] = open_instruments(target, wanted, alone is None, self.options.cupti)
         return self._instruments[key]
 
     def bench(self, item: pytest.Function, case: Any, target: Target) -> Bench:
@@ -61,7 +65,7 @@ class Measuring:
             self.options.quick,
             request.get("budget_s"),
             request.get("process", 0),
-            self.options.profiles,
+            ALONE.get(self.options.alone or ""),
             None if trace is None else Path(trace),
         )
         item.stash[BENCH] = bench
@@ -92,7 +96,7 @@ class ChildLoop:
             return True
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         connection = socket.socket(fileno=int(descriptor))
-        requests = _listen(connection)
+        requests = _listen(connection, self.options.worker[1].parent.parent)
         first = self.targets[0]
         hello = self.measuring.instruments(first, self.options.collect)
         # What the imports left will not become garbage: collections between cases then take no time.
@@ -106,6 +110,7 @@ class ChildLoop:
                     "no_power": hello.no_power,
                     "no_clock": hello.no_clock,
                     "power": energy_tier(hello.power),
+                    "counters": counters_hello(hello.counting),
                     "pid": os.getpid(),
                 }
             },
@@ -186,6 +191,7 @@ class ChildLoop:
             "outcome": outcome,
             "reason": reason,
             "poisoned": poisoned,
+            "expected": isinstance(self._error, pytest.xfail.Exception),
             "case": None if bench is None else bench.case.to_json(),
             "collect": [] if bench is None else list(bench.collect),
             "measurements": [] if bench is None else [one.to_json() for one in bench.measurements],
@@ -205,7 +211,7 @@ def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, s
         return "ok", None
     if is_out_of_memory(error):
         return "oom", "out of memory"
-    if isinstance(error, (pytest.skip.Exception, Unsupported)):
+    if isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, Unsupported)):
         return "unsupported", str(error)
     first = str(error).strip().splitlines()
     return "failed", f"{type(error).__name__}: {first[0] if first else ''}".rstrip(": ")
@@ -217,8 +223,12 @@ def _reset_compiler() -> None:
         sys.modules["torch._dynamo"].reset()
 
 
-def _listen(connection: socket.socket) -> queue.Queue[dict[str, Any]]:
-    """Requests, read beside the measurement; when the parent is gone this process ends at once."""
+def _listen(connection: socket.socket, scratch: Path) -> queue.Queue[dict[str, Any]]:
+    """Requests, read beside the measurement; when the parent is gone this process ends at once.
+
+    Args:
+        scratch: the parent's folder for answers and output; without a parent nobody else removes it.
+    """
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     reader = LineReader(connection)
 
@@ -227,6 +237,8 @@ def _listen(connection: socket.socket) -> queue.Queue[dict[str, Any]]:
             try:
                 requests.put(reader.read(None))
             except EOFError:
+                if scratch.name.startswith(SCRATCH_PREFIX):
+                    shutil.rmtree(scratch, ignore_errors=True)
                 if os.getpgrp() == os.getpid():
                     os.killpg(0, signal.SIGKILL)  # what the benchmark started goes too
                 os._exit(1)

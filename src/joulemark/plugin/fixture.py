@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,8 @@ from joulemark.collect.timing import Timer
 from joulemark.collect.torch_profiler import TorchProfiler
 from joulemark.errors import ConfigurationError, Unsupported
 from joulemark.measure.assemble import assemble
-from joulemark.measure.plan import PROFILE, Plan, plan_for
+from joulemark.measure.counters import Counting
+from joulemark.measure.plan import Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record
@@ -33,6 +35,7 @@ class Instruments:
         power: None when it is off; ``no_power`` says why.
         static_power_w: of the idle board with clocks up, in W.
         facts: of the framework in this process, for the environment.
+        counting: hardware counters; only in the process of the counters pass.
     """
 
     target: Target
@@ -44,6 +47,7 @@ class Instruments:
     static_power_w: float | None = None
     no_clock: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    counting: Counting | None = None
 
 
 @dataclass
@@ -57,7 +61,7 @@ class Bench:
         quick: short passes.
         budget_s: wall time for this case, None for the plan's own.
         process: number of this process among ``--bench-processes``.
-        profiles: this process is for the profiler pass alone.
+        alone: the plan of this process where it is for one instrument alone; None for the case's own plan.
         keep_trace: where the profiler's trace stays; None throws it away.
     """
 
@@ -67,7 +71,7 @@ class Bench:
     quick: bool = False
     budget_s: float | None = None
     process: int = 0
-    profiles: bool = False
+    alone: Plan | None = None
     keep_trace: Path | None = None
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -90,12 +94,12 @@ class Bench:
         Raises:
             Unsupported: it is off; the reason says why.
         """
-        if instrument == "profiler":
+        if instrument in ("profiler", "counters"):
             self.collect = tuple(dict.fromkeys((*self.collect, instrument)))
-            return TorchProfiler()
+            return TorchProfiler() if instrument == "profiler" else self.instruments.counting
         if instrument != "power":
             raise ConfigurationError(
-                f"there is no instrument {instrument!r}", "bench.require takes 'power' and 'profiler'"
+                f"there is no instrument {instrument!r}", "bench.require takes 'power', 'profiler' and 'counters'"
             )
         if self.instruments.power is None:
             raise Unsupported(f"power: {self.instruments.no_power}")
@@ -178,8 +182,8 @@ class Bench:
         if not callable(function) and not isinstance(function, Step):
             raise ConfigurationError(f"bench.step got {function!r}", "give it a function without arguments, or a Step")
         step = function if isinstance(function, Step) else Step(function)
-        if items is not None and items < 1:
-            raise ConfigurationError(f"bench.step got items={items}", "a step processes at least one item")
+        if items is not None and (not isinstance(items, Integral) or items < 1):
+            raise ConfigurationError(f"bench.step got items={items!r}", "a step processes a whole number of items")
         step = replace(step, items=items or step.items, setup=setup or step.setup, unit=unit or step.unit)
         self._measure(step)
         return self.record()
@@ -198,8 +202,8 @@ class Bench:
         )
 
     def _plan(self, fixed_rounds: bool) -> Plan:
-        if self.profiles:
-            return PROFILE
+        if self.alone is not None:
+            return self.alone
         has_clock = self.device.startswith("cuda")
         plan = plan_for(self.collect, has_clock, self.instruments.power is not None, self.quick)
         if fixed_rounds:
@@ -221,12 +225,14 @@ class Bench:
             instruments.power,
             instruments.no_power,
             keep_trace=self.keep_trace,
+            counting=instruments.counting,
+            dtype=self.case.dtype,
         )
         build_s = time.perf_counter() - self.opened
         with warnings_as_findings(self.findings):
             measured = runner.measure(step, plan, rounds, iterations, warmup_rounds, build_s=build_s)
         self.measurements = [replace(one, process=self.process) for one in measured]
-        if not self.profiles:
+        if self.alone is None:
             self.measurements.append(Measurement("plan", missing=self._missing(plan, rounds), process=self.process))
 
     def _missing(self, plan: Plan, rounds: int | None) -> dict[str, str]:
@@ -239,6 +245,8 @@ class Bench:
         reasons = {"power": power, "steady": no_clock, "cold": no_clock, "graph": no_clock}
         if "profiler" in self.collect:  # the parent replaces it by what the process of its own has measured
             reasons["profiler"] = "the profiler needs a process of its own (leave out --bench-inprocess)"
+        if "counters" in self.collect:
+            reasons["counters"] = "the counters need a process of their own (leave out --bench-inprocess)"
         missing = missing_metrics(plan, reasons)
         latency_names = {"throughput_per_s"} if not plan.find("steady") else set()
         return {name: why for name, why in missing.items() if name not in latency_names}

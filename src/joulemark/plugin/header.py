@@ -12,16 +12,17 @@ from joulemark.records import Run
 if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
     from joulemark.plugin.session import BenchSession
+    from joulemark.plugin.sweep import Target
 
 
 def header_lines(session: BenchSession) -> list[str]:
     """Devices, clocks, limits, instruments with their tiers, and what is off and why."""
     inventory, options = session.inventory, session.options
     assert inventory is not None
-    assert session.sweep is not None
+    assert session.journal is not None
     known = {gpu.uuid: gpu for gpu in inventory.gpus}
-    lines = [f"joulemark {__version__}: records go to {session.sweep.path}"]
-    for target in session.targets:
+    lines = [f"joulemark {__version__}: records go to {session.journal.path}"]
+    for target in targets_of(session):
         gpu = known.get(target.uuid or "")
         lines.append(f"  {_gpu_line(gpu)}" if gpu else "  CPU: no GPU is measured" + _why_no_gpu(session))
         if target.note:
@@ -32,7 +33,7 @@ def header_lines(session: BenchSession) -> list[str]:
         lines.append(f"  ! {inventory.problem}")
     if not session.config.pluginmanager.hasplugin("benchmark"):
         lines.append("  ! joulemark needs pytest-benchmark and measures nothing without it: leave out -p no:benchmark")
-    lines += [f"  {one}" for one in _instrument_lines(session)]
+    lines += [f"  {one}" for one in (*_instrument_lines(session), *_sharing_lines(session))]
     limits = [f"timeout {options.timeout_s:g} s per case"] if options.isolate and options.timeout_s else []
     limits += [f"budget {options.budget_s:g} s"] if options.budget_s else []
     limits += ["quick: short passes"] if options.quick else []
@@ -72,10 +73,50 @@ def _instrument_lines(session: BenchSession) -> list[str]:
         clock += " only (torch is not installed: pip install 'joulemark[torch]')"
     lines = [f"timing: {clock}" + ("" if torch or on_gpu else " (torch is not installed)")]
     if "power" in session.options.collect:
-        lines.append(f"power: {describe_power(session.targets[0].uuid)}")
+        said = {target.uuid: describe_power(target.uuid) for target in targets_of(session)}
+        if len(set(said.values())) == 1:
+            lines.append(f"power: {next(iter(said.values()))}")
+        else:
+            lines += [f"power of {uuid}: {words}" for uuid, words in said.items()]
     else:
         lines.append("power: off (--bench-collect)")
+    if "counters" in session.options.collect:
+        lines.append(f"counters: {_counters(session)}")
     return lines
+
+
+def _counters(session: BenchSession) -> str:
+    """What will be tried: only the measuring process can tell what works."""
+    if not session.targets[0].on_gpu:
+        return "off: a CPU has no GPU counters"
+    library = f" with {session.options.cupti}" if session.options.cupti else ""
+    return f"PM sampling{library}, else NVML's GPM, in a process of their own"
+
+
+def targets_of(session: BenchSession) -> list[Target]:
+    """All devices that may be measured: under pytest-xdist, every GPU that a worker may get."""
+    return session.targets if session.controller is None else session.controller.stations
+
+
+def _sharing_lines(session: BenchSession) -> list[str]:
+    """How the GPUs are shared: with other sessions, and among workers."""
+    options, lines = session.options, []
+    if session.controller is not None:
+        budget = f", {options.power_budget_w:g} W for all together" if options.power_budget_w else ""
+        workers, have = session.controller.workers, len(session.controller.stations)
+        some = f", on those of the {have} that are free" if workers < have else ""
+        many = f"{workers} worker{'s' if workers > 1 else ''}"
+        lines.append(f"{many}, one per GPU{some}, the longest cases first{budget}")
+        lines.append("pytest-benchmark: off under -n; the records hold the samples")
+    if any(one.on_gpu for one in session.targets):
+        lines.append(f"lease: {_how_leased(options.lease_s)}")
+    return lines
+
+
+def _how_leased(limit_s: float | None) -> str:
+    if limit_s is None:
+        return "off (--bench-lease)"
+    return f"wait up to {limit_s:g} s for another session" if limit_s else "refuse where another session measures"
 
 
 def _version(package: str) -> str | None:
@@ -89,14 +130,14 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
     """The tables, what was collected nowhere, the reports and the file."""
     from joulemark.report.output import render, write_report
 
-    sweep = session.sweep
-    assert sweep is not None
+    journal = session.journal
+    assert journal is not None
     for name in session.stray:
         reporter.write_line(
             f"joulemark: {name} takes bench but its name is not collected; call it bench_…", yellow=True
         )
     run = _whole_run(session)
-    if not sweep.records:
+    if not journal.records:
         reporter.write_line(f"joulemark: nothing was measured{_why_nothing(session)}")
     if not run.records:
         return
@@ -105,38 +146,37 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
     for path in session.options.reports:
         write_report([run], path)
         reporter.write_line(f"report: {path}")
-    reporter.write_line(f"records: {sweep.path}")
-    if not sweep.completed and sweep.records:
-        reporter.write_line(f"go on with the same command and --bench-resume {sweep.path}")
+    reporter.write_line(f"records: {journal.path}")
+    if not journal.completed and journal.records:
+        reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
 
 
 def _whole_run(session: BenchSession) -> Run:
     """What this session measured; of a resumed sweep, all that its file holds."""
     from joulemark.store import read_run
 
-    sweep = session.sweep
-    assert sweep is not None
+    journal = session.journal
+    assert journal is not None
     if session.resumed is not None:
-        return read_run(sweep.path)
-    environment = sweep.environment
+        return read_run(journal.path)
     return Run(
-        str(sweep.path),
-        sweep.run_id,
-        {} if environment is None else {environment.environment_id: environment},
-        tuple(sweep.records),
-        sweep.completed,
-        sweep.wall_s,
-        sweep.measured_s,
-        started_utc=sweep.begin,
+        str(journal.path),
+        journal.run_id,
+        dict(journal.environments),
+        tuple(journal.records),
+        journal.completed,
+        journal.wall_s,
+        journal.measured_s,
+        started_utc=journal.begin,
     )
 
 
 def _why_nothing(session: BenchSession) -> str:
-    sweep = session.sweep
-    assert sweep is not None
-    if sweep.finished:
-        return f": all {len(sweep.finished)} cases are in the resumed file"
-    if sweep.total == 0:
+    journal = session.journal
+    assert journal is not None
+    if session.finished:
+        return f": all {len(session.finished)} cases are in the resumed file"
+    if journal.total == 0:
         return (
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "
             "def bench_model(bench, workload): bench.step(workload)"

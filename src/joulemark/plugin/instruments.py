@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+from joulemark.collect.counters import Ladder, open_counters
 from joulemark.collect.framework import device_uuid
+from joulemark.collect.gpm import GpmSource
 from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
 from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power
 from joulemark.collect.timing import HostTimer, Timer, timer_for
+from joulemark.counter_series import CounterSource
+from joulemark.device.nvml import FAKE_GPUS
 from joulemark.errors import DeviceError
+from joulemark.measure.counters import Counting
 from joulemark.plugin.fixture import Instruments
 from joulemark.plugin.sweep import Target
 
 _STATIC_WINDOW_S = 1.3
 
 
-def open_instruments(target: Target, collect: Collection[str], baselines: bool = True) -> Instruments:
+def open_instruments(
+    target: Target, collect: Collection[str], baselines: bool = True, cupti: Path | None = None
+) -> Instruments:
     """What this process has for a target; what is off carries its reason.
 
     Args:
         baselines: measure the static power too.
+        cupti: the libcupti to count with; None for the one that torch loads.
     """
     device, timer, no_clock = _clock(target)
     power, no_power = (
@@ -34,7 +44,8 @@ def open_instruments(target: Target, collect: Collection[str], baselines: bool =
     static = None
     if baselines and power is not None and target.on_gpu and device != "cpu":
         static = _static_power_w(timer, power, facts)
-    return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts)
+    counting = open_counting(target, device, no_clock, cupti) if "counters" in collect else None
+    return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts, counting)
 
 
 def _clock(target: Target) -> tuple[str, Timer, str]:
@@ -91,6 +102,41 @@ def describe_power(uuid: str | None) -> str:
             else:
                 return f"{name} beside the workload" + "".join(f" ({lack})" for lack in lacks)
     return "off: " + "; ".join(lacks)
+
+
+def open_counting(target: Target, device: str, no_clock: str, cupti: Path | None) -> Counting:
+    """The best counters of a target, and why the better ones are off.
+
+    Args:
+        device: torch's name of it.
+        no_clock: why torch cannot use it; empty when it can.
+        cupti: the libcupti to use; None for the one that torch loads.
+    """
+    if target.uuid is None:
+        why = f" ({target.no_gpu})" if target.no_gpu else ""
+        return Counting(None, {"counters": f"a CPU has no GPU counters{why}"}, device)
+    if device == "cpu" and FAKE_GPUS not in os.environ:
+        return Counting(None, {"counters": no_clock}, device)
+    ladder = open_counters(target.uuid, "cuda:0", None if cupti is None else str(cupti))
+    reasons: dict[str, str] = {tier: str(error) for tier, error in ladder.refused.items()}
+    return Counting(ladder.source, reasons, device, _beside(ladder, target.uuid))
+
+
+def _beside(ladder: Ladder, uuid: str) -> CounterSource | None:
+    """NVML's GPM beside PM sampling: two instruments that know nothing of each other. Lacking it is no finding."""
+    if ladder.tier != "pm_sampling":
+        return None
+    try:
+        return GpmSource(uuid)
+    except DeviceError:
+        return None
+
+
+def counters_hello(counting: Counting | None) -> dict[str, str | None] | None:
+    """What the parent stores of the counters: the tier in use, and why there is no better one."""
+    if counting is None:
+        return None
+    return {"tier": None if counting.source is None else counting.source.tier, "why": counting.why}
 
 
 def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulemark.errors import ConfigurationError
-from joulemark.measure.plan import INSTRUMENTS
+from joulemark.measure.plan import ALONE, INSTRUMENTS
 
 if TYPE_CHECKING:
     import pytest
@@ -25,7 +26,11 @@ class BenchOptions:
         budget_s: wall time of the whole sweep, in s.
         timeout_s: of one case, in s.
         worker: (passes, answers file) in a measuring process, None in the parent.
+        lease_s: how long to wait for a GPU that another session measures on, in s; 0 refuses, None takes no lease.
+        lease_dir: where the locks stand; None for the usual folder.
+        power_budget_w: that the GPUs of this machine share, in W.
         isolate: measure in a child process; off under a debugger.
+        cupti: a libcupti to load in place of torch's, in the process of the counters pass.
         rootdir: pytest's, where the modules of ``pkg.mod:factory`` are looked for too.
     """
 
@@ -47,14 +52,18 @@ class BenchOptions:
     strict: bool = False
     anonymize: bool = False
     keep_traces: bool = False
+    cupti: Path | None = None
     worker: tuple[str, Path] | None = None
+    lease_s: float | None = 3600.0
+    lease_dir: Path | None = None
+    power_budget_w: float | None = None
     isolate: bool = True
     rootdir: Path | None = None
 
     @property
-    def profiles(self) -> bool:
-        """Whether this is the measuring process of the profiler pass alone."""
-        return self.worker is not None and self.worker[0] == "profiler"
+    def alone(self) -> str | None:
+        """The instrument that this measuring process is for alone; None for any other process."""
+        return self.worker[0] if self.worker is not None and self.worker[0] in ALONE else None
 
     @classmethod
     def from_pytest_config(cls, config: pytest.Config) -> BenchOptions:
@@ -86,7 +95,11 @@ class BenchOptions:
             strict=_flag(config, "strict"),
             anonymize=_flag(config, "anonymize"),
             keep_traces=_keep_traces(config),
+            cupti=_cupti(config),
             worker=None if worker is None else _worker(worker),
+            lease_s=_lease(_text(config, "lease")),
+            lease_dir=_lease_dir(config),
+            power_budget_w=_number(config, "power-budget"),
             isolate=not (
                 _flag(config, "inprocess") or config.getoption("usepdb", False) or config.getoption("trace", False)
             ),
@@ -106,7 +119,7 @@ _HELP: dict[str, tuple[str, str]] = {
         "auto (one GPU of each model), all, cpu, or CUDA ordinals, UUIDs or model names, comma-separated",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
-    "collect": ("NAMES", "instruments, of timing, power, profiler (the first two are on unless you choose)"),
+    "collect": ("NAMES", "instruments, of timing, power, profiler, counters (the first two are on unless you choose)"),
     "budget": (
         "SECONDS",
         "wall time of the whole sweep; cases share what is left, the last ones are left for --bench-resume",
@@ -117,7 +130,20 @@ _HELP: dict[str, tuple[str, str]] = {
         "DIR",
         "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
     ),
+    "lease": (
+        "HOW",
+        "where another session measures on a GPU: wait (an hour, the default), seconds to wait, refuse, or off",
+    ),
+    "lease-dir": ("DIR", "folder of the GPU leases, shared by all users of the machine (JOULEMARK_LEASE_DIR)"),
+    "power-budget": (
+        "WATTS",
+        "with -n: power that the GPUs of this machine share; cases that would draw more together wait for one another",
+    ),
     "resume": ("FILE", "go on with the sweep of this file: finished cases are not measured again"),
+    "cupti": (
+        "PATH",
+        "read hardware counters with this libcupti, or the one in this folder, instead of torch's own",
+    ),
     "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }
 _FLAGS = {
@@ -182,6 +208,24 @@ def _keep_traces(config: pytest.Config) -> bool:
     return keep
 
 
+def _cupti(config: pytest.Config) -> Path | None:
+    """A library that the loader takes: its variable separates names by blanks and colons."""
+    text = _text(config, "cupti")
+    if text is None:
+        return None
+    path = config.invocation_params.dir / text
+    if path.is_dir():
+        path = next(iter(sorted(path.rglob("libcupti.so.*"))), path)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"--bench-cupti got {text!r}, where no libcupti is",
+            "pip install --target DIR nvidia-cuda-cupti, then give DIR",
+        )
+    if set(" :") & set(str(path)):
+        raise ConfigurationError(f"--bench-cupti got {text!r}", "its path must hold no blank and no colon")
+    return path
+
+
 def _text(config: pytest.Config, name: str) -> str | None:
     value = config.getoption(_dest(name))
     if value is None and name not in ("worker", "resume"):
@@ -218,6 +262,27 @@ def _number(config: pytest.Config, name: str) -> float | None:
     if not 0 < value < float("inf") or (name == "processes" and value != int(value)):
         raise ConfigurationError(f"--bench-{name} got {text!r}", "it takes a positive number")
     return value
+
+
+def _lease(text: str | None) -> float | None:
+    """Seconds to wait, None for no lease."""
+    words = {"wait": BenchOptions.lease_s, "refuse": 0.0, "off": None}
+    if text is None or text in words:
+        return words[text or "wait"]
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return float(text)
+    raise ConfigurationError(f"--bench-lease got {text!r}", "it takes wait, refuse, off or a whole number of seconds")
+
+
+def _lease_dir(config: pytest.Config) -> Path | None:
+    """The option, else the environment's word (which the folder's own default follows), else the ini file's."""
+    from joulemark.device.lease import FOLDER_VARIABLE
+
+    option = config.getoption(_dest("lease-dir"))
+    if option is None and os.environ.get(FOLDER_VARIABLE):
+        return None
+    text = _text(config, "lease-dir")
+    return None if text is None else config.invocation_params.dir / text
 
 
 def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The parent of a sweep: has items measured in the child, stores each record as it ends, and reports."""
+"""The parent of a sweep: has items measured in the child and hands each record on as it ends."""
 
 from __future__ import annotations
 
@@ -7,32 +7,37 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from joulemark.errors import CaseTimeout, ConfigurationError, JoulemarkError, MeasurementError, WorkerDied
+from joulemark.errors import CaseTimeout, ConfigurationError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
-from joulemark.measure.worker import Worker
-from joulemark.metrics import PROFILER
+from joulemark.measure.plan import ALONE
+from joulemark.measure.worker import SCRATCH_PREFIX, Worker
+from joulemark.metrics import COUNTERS
 from joulemark.plugin.instruments import idle_baseline
+from joulemark.plugin.journal import Seen
 from joulemark.plugin.junit import properties_of
-from joulemark.plugin.replay import progress_line, replay
+from joulemark.plugin.own_process import OwnProcess
+from joulemark.plugin.profiling import PASS as PROFILING
+from joulemark.plugin.profiling import ProfilingProcess
+from joulemark.plugin.replay import replay
+from joulemark.plugin.schedule import Planned
 from joulemark.plugin.sweep import Target, case_of_function
-from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
-from joulemark.report.escape import printable
+from joulemark.records import Case, Finding, Measurement, Outcome, Record
 from joulemark.stats import union_length
-from joulemark.store import RunWriter
 
 if TYPE_CHECKING:
-    from joulemark.device.gpu import Inventory
+    from contextlib import AbstractContextManager
+
+    from joulemark.device.lease import Leases
     from joulemark.plugin.options import BenchOptions
-    from joulemark.records import Run
 
 CASE = pytest.StashKey[tuple[Case, Target]]()
 TARGETS_VARIABLE = "JOULEMARK_WORKER_TARGETS"
@@ -56,17 +61,42 @@ def child_arguments(config: pytest.Config) -> list[str]:
     return [str(one) for one in given] + extra
 
 
+class Sink(Protocol):
+    """Where records go: the session's own journal, or a courier to another process that keeps it.
+
+    Args:
+        path: of the result file.
+        records: what has been handed over, the latest at least.
+        total: number of items that this process expects to measure.
+        wall_s: wall time of the session so far, in s.
+    """
+
+    path: Path
+    records: list[Record]
+    total: int
+
+    @property
+    def wall_s(self) -> float: ...
+
+    def keep(self, record: Record, seen: Seen) -> Record:
+        """Store a record."""
+        ...
+
+
 class Sweep:
-    """State of one session: worker, store, budget and what has been measured so far.
+    """State of one measuring session: worker, budget and what has been measured so far.
 
     Args:
         config: pytest's.
         options: of the session.
         targets: devices under test.
-        inventory: GPUs as NVML shows them.
-        path: of the result file.
-        run_id: of this run.
+        sink: where records go.
         finished: ids of cases that a resumed file already holds.
+        scratch: folder in which to make one for answers and output of the workers; the system's by default.
+
+    Attributes:
+        leases: of the GPUs, shared with the measuring processes; None where leases are off.
+        turn: entered around the measuring of a case; waits where GPUs share a power budget.
     """
 
     def __init__(
@@ -74,34 +104,29 @@ class Sweep:
         config: pytest.Config,
         options: BenchOptions,
         targets: list[Target],
-        inventory: Inventory,
-        path: Path,
-        run_id: str,
+        sink: Sink,
         finished: frozenset[str] = frozenset(),
+        scratch: Path | None = None,
     ) -> None:
         self.config = config
         self.options = options
         self.targets = targets
-        self.inventory = inventory
-        self.path = path
-        self.run_id = run_id
-        self._writer: RunWriter | None = None
+        self.sink = sink
         self.finished = finished
-        self.records: list[Record] = []
-        self.begin = time.time()
-        self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
-        self.total = 0
-        self.done = 0
         self.skipped_for_budget = 0
         self.unrecorded = 0
-        self.environment: Environment | None = None
-        self.idle: dict[str, Any] = {}
-        self.completed = False
+        self.leases: Leases | None = None
+        self.turn: Callable[[Case], AbstractContextManager[None]] = lambda case: nullcontext()
+        self._idle: dict[str, dict[str, Any]] = {}
+        self._done = 0
         self._nodeids: dict[str, str] = {}
         self._oom: dict[str, int] = {}
+        self._scratch_root = scratch
         self._folder: Path | None = None
         self._worker: Worker | None = None
         self._worker_target: Target | None = None
+        self._counting = OwnProcess("counters", COUNTERS, lambda target: self._new_worker(target, "counters"))
+        self._profiling = ProfilingProcess(lambda target: self._new_worker(target, PROFILING))
 
     # -- running one item
 
@@ -127,17 +152,21 @@ class Sweep:
             pytest.skip("already in the file that is resumed")
         if self._too_late():
             self.skipped_for_budget += 1
-            pytest.skip(f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.path}")
+            pytest.skip(
+                f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.sink.path}"
+            )
         known = self._oom.get(case.series.case_id)
         if known is not None and case.batch_size is not None and case.batch_size > known:
             reply = _reply("oom", f"not tried: batch {known} of this series did not fit")
         else:
-            reply = self._measure(item, case, target)
-        record = self._record(item, case, target, reply)
-        self._keep(record)
+            with self.turn(case):
+                reply = self._measure(item, case, target)
+        record = self._keep(self._record(item, case, target, reply), target)
         self.unrecorded -= 1
         item.user_properties.extend(properties_of(record))
         replay(item, benchmark, record)
+        if reply.get("expected"):
+            pytest.xfail(record.reason or "")
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
 
     def _case(self, item: pytest.Function) -> tuple[Case, Target]:
@@ -166,14 +195,12 @@ class Sweep:
             replies.append(reply)
             if reply["outcome"] != "ok":
                 break
-        if replies[-1]["outcome"] == "ok" and "profiler" in replies[-1].get("collect", ()):
-            profiled = self._profile(item, case, target)
-            replies[-1] = {
-                **replies[-1],
-                "measurements": [*replies[-1]["measurements"], *profiled["measurements"]],
-                "findings": [*replies[-1]["findings"], *profiled["findings"]],
-                "window_utc": [replies[-1]["window_utc"][0], time.time()],
-            }
+        collect = replies[-1].get("collect", ()) if replies[-1]["outcome"] == "ok" else ()
+        if "profiler" in collect:
+            replies[-1] = _joined(replies[-1], self._profile(item, case, target))
+        if "counters" in collect:
+            counted = self._counting.measure(item.nodeid, target, self.options.timeout_s)
+            replies[-1] = _joined(replies[-1], counted)
         joined = dict(replies[-1])
         joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
         joined["findings"] = [one for reply in replies for one in reply["findings"]]
@@ -210,54 +237,55 @@ class Sweep:
             self._worker.close()
             self._worker = None
         if self._worker is None:
-            if target.uuid is not None and "power" in self.options.collect and not self.idle:
-                self.idle = idle_baseline(target.uuid)
+            if target.uuid is not None and "power" in self.options.collect and target.uuid not in self._idle:
+                self._idle[target.uuid] = idle_baseline(target.uuid)
             self._worker_target = target
-            self._worker = Worker(
-                child_arguments(self.config),
-                ",".join(one for one in self.options.collect if one != "profiler") or "timing",
-                Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
-                child_environment(target, self.targets),
-                self.config.invocation_params.dir,
-            )
+            passes = ",".join(one for one in self.options.collect if one not in ALONE) or "timing"
+            self._worker = self._new_worker(target, passes)
         return self._worker
+
+    def _new_worker(self, target: Target, passes: str) -> Worker:
+        environment = child_environment(target, self.targets)
+        if self.leases is not None and target.uuid is not None:
+            environment |= self.leases.pass_on(target.uuid)
+        if passes == "counters" and self.options.cupti is not None:
+            # Loaded with the process, before any conftest can import torch, whose own would be the one in use.
+            preloaded = (str(self.options.cupti), os.environ.get("LD_PRELOAD"))
+            environment["LD_PRELOAD"] = ":".join(one for one in preloaded if one)
+        return Worker(
+            child_arguments(self.config),
+            passes,
+            Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
+            environment,
+            self.config.invocation_params.dir,
+        )
 
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=self._scratch_root))
         return self._folder
+
+    def plan(self, items: Iterable[pytest.Item]) -> list[Planned]:
+        """These items with their cases, for the process that hands them out."""
+        out = []
+        for item in items:
+            case, target = None, self.targets[0]
+            if isinstance(item, pytest.Function):
+                with suppress(ConfigurationError):
+                    case, target = self._case(item)
+            out.append(Planned(item.nodeid, target.slug, case))
+        return out
 
     def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
         """Ids of the cases that these items are; an item whose case is not valid has none."""
-        out = set()
-        for item in items:
-            if isinstance(item, pytest.Function):
-                with suppress(ConfigurationError):
-                    out.add(self._case(item)[0].case_id)
-        return frozenset(out)
+        return frozenset(one.case.case_id for one in self.plan(items) if one.case is not None)
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
-        """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
-        worker = Worker(
-            child_arguments(self.config),
-            "profiler",
-            Path(tempfile.mkdtemp(dir=self._scratch())),
-            child_environment(target, self.targets),
-            self.config.invocation_params.dir,
-        )
-        trace = self.path.parent / f"{self.path.stem}-traces" / f"{case.case_id}.json.gz"
-        kept = str(trace.resolve()) if self.options.keep_traces else None
-        try:
-            reply = worker.ask(item.nodeid, None, self.options.timeout_s, trace=kept)
-        except (CaseTimeout, WorkerDied) as error:
-            reply = _reply("failed", error.what if isinstance(error, CaseTimeout) else str(error))
-        finally:
-            worker.close()
-        if not reply["measurements"]:  # what was measured before a later failure of the item stands
-            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement("profiler", missing=dict.fromkeys(PROFILER, why)).to_json()]
-        return dict(reply)
+        """The profiler pass in its own process."""
+        trace = self.sink.path.parent / f"{self.sink.path.stem}-traces" / f"{case.case_id}.json.gz"
+        kept = trace.resolve() if self.options.keep_traces else None
+        return self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
 
     def _restart(self) -> None:
         if self._worker is not None:
@@ -266,14 +294,14 @@ class Sweep:
     # -- budget
 
     def _too_late(self) -> bool:
-        return self.options.budget_s is not None and self.wall_s >= self.options.budget_s
+        return self.options.budget_s is not None and self.sink.wall_s >= self.options.budget_s
 
     def _share(self) -> float | None:
         """Seconds for the passes of the next case: an even share of what is left, less what cases cost besides."""
         if self.options.budget_s is None:
             return None
-        left = self.options.budget_s - self.wall_s
-        return max(0.1, left / max(1, self.total - self.done) - self._overhead())
+        left = self.options.budget_s - self.sink.wall_s
+        return max(0.1, left / max(1, self.sink.total - self._done) - self._overhead())
 
     def _overhead(self) -> float:
         """Median time per case outside its passes so far, in s (building, warm-up, edges).
@@ -282,7 +310,7 @@ class Sweep:
         """
         outside = [
             one.window_utc[1] - one.window_utc[0] - union_length(one.measured_windows_utc)
-            for one in self.records[-20:]
+            for one in self.sink.records[-20:]
             if one.window_utc is not None and one.measured_windows_utc
         ]
         return max(0.0, median(outside)) if len(outside) > 2 else 1.0
@@ -290,7 +318,6 @@ class Sweep:
     # -- records
 
     def _record(self, item: pytest.Item, case: Case, target: Target, reply: Mapping[str, Any]) -> Record:
-        environment = self._environment()
         findings = [Finding.from_json(one) for one in reply["findings"]]
         if target.note is not None:
             findings.append(Finding("gpu_unverified", target.note, "name the GPU by its UUID", flags=True))
@@ -303,8 +330,8 @@ class Sweep:
         return assemble(
             case,
             [Measurement.from_json(one) for one in reply["measurements"]],
-            run_id=self.run_id,
-            environment_id=environment.environment_id,
+            run_id="",  # the journal knows both
+            environment_id="",
             outcome=outcome,
             reason=reply["reason"],
             gpu_uuid=uuid,
@@ -314,45 +341,19 @@ class Sweep:
             static_power_w=reply.get("static_power_w"),
         )
 
-    def _environment(self) -> Environment:
-        if self.environment is None:
-            from joulemark.environment import gather
-
-            hello = (self._worker.hello if self._worker is not None else None) or {}
-            framework = dict(hello.get("facts") or {})
-            if self.idle:
-                framework["baselines"] = {**framework.get("baselines", {}), **self.idle}
-            found = gather(
-                self.inventory,
-                self.config.rootpath,
-                anonymize=self.options.anonymize,
-                framework=framework,
-                options=[str(one) for one in self.config.invocation_params.args],
-            )
-            clock = "host_clock" if hello.get("no_clock") or not self.targets[0].on_gpu else "cuda_events"
-            seen = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
-            self.environment = replace(
-                found,
-                tiers={**found.tiers, "timing": clock, "energy": hello.get("power")},
-                notes={**found.notes, **{name: why for name, why in seen.items() if why}},
-            )
-            self._writer = RunWriter(self.path, self.run_id, self.environment, self.begin)
-        return self.environment
-
-    def _keep(self, record: Record) -> None:
-        assert self._writer is not None
-        try:
-            self._writer.write(record)
-        except JoulemarkError as error:
-            pytest.exit(f"joulemark: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
-        self.records.append(record)
-        self.done += 1
+    def _keep(self, record: Record, target: Target) -> Record:
+        hello = (self._worker.hello if self._worker is not None and self._worker_target == target else None) or {}
+        counting = {"counters": self._counting.hello.get("counters")}
+        self._done += 1
+        return self.sink.keep(record, Seen(target, {**hello, **counting}, self._idle.get(target.uuid or "", {})))
 
     def conclude(self, record: Record, longrepr: str | None, output: str) -> None:
         """Turn an outcome into pytest's: failed and unsupported raise, so do flagged and oom under strict."""
         if record.outcome == "unsupported":
             pytest.skip(record.reason or "unsupported")
         if record.outcome == "failed":
+            from joulemark.report.escape import printable
+
             text = "\n".join(part for part in (record.reason, longrepr, output) if part)
             # The child's words may hold anything: what would steer the terminal is spelt out.
             pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
@@ -365,62 +366,25 @@ class Sweep:
     def keep_in_process(self, item: pytest.Function, reply: Mapping[str, Any]) -> Record:
         """Store what this very process measured (``--bench-inprocess``, ``--pdb``)."""
         case, target = self._case(item)
-        record = self._record(item, case, target, reply)
-        self._keep(record)
-        return record
+        return self._keep(self._record(item, case, target, reply), target)
 
     # -- the end
 
-    def go_on_with(self, run: Run) -> None:
-        """Open a resumed file to which this session had no record to add, so that it gets its end."""
-        if self._writer is None and run.environments:
-            last = list(run.environments.values())[-1]
-            self._writer = RunWriter(self.path, self.run_id, last, self.begin)
-
-    def status(self, record: Record) -> str:
-        """``[12/96, 2 min left] resnet50-… 1.23 ms``."""
-        done, total = self.done, max(self.total, self.done)
-        left = self.wall_s / max(1, done) * (total - done)
-        # The first cases pay for imports, and skipped ones for nothing: no estimate is better than theirs.
-        costly = sum(one.outcome in ("ok", "flagged") for one in self.records)
-        estimate = f", about {_duration(left)} left" if costly >= 3 and done < total else ""
-        return f"[{done}/{total}{estimate}] {record.case.label}: {progress_line(record)}"
-
-    def close(self, completed: bool, reason: str | None, *, at_once: bool = False) -> None:
-        """End the worker and mark the file.
+    def close(self, *, at_once: bool = False) -> None:
+        """End the worker.
 
         Args:
-            completed: whether every case has its record.
-            reason: why it is not complete.
             at_once: kill the worker; otherwise its fixtures are torn down first, however incomplete the sweep is.
         """
-        self.completed = completed
         try:
-            if self._worker is not None:
-                if at_once:
-                    self._worker.kill()
-                else:
-                    self._worker.close()
-        finally:  # an interrupt while fixtures are torn down costs neither the file's mark nor the folder
-            self._finish(completed, reason)
-
-    def _finish(self, completed: bool, reason: str | None) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._writer is not None:
-            with suppress(JoulemarkError):  # a file that cannot be written has ended the session with this very error
-                self._writer.end(completed=completed, wall_s=self.wall_s, measured_s=self.measured_s, reason=reason)
-            self._writer.close()
-
-    @property
-    def wall_s(self) -> float:
-        """Wall time of the session so far, in s."""
-        return time.monotonic() - self._started
-
-    @property
-    def measured_s(self) -> float:
-        """Union of the windows whose samples are stored, in s."""
-        return union_length(window for record in self.records for window in record.measured_windows_utc)
+            for one in (self._worker, self._profiling, self._counting):
+                if one is not None and at_once:
+                    one.kill()
+                elif one is not None:
+                    one.close()
+        finally:  # an interrupt while fixtures are torn down does not leave the folder
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _retried(first: str | None) -> Finding:
@@ -432,6 +396,16 @@ def _reply(outcome: str, reason: str) -> dict[str, Any]:
     return {"outcome": outcome, "reason": reason, "measurements": [], "findings": [], "window_utc": [now, now]}
 
 
+def _joined(reply: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A case's reply with what a process of its own has added to it."""
+    return {
+        **reply,
+        "measurements": [*reply["measurements"], *other["measurements"]],
+        "findings": [*reply["findings"], *other["findings"]],
+        "window_utc": [reply["window_utc"][0], time.time()],
+    }
+
+
 def _next_nodeid(item: pytest.Item) -> str | None:
     """The item after this one: fixtures that both share stay up in the child."""
     items = item.session.items
@@ -439,15 +413,13 @@ def _next_nodeid(item: pytest.Item) -> str | None:
     return items[index].nodeid if index < len(items) else None
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
 def child_environment(target: Target, targets: list[Target]) -> dict[str, str]:
     """The child sees the GPU under test alone, by UUID, and the parent's list of targets."""
     described = [asdict(one) for one in targets]
+    # A worker of pytest-xdist is this process' parent; the measuring process itself is none.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
     return {
-        **os.environ,
+        **inherited,
         "CUDA_VISIBLE_DEVICES": target.uuid or "",
         TARGETS_VARIABLE: json.dumps({"targets": described, "current": target.slug}),
     }

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +15,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
+from joulemark.plugin import distributed
 from joulemark.plugin.options import BenchOptions
-from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
+from joulemark.plugin.sweep import SweepMarker, Target, cells
+from joulemark.plugin.targets import claim_for, probed, select_targets, stations_of
 from joulemark.records import Case
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
+    from joulemark.device.lease import Choice, Leases
     from joulemark.plugin.child import Measuring
+    from joulemark.plugin.distributed import Controller, Courier
     from joulemark.plugin.fixture import Bench
+    from joulemark.plugin.journal import Journal
     from joulemark.plugin.parent import Sweep
     from joulemark.records import Run
     from joulemark.workloads.base import Step, Workload
+
+_ENDS = ("call", "???")
+"""Phases whose report ends a case; the second is what xdist calls the death of a worker."""
 
 _SESSION = pytest.StashKey["BenchSession"]()
 
@@ -51,7 +58,6 @@ def configure(config: pytest.Config) -> None:
     """
     try:
         options = BenchOptions.from_pytest_config(config)
-        _refuse_conflicts(config)
         session = BenchSession(config, options)
     except JoulemarkError as error:
         raise pytest.UsageError(str(error)) from error
@@ -67,25 +73,16 @@ def configure(config: pytest.Config) -> None:
 
 
 def _adapt_pytest_benchmark(config: pytest.Config, options: BenchOptions) -> None:
-    """Our tables hold the same figures: its own appear with its own comparison. In a child it is off."""
+    """Our tables hold the same figures: its own appear with its own comparison. In a child and under -n it is off."""
     if not config.pluginmanager.hasplugin("benchmark"):
         return
     config.option.benchmark_only = False  # --bench keeps benchmarks only, and by their own fixture
-    if options.worker is not None:
+    if options.worker is not None or distributed.is_worker(config) or distributed.is_controller(config):
         config.option.benchmark_disable, config.option.benchmark_enable = True, False
         config.option.benchmark_skip = False
         config.option.benchmark_compare = config.option.benchmark_compare_fail = None
     if not config.option.benchmark_compare:
         config.option.benchmark_quiet = True
-
-
-def _refuse_conflicts(config: pytest.Config) -> None:
-    workers = getattr(config.option, "numprocesses", None)
-    if hasattr(config, "workerinput") or workers or getattr(config.option, "tx", None):
-        raise ConfigurationError(
-            f"--bench got -n {workers}: benchmarks that run side by side on one device would time each other",
-            "drop -n (or give -n 0)",
-        )
 
 
 def _choose_paths(config: pytest.Config) -> None:
@@ -98,78 +95,143 @@ def _choose_paths(config: pytest.Config) -> None:
 
 
 class BenchSession:
-    """Hooks of a session with ``--bench``.
+    """Hooks of a session with ``--bench``, in one of four roles.
 
-    In the parent, items are measured through :class:`joulemark.plugin.parent.Sweep`; in the measuring
-    process (``--bench-worker``) and under a debugger, the fixtures do the work.
+    Alone, items are measured through :class:`joulemark.plugin.parent.Sweep` and stored in a journal. Under
+    pytest-xdist the controller has the journal and each worker a sweep. In the measuring process
+    (``--bench-worker``) and under a debugger, the fixtures do the work.
     """
 
     def __init__(self, config: pytest.Config, options: BenchOptions) -> None:
-        from joulemark.collect.framework import framework_uuids
-        from joulemark.device.gpu import probe_gpus
-        from joulemark.plugin.parent import targets_from_parent
-
         self.config = config
         self.options = options
         self.own: dict[str, Workload] = {}
+        self.journal: Journal | None = None
         self.sweep: Sweep | None = None
+        self.courier: Courier | None = None
+        self.controller: Controller | None = None
         self.measuring: Measuring | None = None
+        self.leases: Leases | None = None
         self.stray: list[str] = []
         self.resumed: Run | None = None
+        self.finished: frozenset[str] = frozenset()
+        self.inventory: Inventory | None = None
         self._interrupted = False
         self._uncollected = False
-        self._concluded = 0
+        self.concluded = 0
+        self._late = 0
         self._error: BaseException | None = None
-        self._sigterm: Any = None
+        self._signals: dict[int, Any] = {}
+        self._lease_files: list[int] = []
         self.is_child = options.worker is not None
-        inherited = targets_from_parent() if self.is_child else None
-        self.inventory: Inventory | None = None if inherited else probe_gpus(os.environ, framework_uuids)
-        self.targets = inherited or self._targets()
-        if self.is_child or not options.isolate:
-            self._configure_measuring()
-        if not self.is_child:
+        if self.is_child:
+            self._configure_child()
+        elif distributed.is_worker(config):
+            self._configure_worker()
+        else:
             self._configure_parent()
 
-    def _targets(self) -> list[Target]:
-        from joulemark.device.gpu import select_gpus
+    def _configure_child(self) -> None:
+        from joulemark.device.lease import join_lease
+        from joulemark.plugin.parent import targets_from_parent
+
+        self._lease_files = join_lease(os.environ)
+        inherited = targets_from_parent()
+        self.inventory = None if inherited else probed(self.config)
+        self.targets = inherited or select_targets(self.options, probed(self.config))
+        self._configure_measuring()
+
+    def _configure_worker(self) -> None:
+        """Measure on the GPU that the controller has assigned; it stores what comes of it."""
+        from joulemark.plugin.distributed import Assignment, Courier
+        from joulemark.plugin.parent import Sweep
+
+        given = Assignment.of(self.config)
+        self.targets = list(given.targets)
+        self._read_resumed()
+        self.courier = Courier(given.path, given.started)
+        self.sweep = Sweep(self.config, self.options, self.targets, self.courier, self.finished, given.scratch)
+        self.sweep.leases = given.leases()
+        self.sweep.turn = given.turns(self.options.power_budget_w)
+        self.assignment = given
+        self._note_what_did_not_fit()
+
+    def _configure_parent(self) -> None:
+        from joulemark.report.output import check_report_path
+        from joulemark.store import check_writable
+
+        for path in self.options.reports:
+            check_report_path(path)
+        self.inventory = probed(self.config)
+        self.targets = select_targets(self.options, self.inventory)
+        self._read_resumed()
+        self.journal = self._new_journal()
+        check_writable(self.journal.path)
+        if distributed.is_controller(self.config):
+            stations = stations_of(self.options, self.inventory, self.targets)
+            distributed.check_workers(self.config, stations, self.options)
+            self.controller = distributed.Controller(self, stations)
+            self.config.pluginmanager.register(self.controller, "joulemark-controller")
+            return
+        from joulemark.plugin.parent import Sweep
+
+        self.sweep = Sweep(self.config, self.options, self.targets, self.journal, self.finished)
+        self._note_what_did_not_fit()
+        if not self.options.isolate:
+            self._configure_measuring()
+
+    def _read_resumed(self) -> None:
+        from joulemark.store import finished_case_ids, read_run
+
+        if self.options.resume is not None:
+            self.resumed = read_run(self.options.resume)
+            self.finished = frozenset(finished_case_ids(self.resumed))
+
+    def _note_what_did_not_fit(self) -> None:
+        assert self.sweep is not None
+        for record in () if self.resumed is None else self.resumed.records:
+            if record.outcome == "oom":
+                self.sweep.note_oom(record.case)
+
+    def _new_journal(self) -> Journal:
+        from joulemark.plugin.journal import Journal
+        from joulemark.store import new_path, new_run_id
 
         assert self.inventory is not None
-        chosen = select_gpus(self.inventory.visible, self.options.gpus)
-        slugs = [one.gpu.slug for one in chosen]
-        # Chosen by UUID or model, a GPU is certain whatever CUDA's numbering: the child sees it by UUID alone.
-        by_ordinal = any(
-            part.strip().isdecimal()
-            for text in (os.environ.get("CUDA_VISIBLE_DEVICES", ""), self.options.gpus)
-            for part in text.split(",")
-        )
-        out = []
-        for one in chosen:
-            slug = one.gpu.slug
-            if slugs.count(slug) > 1:
-                slug += f"-{self._shown(one.gpu.uuid).removeprefix('GPU-').removeprefix('MIG-')[:8]}"
-            doubt = one.why if by_ordinal and not one.verified else None
-            out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, doubt))
-        if not self.options.isolate and len(out) > 1:
-            out = self._one_of(out)
-        return out or [self._cpu()]
+        if self.resumed is not None and self.options.resume is not None:
+            return Journal(self.config, self.options, self.inventory, self.options.resume, self.resumed.run_id)
+        run_id = new_run_id()
+        folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
+        path = new_path(self.options.results, folder, time.time(), run_id)
+        return Journal(self.config, self.options, self.inventory, path, run_id)
 
-    def _cpu(self) -> Target:
-        """The CPU, with the reason why it is no GPU; none where the CPU was chosen."""
-        from joulemark.environment import why_no_gpu
+    # -- leases
+
+    def lease(self, targets: list[Target], choose: Choice | None = None) -> None:
+        """Hold the GPUs of these targets, or those that ``choose`` takes, until the session ends.
+
+        Raises:
+            pytest.UsageError: another session measures on them.
+        """
+        from joulemark.device.lease import LeaseFolder, every
 
         assert self.inventory is not None
-        return CPU if self.options.gpus in ("cpu", "none") else replace(CPU, no_gpu=why_no_gpu(self.inventory))
+        claims = [claim_for(one, self.options, self.inventory) for one in targets if one.on_gpu]
+        if self.options.lease_s is None or not claims:
+            return
+        folder = LeaseFolder(self.options.lease_dir)
+        try:
+            self.leases = folder.acquire(claims, self.options.lease_s, self._tell, choose or every)
+        except JoulemarkError as error:
+            raise pytest.UsageError(str(error)) from error
 
-    def _one_of(self, several: list[Target]) -> list[Target]:
-        """This process sees one GPU; of another it would read the power and time the work of the first."""
-        if self.options.gpus != "auto":
-            raise ConfigurationError(
-                f"--bench-gpus got {self.options.gpus!r}, {len(several)} GPUs, and one process measures one",
-                "choose one of them, or leave out --bench-inprocess (--pdb, --trace)",
-            )
-        return several[:1]
+    def _tell(self, line: str) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
-    def _shown(self, uuid: str) -> str:
+    def shown(self, uuid: str) -> str:
         """A UUID as it may be stored."""
         from joulemark.environment import anonymous
 
@@ -185,29 +247,6 @@ class BenchSession:
         elif self.targets[0].on_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.targets[0].uuid or ""
 
-    def _configure_parent(self) -> None:
-        from joulemark.plugin.parent import Sweep
-        from joulemark.report.output import check_report_path
-        from joulemark.store import finished_case_ids, new_path, new_run_id, read_run
-
-        for path in self.options.reports:
-            check_report_path(path)
-        assert self.inventory is not None
-        finished: frozenset[str] = frozenset()
-        did_not_fit: list[Case] = []
-        if self.options.resume is not None:
-            run = self.resumed = read_run(self.options.resume)
-            finished = frozenset(finished_case_ids(run))
-            did_not_fit = [record.case for record in run.records if record.outcome == "oom"]
-            path, run_id = self.options.resume, run.run_id
-        else:
-            run_id = new_run_id()
-            folder = self.targets[0].model if len({one.model for one in self.targets}) == 1 else "several-gpus"
-            path = new_path(self.options.results, folder, time.time(), run_id)
-        self.sweep = Sweep(self.config, self.options, self.targets, self.inventory, path, run_id, finished)
-        for case in did_not_fit:
-            self.sweep.note_oom(case)
-
     # -- collection
 
     @pytest.hookimpl(trylast=True)
@@ -218,7 +257,11 @@ class BenchSession:
         if self.is_child:
             return
         if threading.current_thread() is threading.main_thread():
-            self._sigterm = signal.signal(signal.SIGTERM, _interrupt)
+            # A cancelled job gets SIGTERM, a closed terminal SIGHUP (under nohup it is ignored): both end the sweep as
+            # an interrupt does.
+            for one in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(one) is not signal.SIG_IGN:
+                    self._signals[one] = signal.signal(one, _interrupt)
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
@@ -250,6 +293,7 @@ class BenchSession:
             config.hook.pytest_deselected(items=dropped)
             items[:] = kept
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """In the parent, fixtures other than pytest-benchmark's are left to the measuring process."""
         from joulemark.plugin import replay
@@ -257,7 +301,10 @@ class BenchSession:
 
         if self.sweep is None:
             return
-        self.sweep.total = len(session.items)
+        if self.courier is not None:
+            self.courier.total = -(-len(session.items) // self.assignment.workers)
+        if self.journal is not None:
+            self.journal.total = len(session.items)
         has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
         for item in session.items:
             if not isinstance(item, pytest.Function):
@@ -269,11 +316,13 @@ class BenchSession:
                 item.fixturenames = ["benchmark"] if has_benchmark else []
                 if has_benchmark:
                     replay.prepare(item)
-        if self.resumed is not None and not session.testsfailed:
-            self._refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
+        if self.courier is not None:
+            distributed.write_plan(self.assignment.scratch / "plan.json", self.sweep.plan(session.items), self.stray)
+        elif self.resumed is not None and not session.testsfailed:
+            self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
 
     @staticmethod
-    def _refuse_another_sweep(run: Run, planned: frozenset[str]) -> None:
+    def refuse_another_sweep(run: Run, planned: frozenset[str]) -> None:
         """A resumed file must be of the sweep that goes on: otherwise two sweeps would stand in it as one."""
         others = [record.case.label for record in run.records if record.case_id not in planned]
         if not others:
@@ -294,6 +343,14 @@ class BenchSession:
             self.stray.append(f"{collector.nodeid}::{name}")
 
     # -- running
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Before the first case, hold the GPUs; a controller holds them already."""
+        if self.sweep is None or self.journal is None or session.config.option.collectonly or not session.items:
+            return
+        self.lease(self.targets)
+        self.sweep.leases = self.leases
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -317,10 +374,22 @@ class BenchSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
-        """In one process, note the first exception of the item."""
+        """In one process, note the first exception of the item; in a worker, put the record on its report."""
         if self.sweep is not None and not self.options.isolate and call.excinfo is not None and self._error is None:
             self._error = call.excinfo.value
-        return (yield)
+        report = yield
+        if self.courier is not None and call.when == "call":
+            self._send(report)
+        return report
+
+    def _send(self, report: Any) -> None:
+        """Have the record of a case, or that it came too late, travel to the controller with its report."""
+        assert self.courier is not None
+        assert self.sweep is not None
+        late, self._late = self.sweep.skipped_for_budget - self._late, self.sweep.skipped_for_budget
+        text = self.courier.take(late)
+        if text is not None:
+            setattr(report, distributed.KEY, text)
 
     def _keep_in_process(self, item: pytest.Item, begin: float) -> None:
         from joulemark.plugin.child import BENCH, outcome_of
@@ -367,7 +436,7 @@ class BenchSession:
 
     def pytest_report_header(self) -> list[str]:
         """Which devices, clocks and instruments are in use and what is off and why."""
-        if self.sweep is None:
+        if self.journal is None:
             return []
         from joulemark.plugin.header import header_lines
 
@@ -376,7 +445,7 @@ class BenchSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Progress is a line per case, not a dot."""
-        if self.sweep is None or report.when != "call" or hasattr(report, "wasxfail"):
+        if self.is_child or report.when not in _ENDS or hasattr(report, "wasxfail"):
             return None
         outcome = str(dict(report.user_properties).get("outcome", report.outcome))
         category = report.outcome if not report.passed or outcome == "ok" else outcome
@@ -385,19 +454,19 @@ class BenchSession:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Print the line of the case that has just ended."""
-        if self.sweep is None or report.when != "call" or not self.sweep.records:
+        if self.journal is None or not self.journal.records or report.when not in _ENDS:
             return
-        record = self.sweep.records[-1]
+        record = self.journal.records[-1]
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and record.nodeid == report.nodeid and reporter.verbosity >= 0:
             from joulemark.report.escape import printable
 
             reporter.ensure_newline()
-            reporter.write_line(printable(self.sweep.status(record)))
+            reporter.write_line(printable(self.journal.status(record)))
 
     def pytest_runtest_logfinish(self) -> None:
         """Count the items that came to an end, skipped ones too."""
-        self._concluded += 1
+        self.concluded += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported leaves the sweep incomplete."""
@@ -409,35 +478,47 @@ class BenchSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Close the file; a run that measured nothing exits 5."""
+        """Close the file and give the GPUs free; a run that measured nothing exits 5."""
         try:
-            if self.sweep is None or session.config.option.collectonly:
-                return
-            reason = self._why_incomplete()
-            if reason is None and self.resumed is not None and not self.resumed.completed:
-                self.sweep.go_on_with(self.resumed)  # killed between its last case and its end: nothing was left to do
-            self.sweep.close(reason is None, reason, at_once=self._interrupted)
+            if self.sweep is not None:
+                self.sweep.close(at_once=self._interrupted)
         finally:
-            if self._sigterm is not None:
-                signal.signal(signal.SIGTERM, self._sigterm)
-        measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
-        if exitstatus == 0 and not measured and not self.sweep.finished:
+            self._end(session.config.option.collectonly)
+        measured = self.journal is None or any(one.outcome in ("ok", "flagged", "oom") for one in self.journal.records)
+        if exitstatus == 0 and not measured and not self.finished and not session.config.option.collectonly:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
-    def _why_incomplete(self) -> str | None:
-        assert self.sweep is not None
+    def _end(self, only_collected: bool) -> None:
+        """What must happen whatever befell the worker: the file's mark, the leases, the signal's old handler."""
+        try:
+            if self.journal is not None and not only_collected:
+                reason = self._why_incomplete(self.journal)
+                if reason is None and self.resumed is not None and not self.resumed.completed:
+                    self.journal.go_on_with(self.resumed)  # killed between its last case and its end: nothing was left
+                self.journal.close(reason is None, reason)
+        finally:
+            if self.controller is not None:
+                self.controller.close()
+            if self.leases is not None:
+                self.leases.close()
+            for number, before in self._signals.items():
+                signal.signal(number, before)
+
+    def _why_incomplete(self, journal: Journal) -> str | None:
+        of = self.controller or self.sweep
+        assert of is not None
         if self._interrupted:
             return "interrupted"
-        if self.sweep.skipped_for_budget:
+        if of.skipped_for_budget:
             return "budget spent"
         if self._uncollected:
             return "not all files could be collected"
-        missing = self._concluded < self.sweep.total or self.sweep.unrecorded
+        missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Tables, Findings, and where the records are."""
-        if self.sweep is None or self.config.option.collectonly:
+        if self.journal is None or self.config.option.collectonly:
             return
         from joulemark.plugin.header import write_summary
 
@@ -453,7 +534,7 @@ class BenchSession:
             return
         from joulemark.environment import gpu_facts
 
-        gpus = [{**gpu_facts(gpu), "uuid": self._shown(gpu.uuid)} for gpu in self.inventory.gpus]
+        gpus = [{**gpu_facts(gpu), "uuid": self.shown(gpu.uuid)} for gpu in self.inventory.gpus]
         driver, cuda_driver = self.inventory.driver, self.inventory.cuda_driver
         machine_info["joulemark"] = {"gpus": gpus, "driver": driver, "cuda_driver": cuda_driver}
 

@@ -65,7 +65,8 @@ class SweepMarker:
     Args:
         models: zoo names or ``pkg.mod:factory``.
         phases: of ``inference``, ``train``, ``prefill``, ``decode``; a model takes part in those it has.
-        batch_sizes, dtypes, modes, inputs: axes.
+        batch_sizes: of all models, or model → its own, with those of any other model under ``*``.
+        dtypes, modes, inputs: axes.
         layout: ``contiguous`` or ``channels_last`` (of models with images).
         cpu: axes to use instead on a machine without a GPU.
         requires: instruments without which the case is skipped, with the reason.
@@ -73,7 +74,7 @@ class SweepMarker:
 
     models: tuple[str, ...] = ("resnet18",)
     phases: tuple[str, ...] = ("inference",)
-    batch_sizes: tuple[int, ...] = (1, 8, 64)
+    batch_sizes: tuple[int, ...] | Mapping[str, tuple[int, ...]] = (1, 8, 64)
     dtypes: tuple[str, ...] = ("fp32",)
     modes: tuple[str, ...] = ("eager",)
     inputs: tuple[str, ...] = ("device",)
@@ -117,9 +118,24 @@ class SweepMarker:
         }
         return SweepMarker(**merged)
 
+    def batches(self, model: str) -> tuple[int, ...]:
+        """The batch sizes of a model.
+
+        Raises:
+            ConfigurationError: the marker lists batch sizes by model, and none for this one.
+        """
+        if not isinstance(self.batch_sizes, Mapping):
+            return self.batch_sizes
+        sizes = self.batch_sizes.get(model, self.batch_sizes.get("*"))
+        if sizes is None:
+            raise ConfigurationError(
+                f"@pytest.mark.bench has no batch_sizes for {model!r}", "add them under its name or under '*'"
+            )
+        return tuple(sizes)
+
 
 def _as_tuple(name: str, value: Any) -> Any:
-    if name in ("layout", "cpu"):
+    if name in ("layout", "cpu") or (name == "batch_sizes" and isinstance(value, Mapping)):
         return value
     return (value,) if isinstance(value, (str, int)) else tuple(value)
 
@@ -142,15 +158,15 @@ def cells(
             options.inputs or policy.inputs,
             options.dtypes or policy.dtypes,
             options.modes or policy.modes,
-            sorted(options.batch_sizes or policy.batch_sizes),
         )
-        for model, phase, source, dtype, mode, batch in axes:
+        for model, phase, source, dtype, mode in axes:
             name, phases, images = describe(model, own, options.rootdir)
-            if phase in phases:
-                layout = policy.layout if images else "contiguous"
-                out.append(
-                    (Case(name, phase, mode, dtype, batch, layout, source, target.slug, benchmark=benchmark), target)
-                )
+            if phase not in phases:
+                continue
+            layout = policy.layout if images else "contiguous"
+            for batch in sorted(options.batch_sizes or policy.batches(name)):
+                case = Case(name, phase, mode, dtype, batch, layout, source, target.slug, benchmark=benchmark)
+                out.append((case, target))
     return out
 
 

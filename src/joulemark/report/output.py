@@ -71,14 +71,14 @@ def check_report_path(path: Path) -> None:
         raise ConfigurationError(f"the report {path} cannot be written: no access to {folder}", "choose another folder")
 
 
-def _refuse_foreign(path: Path) -> None:
+def _refuse_foreign(path: Path, schemas: Sequence[str] = _SCHEMAS, kind: str = "report") -> None:
     """A report may replace a report; a JSON file of another kind may be somebody's only copy of a run."""
     if path.suffix.lower() != ".json" or path.stat().st_size == 0:
         return
     with path.open("rb") as file:
         head = file.read(200)
-    if not any(schema.encode() in head for schema in _SCHEMAS):
-        raise ConfigurationError(f"{path} is there already and is not a joulemark report", "choose another name")
+    if not any(schema.encode() in head for schema in schemas):
+        raise ConfigurationError(f"{path} is there already and is not a joulemark {kind}", "choose another name")
 
 
 def write_report(runs: Sequence[Run], path: Path, form: Format | None = None) -> None:
@@ -106,6 +106,24 @@ def write_checked(text: str, path: Path) -> None:
     if path.exists():
         _refuse_foreign(path)
     write_text(text, path)
+
+
+def check_document_path(path: Path, schema: str, kind: str) -> None:
+    """Refuse the place of a document (``.json``, or ``.md`` for its tables) before the work for it is done.
+
+    Args:
+        schema: of the document; only a file that holds it may be replaced.
+        kind: what users call the document.
+
+    Raises:
+        ConfigurationError: of another suffix, a folder, or in the place of another JSON file.
+    """
+    if path.suffix.lower() not in (".json", ".md"):
+        raise ConfigurationError(f"no {kind} has the suffix of {str(path)!r}", "use a name that ends in .json or .md")
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder", "give a file name in it")
+    if path.exists():
+        _refuse_foreign(path, (schema,), kind)
 
 
 def write_text(text: str, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulemark.metrics import CORE, find, format_value
+from joulemark.metrics import CORE, LEVELS, find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
 from joulemark.report.names import first_of, namer
 
@@ -65,7 +65,9 @@ def tables_of_run(run: Run) -> list[Table]:
     groups = _groups(run.records)
     names = [name if len(groups) > 1 else None for name in groups]
     tables = [
-        _table(records, marks, _title(run, name)) for name, records in zip(names, groups.values(), strict=True)
+        table
+        for name, records in zip(names, groups.values(), strict=True)
+        for table in _group_tables(records, marks, _title(run, name))
     ] or [Table((), (), title=_title(run, None))]
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
@@ -79,8 +81,16 @@ def _groups(records: Sequence[Record]) -> dict[str, list[Record]]:
     return {key: found for key, found in groups.items() if any(one.outcome != "unsupported" for one in found)}
 
 
-def _table(records: Sequence[Record], marks: Mapping[str, str], title: str) -> Table:
-    columns = [*_identity_columns(records), *_metric_columns(records)]
+def _group_tables(records: Sequence[Record], marks: Mapping[str, str], title: str) -> list[Table]:
+    """The table of a group, and one of the levels of the chip where counters were read."""
+    tables = [_table(records, marks, title, SHOWN_METRICS)]
+    if any(record.value(level) is not None for record in records for level in LEVELS):
+        tables.append(_table(records, marks, f"{title} | shares of peak over a step", LEVELS))
+    return tables
+
+
+def _table(records: Sequence[Record], marks: Mapping[str, str], title: str, metrics: Sequence[str]) -> Table:
+    columns = [*_identity_columns(records), *_metric_columns(records, metrics)]
     rows = tuple(
         (*(_or_missing(column.cell(record), column.numeric) for column in columns), _outcome(record, marks))
         for record in records
@@ -147,8 +157,8 @@ def _param_names(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record.case.params))
 
 
-def _metric_columns(records: Sequence[Record]) -> list[_Column]:
-    measured = [name for name in SHOWN_METRICS if any(record.value(name) is not None for record in records)]
+def _metric_columns(records: Sequence[Record], metrics: Sequence[str]) -> list[_Column]:
+    measured = [name for name in metrics if any(record.value(name) is not None for record in records)]
     return [_Column(find(name).title, _figure(name, leading=name == measured[0]), numeric=True) for name in measured]
 
 

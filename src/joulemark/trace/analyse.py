@@ -406,6 +406,8 @@ def _iteration(
         "hidden_ratio": 1 - float(figures.exposed[row]) / devices / issue if issue > 0 and devices else None,
         "launches": int(figures.launches[row]) if len(analysis.trace.calls) else None,
         "kernels": int(figures.kernels[row]),
+        "operators": int(figures.operators[row]),
+        "host_issue_per_operator_s": _operator_issue(int(figures.operator_issue[row]), notes),
         "idle_s": {cause: _seconds(figures.idle[row][code]) for code, cause in enumerate(CAUSES)},
     }
     if not devices:
@@ -413,6 +415,13 @@ def _iteration(
         entry.update(dict.fromkeys(missing))
         notes.update({f"iterations.{key}": _NO_GPU for key in (*missing, "hidden_ratio")})
     return entry
+
+
+def _operator_issue(issue: int, notes: dict[str, str]) -> float | None:
+    if issue < 0:
+        notes["iterations.host_issue_per_operator_s"] = "no operator issued work in it, or none was recorded"
+        return None
+    return _seconds(issue)
 
 
 def _idle_gaps(analysis: Analysis, _: dict[str, str]) -> Json:

@@ -309,6 +309,8 @@ class IterationFigures:
             the host waited for the device; -1 where nothing was issued.
         copy_only: device time of the window in which copies or sets ran and no kernel.
         launches, kernels: issued inside the mark, launched by the iteration.
+        operators: outermost operators that issued device work inside the mark.
+        operator_issue: median time in which the host was in one of them, without waiting for the device; -1 without.
     """
 
     wall: Ints
@@ -319,6 +321,8 @@ class IterationFigures:
     copy_only: Ints
     launches: Ints
     kernels: Ints
+    operators: Ints
+    operator_issue: Ints
 
 
 def iteration_figures(
@@ -338,9 +342,13 @@ def iteration_figures(
         number = np.where(calls.start < iterations.mark_end[np.maximum(number, 0)], number, -1)
     launches = _count(number[matching.launches], n)
     kernels = _count(iterations.of_event[trace.device.kind == KERNEL], n)
-    host_issue = _host_issue(trace, matching, iterations, number, [line.kernel_busy for line in devices])
+    waits = blocked(trace, matching, [line.kernel_busy for line in devices])
+    host_issue = _host_issue(trace, matching, iterations, number, waits)
+    operators, operator_issue = _operator_issue(trace, matching, number, waits, n)
     exposed = wall * len(devices) - busy
-    return IterationFigures(wall, busy, exposed, idle, host_issue, busy - kernel_busy, launches, kernels)
+    return IterationFigures(
+        wall, busy, exposed, idle, host_issue, busy - kernel_busy, launches, kernels, operators, operator_issue
+    )
 
 
 def _count(number: Ints | Codes, n: int) -> Ints:
@@ -371,13 +379,40 @@ def _idle_of_windows(line: DeviceTimeline, iterations: Iterations) -> npt.NDArra
     return total
 
 
-def _host_issue(trace: Trace, matching: Matching, iterations: Iterations, number: Ints, busy: list[Intervals]) -> Ints:
+def _issuing(matching: Matching, number: Ints) -> npt.NDArray[np.bool_]:
+    """Calls inside a mark that gave the device work: launches and copies."""
+    return np.isin(matching.call_kinds, (LAUNCH, GRAPH_LAUNCH, COPY_CALL)) & ~matching.captured & (number >= 0)
+
+
+def _operator_issue(trace: Trace, matching: Matching, number: Ints, waits: Intervals, n: int) -> tuple[Ints, Ints]:
+    """Per iteration the outermost operators that issued work, and the median of the host's time in one of them."""
+    ranges, calls, issuing = trace.ranges, trace.calls, _issuing(matching, number)
+    spent: list[list[int]] = [[] for _ in range(n)]
+    for lane in np.unique(calls.lane[issuing]):
+        rows = np.flatnonzero((ranges.kind == OPERATOR) & (ranges.lane == lane))
+        if not rows.size:
+            continue
+        start, end = ranges.start[rows], ranges.end[rows]
+        outer = np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
+        start, end = start[outer], end[outer]
+        mine = issuing & (calls.lane == lane)
+        around = np.searchsorted(start, calls.start[mine], "right") - 1
+        inside = (around >= 0) & (calls.start[mine] < end[np.maximum(around, 0)])
+        used, first = np.unique(around[inside], return_index=True)
+        length = end[used] - start[used] - waits.within(start[used], end[used])
+        for iteration, one in zip(number[mine][inside][first], length, strict=True):
+            spent[int(iteration)].append(int(one))
+    medians = [int(np.median(one)) if one else -1 for one in spent]
+    return np.array([len(one) for one in spent], np.int64), np.array(medians, np.int64)
+
+
+def _host_issue(trace: Trace, matching: Matching, iterations: Iterations, number: Ints, waits: Intervals) -> Ints:
     """Time that the host needs to issue each iteration, see :class:`IterationFigures`."""
     n = len(iterations)
-    issuing = np.isin(matching.call_kinds, (LAUNCH, GRAPH_LAUNCH, COPY_CALL)) & ~matching.captured & (number >= 0)
+    issuing = _issuing(matching, number)
     last = np.full(n, np.iinfo(np.int64).min)
     np.maximum.at(last, number[issuing], trace.calls.end[issuing])
     issued = last >= iterations.mark_start
     end = np.where(issued, last, iterations.mark_start)
-    waited = blocked(trace, matching, busy).within(iterations.mark_start, end)
+    waited = waits.within(iterations.mark_start, end)
     return np.where(issued, end - iterations.mark_start - waited, -1)

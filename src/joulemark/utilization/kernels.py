@@ -90,6 +90,7 @@ _INDUCTOR_KINDS: dict[str, KernelClass] = {
 _COMMUNICATION = re.compile(r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter", re.I)
 _OPTIMIZER = re.compile(r"multi_tensor_apply|adam|lamb_stage|\bsgd|_sgd|fused_?sgd|rmsprop|adagrad", re.I)
 _ATTENTION = re.compile(r"flash|fmha|attention|sdpa|attn", re.I)
+_AROUND_ATTENTION = re.compile(r"dot_do_o|convert_d[qkv]|clear_dq|combine|compute_dot|bwd_preprocess", re.I)
 _NORMALIZATION = re.compile(
     r"batch_?norm|layer_?norm|rms_?norm|group_?norm|instance_?norm|GammaBeta|RowwiseMoments|ComputeInternalGradients"
     r"|ComputeFusedParams|ComputeBackwardFusedParams|\bbn_[fb]w|bn_fw|bn_bw|softmax",
@@ -147,12 +148,24 @@ def classify(
     named = class_by_name(name)
     touched = _touches(named, tensor_active, tensor_instructions, instructions)
     if touched is None:
-        known = {"tensor_gemm": True, "attention": None, "other": None}
-        return Classified(named, "name", known.get(named, False), by_counters=False)
+        return Classified(named, "name", _tensor_by_name(name, named), by_counters=False)
     if named in ("tensor_gemm", "gemm"):
         true: KernelClass = "tensor_gemm" if touched else "gemm"
         return Classified(true, "name" if true == named else "counters", touched, by_counters=True)
     return Classified(named, "name", touched, by_counters=True)
+
+
+def _tensor_by_name(name: str, named: KernelClass) -> bool | None:
+    """Whether the name says that tensor cores work; None where it does not tell.
+
+    Fused attention in half precision runs its products on tensor cores; what prepares or converts for it does not.
+    """
+    if named == "attention":
+        plain = _without_parameters(name)
+        if _AROUND_ATTENTION.search(plain):
+            return False
+        return True if _TENSOR.search(plain) or _HALF.search(plain) else None
+    return {"tensor_gemm": True, "other": None}.get(named, False)
 
 
 def _touches(
@@ -185,6 +198,7 @@ def class_by_name(name: str) -> KernelClass:
 
 
 _ORDER: tuple[tuple[re.Pattern[str], KernelClass], ...] = (
+    (re.compile(r"implicit_?gemm", re.I), "gemm"),
     (_COMMUNICATION, "communication"),
     (_OPTIMIZER, "optimizer"),
     (_ATTENTION, "attention"),

@@ -9,6 +9,22 @@ from typing import Protocol, runtime_checkable
 from joulemark.records import Case
 
 
+@dataclass
+class PhaseMarks:
+    """Where a step says which of its phases begins; nobody listens unless a pass asks.
+
+    Args:
+        listener: is told the phase, in the step's own thread, as its host code begins.
+    """
+
+    listener: Callable[[str], object] | None = None
+
+    def __call__(self, phase: str) -> None:
+        """Say that a phase begins."""
+        if self.listener is not None:
+            self.listener(phase)
+
+
 @dataclass(frozen=True)
 class Step:
     """One unit of repeated work, built and ready to run.
@@ -20,6 +36,7 @@ class Step:
         setup: runs before each round, outside the measured window; its result is ignored.
         capturable: whether ``run`` may be captured into a CUDA graph (static addresses, no host reads).
         close: releases what the step holds besides memory (data-loader workers, hooks).
+        phases: says which phase begins (``input``, ``forward``, ``backward``, ``optimizer``); None where it has none.
     """
 
     run: Callable[[], object]
@@ -28,6 +45,7 @@ class Step:
     setup: Callable[[], object] | None = None
     capturable: bool = False
     close: Callable[[], object] | None = None
+    phases: PhaseMarks | None = None
 
 
 @runtime_checkable

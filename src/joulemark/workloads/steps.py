@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from joulemark.errors import ConfigurationError, Unsupported
 from joulemark.records import Case
 from joulemark.workloads import inputs, modes, precision
-from joulemark.workloads.base import Step
+from joulemark.workloads.base import PhaseMarks, Step
 from joulemark.workloads.inputs import Arrange, Batch, Feed
 from joulemark.workloads.spec import ModelSpec, PhaseView, as_tensors
 
@@ -175,8 +175,9 @@ class _Builder:
         objective = self._objective(model, len(example))
         if self.mode == "compile":
             objective = modes.compiled(objective)
-        iterate = _iteration(objective, optimizer, scaler, lambda: precision.autocast(self.dtype, self.device))
-        return self._step(iterate, feed, example, capturable)
+        marks = PhaseMarks()
+        iterate = _iteration(objective, optimizer, scaler, lambda: precision.autocast(self.dtype, self.device), marks)
+        return self._step(iterate, feed, example, capturable, marks)
 
     def _objective(self, model: nn.Module, tensors: int) -> Callable[..., torch.Tensor]:
         """Inputs and targets to a scalar loss."""
@@ -196,21 +197,33 @@ class _Builder:
         assert self.spec.targets is not None
         return len(as_tensors(self.spec.targets(1, torch.Generator(), "cpu")))
 
-    def _step(self, body: Callable[[Batch], object], feed: Feed, example: Batch, capturable: bool) -> Step:
+    def _step(
+        self,
+        body: Callable[[Batch], object],
+        feed: Feed,
+        example: Batch,
+        capturable: bool,
+        marks: PhaseMarks | None = None,
+    ) -> Step:
         """The step around its body: a fresh batch each time, or a replay over the same addresses."""
         if self.mode != "graph":
+
+            def run() -> object:
+                if marks is not None:
+                    marks("input")
+                return body(feed())
+
             resident = self.source == "device" and self.mode == "eager"
-            return Step(
-                lambda: body(feed()), self._items, self.spec.unit, capturable=resident and capturable, close=feed.close
-            )
+            can = resident and capturable
+            return Step(run, self._items, self.spec.unit, capturable=can, close=feed.close, phases=marks)
         static = example
         replay = modes.captured(lambda: body(static), self.device)
 
-        def run() -> None:
+        def refill() -> None:
             feed.fill(static)
             replay()
 
-        return Step(run, self._items, self.spec.unit, close=feed.close)
+        return Step(refill, self._items, self.spec.unit, close=feed.close)
 
 
 def _arrange_model(model: nn.Module, arrange: Arrange) -> None:
@@ -227,18 +240,23 @@ def _iteration(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
     autocast: Callable[[], Any],
+    marks: PhaseMarks,
 ) -> Callable[[Batch], object]:
     """One training iteration on a batch; gives the loss, on the device."""
 
     def iterate(batch: Batch) -> object:
         optimizer.zero_grad(set_to_none=True)
+        marks("forward")
         with autocast():
             loss = objective(*batch)
+        marks("backward")
         if scaler is None:
             loss.backward()
+            marks("optimizer")
             optimizer.step()
         else:
             scaler.scale(loss).backward()
+            marks("optimizer")
             scaler.step(optimizer)
             scaler.update()
         return loss.detach()

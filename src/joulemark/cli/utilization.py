@@ -1,0 +1,90 @@
+"""``joulemark utilization``: how much of a busy GPU works in training, and where a bigger batch stops helping."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulemark.cli.arguments import Commands, add_command
+from joulemark.cli.console import print_json, say
+from joulemark.errors import ConfigurationError, UnreadableInput
+
+if TYPE_CHECKING:
+    from joulemark.records import Json, Run
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``utilization``."""
+    parser = add_command(
+        commands,
+        "utilization",
+        "plateaus and levels of training over batch sizes, and a waterfall from the ideal step to the real one",
+        "joulemark utilization results/nvidia-h200/ --out utilization.json --plot utilization.svg",
+        run,
+        "0 read, 2 unreadable or nothing to show",
+    )
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULT", help="sweeps of training, or folders of them"
+    )
+    parser.add_argument(
+        "--counters",
+        action="append",
+        default=[],
+        metavar="CASE=FILE",
+        help="an export of Nsight Compute of one case (a part of its label): it puts kernel classes right and weighs "
+        "counters by the profiled timeline; may be given several times",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/utilization.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--out", type=Path, metavar="F", help="write to F (.json or .md) instead of the terminal")
+    parser.add_argument("--plot", type=Path, metavar="F", help="draw into F (.svg, .png or .pdf; needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print, write or draw the utilization of the runs."""
+    from joulemark.report import foreign, output, tandem_plot, utilization_plot, utilization_view
+    from joulemark.utilization import summary
+
+    if args.out is not None:
+        output.check_document_path(args.out, summary.SCHEMA, "utilization document")
+    if args.plot is not None:
+        tandem_plot.check_path(args.plot)
+    runs, unusable = foreign.read_results(args.results)
+    for line in unusable:
+        say(f"left out: {line}")
+    document = summary.document_of(runs, dict(_per_kernel(given, runs) for given in args.counters))
+    if not document["series"]:
+        raise ConfigurationError(
+            f"no training over batch sizes is in {', '.join(map(str, args.results))}",
+            "run pytest --bench bench_training --bench-collect timing,profiler,counters",
+        )
+    if args.plot is not None:
+        utilization_plot.draw(document, args.plot)
+        say(f"wrote {args.plot}")
+    if args.out is not None:
+        output.write_text(utilization_view.text_for(document, args.out), args.out)
+        say(f"wrote {args.out}")
+    elif args.json or args.format == "json":
+        print_json(document)
+    else:
+        sys.stdout.write(utilization_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    return 0
+
+
+def _per_kernel(given: str, runs: Sequence[Run]) -> tuple[str, Json]:
+    """The case that a CASE=FILE is about, and what its export holds."""
+    from joulemark import utilization
+    from joulemark.utilization.refine import find_record
+
+    label, equals, file = given.rpartition("=")
+    if not equals or not label or not file:
+        raise ConfigurationError(f"--counters got {given!r}", "it takes CASE=FILE")
+    record = find_record((one for run in runs for one in run.records), label)
+    document = utilization.read_files([Path(file)])
+    for entry in document["files"]:
+        if entry["error"]:
+            raise UnreadableInput(entry["error"])
+    return record.case_id, document

@@ -1,0 +1,116 @@
+"""The description of a sequence of convolutions: all that partition, cost model and kernels need to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+Shape = tuple[int, ...]
+Activation = Literal["none", "relu", "relu6", "silu", "gelu"]
+
+
+@dataclass(frozen=True)
+class Conv:
+    """One convolution of d spatial dimensions with what follows it: ``activation(conv(x) + bias + residual)``.
+
+    Args:
+        in_channels: of its input.
+        out_channels: of its output.
+        kernel: taps per dimension, length d.
+        stride: per dimension.
+        padding: zeros on each side, per dimension.
+        dilation: distance of the taps, per dimension.
+        groups: blocks of channels; ``in_channels`` of them make it depthwise.
+        activation: after bias and residual.
+        residual: number of the tensor that is added (0: the sequence's input, i: output of layer i − 1); None adds
+            nothing.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: Shape
+    stride: Shape
+    padding: Shape
+    dilation: Shape
+    groups: int = 1
+    activation: Activation = "none"
+    residual: int | None = None
+
+    @property
+    def extent(self) -> Shape:
+        """Input positions that one output position spans, per dimension."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+
+    @property
+    def weights(self) -> int:
+        """Number of weights, without the bias."""
+        return self.out_channels * (self.in_channels // self.groups) * prod(self.kernel)
+
+    @property
+    def flops_per_position(self) -> int:
+        """FLOPs of one output position: a multiply and an add for each weight."""
+        return 2 * self.weights
+
+    def output_size(self, size: Shape) -> Shape:
+        """Spatial size of the output for an input of spatial ``size``."""
+        return tuple(
+            (n + 2 * p - e) // s + 1 for n, p, e, s in zip(size, self.padding, self.extent, self.stride, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Convolutions one after another. Tensor 0 is the input, tensor i the output of layer i − 1.
+
+    Raises:
+        ValueError: the layers do not fit together.
+    """
+
+    layers: tuple[Conv, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a sequence needs at least one layer")
+        if len({len(one.kernel) for one in self.layers}) != 1:
+            raise ValueError("the layers of a sequence have different numbers of dimensions")
+        for number, (before, after) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
+            if before.out_channels != after.in_channels:
+                raise ValueError(
+                    f"layer {number} gives {before.out_channels} channels, layer {number + 1} takes {after.in_channels}"
+                )
+        for number, layer in enumerate(self.layers):
+            if layer.residual is not None and not 0 <= layer.residual <= number:
+                raise ValueError(f"layer {number} adds tensor {layer.residual}, which is not there yet")
+
+    @property
+    def dimensions(self) -> int:
+        """Spatial dimensions: 2 or 3, say."""
+        return len(self.layers[0].kernel)
+
+    def channels(self, tensor: int) -> int:
+        """Channels of a tensor."""
+        return self.layers[0].in_channels if tensor == 0 else self.layers[tensor - 1].out_channels
+
+    def sizes(self, size: Shape) -> List[Shape]:
+        """Spatial size of every tensor for an input of spatial ``size``.
+
+        Raises:
+            ValueError: an intermediate would be empty, or a residual does not fit.
+        """
+        out = [tuple(size)]
+        for number, layer in enumerate(self.layers):
+            out.append(layer.output_size(out[-1]))
+            if min(out[-1]) < 1:
+                raise ValueError(f"an input of {tuple(size)} leaves nothing behind layer {number}")
+            other = layer.residual
+            if other is not None and (out[other], self.channels(other)) != (out[-1], layer.out_channels):
+                raise ValueError(f"layer {number} adds a tensor of another shape: {out[other]} to {out[-1]}")
+        return out
+
+    def flops(self, size: Shape) -> int:
+        """FLOPs for one image of spatial ``size``, nothing computed twice."""
+        return sum(
+            layer.flops_per_position * prod(out) for layer, out in zip(self.layers, self.sizes(size)[1:], strict=True)
+        )

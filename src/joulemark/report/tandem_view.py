@@ -1,0 +1,169 @@
+"""The tandem of CPU and GPU as text for a terminal or in Markdown: a table per model and mode over batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from joulemark.metrics import format_value
+from joulemark.records import Json, Table
+from joulemark.report import markdown, terminal
+from joulemark.report.jsonout import dumps
+
+Format = Literal["terminal", "markdown"]
+
+_COLUMNS = (
+    "batch", "step", "GPU busy", "host issue", "exposed", "of step", "hidden", "issue/operator", "kernels", "launches",
+    "profiler cost", "peak memory",
+)  # fmt: skip
+_INPUT_COLUMNS = ("cell", "step", "GPU busy", "idle: input", "idle: copy call", "copy only", "exposed (profiled)")
+
+
+def text_for(document: Mapping[str, Json], path: Path) -> str:
+    """The document as a file of this suffix holds it: JSON, or its tables in Markdown."""
+    return dumps(document) if path.suffix.lower() == ".json" else render(document, "markdown")
+
+
+def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
+    """The document of :func:`joulemark.tandem.tandem_document` as text, ending with a line break.
+
+    Names from the result files are shown harmless.
+    """
+    chosen = list(tables(document))
+    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
+    return text.rstrip("\n") + "\n"
+
+
+def tables(document: Mapping[str, Json]) -> Iterator[Table]:
+    """A table per series, then the modes against eager, then the cells that have no batch size."""
+    yield from (_series(one) for one in document["series"])
+    if document["against_eager"]:
+        yield _against_eager(document["against_eager"])
+    if document["cells"]:
+        yield _cells(document["cells"])
+
+
+def title_of(series: Mapping[str, Json]) -> str:
+    """``resnet50 inference bf16 eager``, with its input where that is not the device."""
+    parts = [series[name] for name in ("workload", "phase", "dtype", "mode")]
+    parts.append(series["input"] if series["input"] not in (None, "device") else None)
+    parts += [f"{key}={value}" for key, value in series["params"].items()]
+    return " ".join(str(one) for one in parts if one)
+
+
+def _series(series: Mapping[str, Json]) -> Table:
+    rows = [_row(row) for row in series["rows"]]
+    title = f"{title_of(series)} on {series['gpu_model']}: crossover {series['crossover']['text']}"
+    return _table(title, _COLUMNS, rows, tuple(_notes(series)), frozenset(range(len(_COLUMNS))))
+
+
+def _row(row: Mapping[str, Json]) -> tuple[str, ...]:
+    def metric(name: str, digits: int = 3) -> str:
+        value = row["metrics"][name]
+        return format_value(value["value"], value["unit"], digits)
+
+    kernels = metric("kernels_per_step", 4)
+    return (
+        str(row["batch_size"]),
+        metric("device_time_s"),
+        metric("gpu_busy_s"),
+        metric("host_issue_unprofiled_s"),
+        metric("exposed_overhead_unprofiled_s"),
+        _percent(row["exposed_share"]),
+        format_value(row["hidden_ratio_unprofiled"], "1", 2),
+        metric("host_issue_per_operator_s"),
+        f"{kernels} (!)" if row["kernels_reconciled"] is False else kernels,
+        metric("launches_per_step", 4),
+        _percent(row["metrics"]["profiler_distortion"]["value"]),
+        metric("peak_memory_bytes"),
+    )
+
+
+def _notes(series: Mapping[str, Json]) -> Iterator[str]:
+    memory, beyond = series["memory"], series["exposed_from_twice_the_crossover"]
+    yield f"crossover with the host's issue time beside the profiler: {series['crossover_profiled']['text']}"
+    if memory["ratio"] is not None:
+        at = format_value(memory["at_crossover_bytes"], "B")
+        yield f"memory at the crossover: {at}, {memory['ratio']:.3g} times that of batch {memory['smallest_batch']}"
+    if beyond["largest_share"] is not None:
+        yield (
+            f"exposed from batch {beyond['from_batch']:.3g} on (twice the crossover): "
+            f"at most {_percent(beyond['largest_share'])} of the step"
+        )
+    even = series["host_issue_per_operator"]
+    if even["median_s"] is not None:
+        yield (
+            f"host issue time per operator: {format_value(even['median_s'], 's')}, "
+            f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"
+        )
+    yield from _causes(series["rows"])
+    for finding in series["crossover"]["findings"]:
+        yield f"{finding['message']}: {finding['remedy']}"
+    if any(row["kernels_reconciled"] is False for row in series["rows"]):
+        yield "(!): the profile lost records; launches and kernels do not agree"
+    yield "step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy"
+
+
+def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    """Why the GPU waits in a profiled step at the smallest batch, the longest first."""
+    known = next(((row["batch_size"], row["idle_s"]) for row in rows if any(row["idle_s"].values())), None)
+    if known is None:
+        return
+    longest = sorted(((value, cause) for cause, value in known[1].items() if value), reverse=True)[:4]
+    listed = ", ".join(f"{cause} {format_value(value, 's')}" for value, cause in longest)
+    yield f"idle in a profiled step of batch {known[0]}: {listed}"
+
+
+def _against_eager(entries: Sequence[Mapping[str, Json]]) -> Table:
+    rows = [
+        (
+            title_of({**one, "params": {}}),
+            str(one["batch_size"]),
+            format_value(one["eager_s"], "s"),
+            format_value(one["mode_s"], "s"),
+            format_value(one["ratio"], "1"),
+        )
+        for one in entries
+    ]
+    columns = ("series", "batch", "exposed in eager", "exposed in mode", "ratio")
+    return _table("exposed overhead against eager", columns, rows)
+
+
+def _cells(rows: Sequence[Mapping[str, Json]]) -> Table:
+    def cells() -> Iterable[tuple[str, ...]]:
+        for row in rows:
+            metrics, idle = row["metrics"], row["idle_s"]
+            profiled = metrics["gpu_busy_s"]["value"] is not None
+            known = {cause: idle.get(cause, 0.0 if profiled else None) for cause in ("input", "copy")}
+            yield (
+                row["label"],
+                _seconds(metrics["device_time_s"]["value"]),
+                _seconds(metrics["gpu_busy_s"]["value"]),
+                _seconds(known["input"]),
+                _seconds(known["copy"]),
+                _seconds(metrics["copy_only_s"]["value"]),
+                _seconds(metrics["exposed_overhead_s"]["value"]),
+            )
+
+    note = "idle: of a profiled step, by cause; copy only: data moved and no kernel ran"
+    return _table("inputs of a step", _INPUT_COLUMNS, cells(), (note,))
+
+
+def _seconds(value: float | None) -> str:
+    return format_value(value, "s")
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    notes: tuple[str, ...] = (),
+    numeric: frozenset[int] | None = None,
+) -> Table:
+    right = frozenset(range(1, len(columns))) if numeric is None else numeric
+    return Table(tuple(columns), tuple(tuple(row) for row in rows), numeric=right, title=title, notes=notes)

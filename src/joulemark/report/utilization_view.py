@@ -1,0 +1,227 @@
+"""Utilization of training as text for a terminal or in Markdown: plateaus, levels, waterfalls and kernel classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from joulemark.metrics import LEVELS, find, format_value
+from joulemark.records import Json, Table
+from joulemark.report import markdown, terminal
+from joulemark.report.jsonout import dumps
+from joulemark.utilization.waterfall import TITLES
+
+Format = Literal["terminal", "markdown"]
+
+_MAIN = (
+    "gpu_busy_fraction", "sm_active_fraction", "issue_slot_fraction", "tensor_active_fraction", "dram_fraction",
+)  # fmt: skip
+BARS: Mapping[str, str] = {
+    "ideal": "ideal",
+    "clock": "clock",
+    "other_work": "other work",
+    "below_peak": "below peak",
+    "no_matrix_kernels": "no tensor core",
+    "untold_kernels": "untold",
+    "overlap": "overlap",
+    "gpu_idle": "GPU idle",
+    "unexplained": "unexplained",
+}
+"""Bar of a waterfall → heading."""
+
+
+def text_for(document: Mapping[str, Json], path: Path) -> str:
+    """The document as a file of this suffix holds it: JSON, or its tables in Markdown."""
+    return dumps(document) if path.suffix.lower() == ".json" else render(document, "markdown")
+
+
+def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
+    """The document of :func:`joulemark.utilization.summary.document_of` as text, ending with a line break.
+
+    Names from the result files are shown harmless.
+    """
+    chosen = list(tables(document))
+    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
+    return text.rstrip("\n") + "\n"
+
+
+def tables(document: Mapping[str, Json]) -> Iterator[Table]:
+    """The plateaus of all series, then per series its levels, its phases and its waterfalls."""
+    series = document["series"]
+    yield _plateaus(series)
+    yield _beside_published(series, document["published"])
+    for one in series:
+        yield _levels(one)
+        phases = _phases(one)
+        if phases.rows:
+            yield phases
+        yield _waterfalls(one)
+
+
+def title_of(series: Mapping[str, Json]) -> str:
+    """``resnet50 train bf16 eager``, with its input where that is not the device."""
+    parts = [series[name] for name in ("workload", "phase", "dtype", "mode")]
+    parts.append(series["input"] if series["input"] not in (None, "device") else None)
+    return " ".join(str(one) for one in parts if one)
+
+
+def _plateaus(series: Sequence[Mapping[str, Json]]) -> Table:
+    rows = []
+    for one in series:
+        rows.append((title_of(one), "throughput", _verdict(one["throughput_plateau"])))
+        rows += [("", find(level).title, _verdict(one["level_plateaus"].get(level))) for level in _MAIN]
+    found = dict.fromkeys(
+        f"{title_of(one)}: {finding['message']}"
+        for one in series
+        for finding in (one["throughput_plateau"] or {"findings": ()})["findings"]
+    )
+    note = "plateau: the batch beyond which no doubling gains more than 5 %, with a bootstrap interval"
+    return _table(
+        "where a bigger batch stops helping", ("series", "what", "verdict"), rows, (note, *found), frozenset()
+    )
+
+
+def _verdict(plateau: Mapping[str, Json] | None) -> str:
+    if plateau is None:
+        return "n/a"
+    if plateau["verdict"] == "too_few_points":
+        return "too few batches"
+    confident = plateau["support"] is None or plateau["support"] >= plateau["confidence"]
+    return str(plateau["text"]) if confident else f"{plateau['text']} ({plateau['support']:.0%} of draws)"
+
+
+def _beside_published(series: Sequence[Mapping[str, Json]], published: Mapping[str, Json]) -> Table:
+    columns = ("series", "batch sizes", "tensor pipe", "issue slots", "no tensor core, of the step")
+    rows = [
+        (
+            title_of(one),
+            _batches(one["at_plateau"]),
+            *(_percent(one["at_plateau"][name]) for name in (_TENSOR, _ISSUE, "no_tensor_share")),
+        )
+        for one in series
+    ]
+    rows.append(("published, at most", "", _percent(published[_TENSOR]), _percent(published[_ISSUE]), "n/a"))
+    reasons = dict.fromkeys(
+        f"{title_of(one)}: {find(name).title}: {why}"
+        for one in series
+        for name, why in one["at_plateau"]["notes"].items()
+        if name in (_TENSOR, _ISSUE, "no_tensor_share")
+    )
+    notes = (f"published: {published['source']}", *reasons)
+    return _table("means at and beyond the throughput's plateau", columns, rows, notes, frozenset({2, 3, 4}))
+
+
+_TENSOR, _ISSUE = "tensor_active_fraction", "issue_slot_fraction"
+
+
+def _batches(entry: Mapping[str, Json]) -> str:
+    sizes = entry["batch_sizes"]
+    if not entry["reached"]:
+        return f"{sizes[-1]} (no plateau reached)"
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} … {sizes[-1]}"
+
+
+def _levels(series: Mapping[str, Json]) -> Table:
+    shown = [level for level in LEVELS if any(cell["levels"].get(level) for cell in series["cells"])]
+    columns = (
+        "batch",
+        "step",
+        "items/s",
+        "memory",
+        "elasticity",
+        "of peak",
+        "GPU busy",
+        *(find(one).title for one in shown),
+    )
+    elastic = {one["to_batch"]: one["value"] for one in series["elasticity"]}
+    rows = [
+        (
+            str(cell["batch_size"]),
+            format_value(cell["step_s"]["timing"], "s"),
+            format_value(cell["throughput_per_s"], "1/s"),
+            format_value(cell["peak_memory_bytes"], "B"),
+            format_value(elastic.get(cell["batch_size"]), "1", 2),
+            _percent(cell["work"]["peak_fraction"]),
+            *(_percent(cell["levels"].get(level)) for level in ("gpu_busy_fraction", *shown)),
+        )
+        for cell in series["cells"]
+    ]
+    return _table(f"{title_of(series)}: levels", columns, rows, tuple(_level_notes(series)), _all(columns))
+
+
+def _level_notes(series: Mapping[str, Json]) -> Iterator[str]:
+    used = {tier for cell in series["cells"] for level, tier in cell["tiers"].items() if level in LEVELS}
+    yield f"levels by {', '.join(sorted(used)) or 'no instrument'}; GPU busy by torch's profiler, in a profiled step"
+    costs = [cell["counters_overhead"] for cell in series["cells"] if cell["counters_overhead"] is not None]
+    if costs:
+        yield f"steps beside the counters take {min(costs):+.1%} to {max(costs):+.1%} of those without"
+    yield "elasticity: d ln(items/s) / d ln(memory) from the batch before"
+    if series["did_not_fit"] is not None:
+        yield f"batch {series['did_not_fit']} did not fit into memory"
+
+
+def _phases(series: Mapping[str, Json]) -> Table:
+    """Of the largest batch size that has them."""
+    cell = next((one for one in reversed(series["cells"]) if one["phases"]), None)
+    if cell is None:
+        return _table("", (), ())
+    shown = [level for level in LEVELS if any(found.get(level) for found in cell["phases"].values())]
+    columns = ("phase", "time", *(find(level).title for level in shown))
+    rows = [
+        (
+            phase,
+            format_value(found.get("phase_time_s"), "s"),
+            *(_percent(found.get(level)) for level in shown),
+        )
+        for phase, found in cell["phases"].items()
+    ]
+    return _table(f"{title_of(series)}: phases at batch {cell['batch_size']}", columns, rows)
+
+
+def _waterfalls(series: Mapping[str, Json]) -> Table:
+    known = [cell for cell in series["cells"] if cell["waterfall"] is not None]
+    present = {bar["name"] for cell in known for bar in cell["waterfall"]["bars"]}
+    names = [name for name in TITLES if name in present]
+    columns = ("batch", "step", *(BARS[name] for name in names))
+    rows = [
+        (
+            str(cell["batch_size"]),
+            format_value(cell["waterfall"]["step_s"], "s"),
+            *(_percent(_bar(cell["waterfall"], name)) for name in names),
+        )
+        for cell in known
+    ]
+    notes = [f"{BARS[name]}: {TITLES[name]}" for name in names]
+    replayed = [str(cell["batch_size"]) for cell in known if cell["waterfall"]["idle_source"] == "cuda_graph"]
+    if known:
+        notes.append(f"idle by replay as a CUDA graph at batch {', '.join(replayed) or 'none'}, else by the profiler")
+    notes += dict.fromkeys(
+        f"no waterfall for batch {cell['batch_size']}: {cell['notes']['waterfall']}"
+        for cell in series["cells"]
+        if cell["waterfall"] is None
+    )
+    return _table(f"{title_of(series)}: from the ideal to the step", columns, rows, tuple(notes), _all(columns))
+
+
+def _bar(waterfall: Mapping[str, Json], name: str) -> float | None:
+    return next((bar["share"] for bar in waterfall["bars"] if bar["name"] == name), None)
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def _all(columns: Sequence[str]) -> frozenset[int]:
+    return frozenset(range(len(columns)))
+
+
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    notes: tuple[str, ...] = (),
+    numeric: frozenset[int] | None = None,
+) -> Table:
+    right = frozenset(range(1, len(columns))) if numeric is None else numeric
+    return Table(tuple(columns), tuple(tuple(row) for row in rows), numeric=right, title=title, notes=notes)

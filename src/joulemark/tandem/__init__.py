@@ -1,0 +1,9 @@
+"""Question 1 over batch sizes: from which batch on the kernels hide the framework, and what that costs in memory.
+
+``tandem_document`` turns stored sweeps into one strict-JSON document; ``find_crossover`` finds the crossover batch.
+"""
+
+from joulemark.tandem.crossover import Crossover, Point, find_crossover
+from joulemark.tandem.document import SCHEMA, exit_code, tandem_document
+
+__all__ = ["SCHEMA", "Crossover", "Point", "exit_code", "find_crossover", "tandem_document"]

@@ -1,0 +1,129 @@
+"""Counters of each kernel laid over the timeline of a step: classes put right, and levels by U = Σ t·u / T (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from joulemark.errors import ConfigurationError
+from joulemark.metrics import LEVELS
+from joulemark.records import Json, Record, Row
+from joulemark.utilization.kernels import classify
+from joulemark.utilization.levels import combine
+from joulemark.utilization.waterfall import number
+
+_NOISE = re.compile(r"^void\s|\s|\(anonymous namespace\)::|<unnamed>::|(?<=\d)ul\b")
+_TIMES = ("time_s", "launches")
+_Rows = dict[tuple[Json, Json], dict[str, Json]]
+"""Rows of the table ``kernel_classes`` by class and use of tensor cores."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """A record with what counters of each kernel say of its step.
+
+    Args:
+        record: with its table ``kernel_classes`` by counters where they saw the kernel.
+        levels: level → (share over the step, share of the kernels' time that counters saw). Kernels that were not seen
+            count as 0: a lower bound.
+        moved: names of kernels whose class or use of tensor cores is not what their name says.
+    """
+
+    record: Record
+    levels: Mapping[str, tuple[float, float]]
+    moved: tuple[str, ...]
+
+
+def refine(record: Record, document: Mapping[str, Json]) -> Refined:
+    """Join an export of Nsight Compute with the profiled step of the same case.
+
+    Kernels are joined by name, without parameters and blanks; one that stands in the export under several classes, or
+    not at all, stays as its name has it.
+
+    Args:
+        record: with the tables of the profiler pass.
+        document: of :func:`joulemark.utilization.read_files`.
+    """
+    counted = _by_name(document["kernels"])
+    kernels = list(record.tables.get("kernels", ()))
+    rows: _Rows = {
+        (row["class"], row["uses_tensor_cores"]): dict(row) for row in record.tables.get("kernel_classes", ())
+    }
+    moved = []
+    for kernel in kernels:
+        found = counted.get(_key(str(kernel["name"])))
+        if found is None or found["uses_tensor_cores"] is None:
+            continue
+        told = classify(str(kernel["name"]), 1.0 if found["uses_tensor_cores"] else 0.0)
+        old, new = (kernel["class"], kernel["uses_tensor_cores"]), (told.kernel_class, told.uses_tensor_cores)
+        if old != new:
+            _move(rows, old, new, kernel)
+            moved.append(str(kernel["name"]))
+    classes: list[Row] = [row for row in rows.values() if row["launches"] > 0]
+    tables = {**record.tables, "kernel_classes": sorted(classes, key=lambda row: -number(row, "time_s"))}
+    return Refined(replace(record, tables=tables), _levels(record, kernels, counted), tuple(moved))
+
+
+def _by_name(entries: Iterable[Mapping[str, Json]]) -> dict[str, Mapping[str, Json]]:
+    """Kernels of the export by their joined name; a name that stands for several classes tells nothing."""
+    out: dict[str, Mapping[str, Json]] = {}
+    unclear = set()
+    for entry in entries:
+        key = _key(entry["name"])
+        if key in out and out[key]["uses_tensor_cores"] != entry["uses_tensor_cores"]:
+            unclear.add(key)
+        out.setdefault(key, entry)
+    return {key: entry for key, entry in out.items() if key not in unclear}
+
+
+def _key(name: str) -> str:
+    """What two tools call the same kernel: no return type, blanks, parameters, and no more than a record keeps."""
+    plain = _NOISE.sub("", name.removesuffix("…"))
+    template, _, _ = plain.partition(">(")
+    return template[:120]
+
+
+def _move(
+    rows: dict[tuple[Json, Json], dict[str, Json]], old: tuple[Json, Json], new: tuple[Json, Json], kernel: Row
+) -> None:
+    empty = {"class": new[0], "uses_tensor_cores": new[1], "source": "counters", **dict.fromkeys(_TIMES, 0.0)}
+    target = rows.setdefault(new, empty)
+    target["source"] = "counters"
+    for name in _TIMES:
+        target[name] += kernel[name]
+        rows[old][name] -= kernel[name]
+    if rows[old]["launches"] < 0.5:
+        rows[old].update(dict.fromkeys(_TIMES, 0.0))
+
+
+def _levels(
+    record: Record, kernels: Iterable[Row], counted: Mapping[str, Mapping[str, Json]]
+) -> dict[str, tuple[float, float]]:
+    timeline = record.tables.get("timeline")
+    step_s = record.value("device_time_s")
+    if not timeline or step_s is None:
+        return {}
+    times = [(number(one, "time_s"), counted.get(_key(str(one["name"])), {})) for one in kernels]
+    rest = max(0.0, number(timeline[0], "kernel_time_s") - sum(time for time, _ in times))
+    out = {}
+    for level in LEVELS:
+        found = combine([*((time, figures.get(level)) for time, figures in times), (rest, None)], step_s)
+        if found is not None:
+            out[level] = found
+    return out
+
+
+def find_record(records: Iterable[Record], label: str) -> Record:
+    """The one record whose case's label holds a text.
+
+    Raises:
+        ConfigurationError: none or several cases do.
+    """
+    found = {record.case_id: record for record in records if label in record.case.label}
+    if len(found) != 1:
+        some = ", ".join(sorted(record.case.label for record in found.values())[:3]) or "none"
+        raise ConfigurationError(
+            f"--counters got the case {label!r}, which {len(found)} cases are ({some})", "name one"
+        )
+    return next(iter(found.values()))

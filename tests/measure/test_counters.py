@@ -1,0 +1,195 @@
+"""The counters pass in the loop, over counters whose figures are given."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from dataclasses import replace
+
+import pytest
+
+from joulemark.collect.timing import HostTimer
+from joulemark.errors import CountersUnreadable
+from joulemark.measure.counters import Counting, Readings, Reference, measurement_of, read_step, unit_work
+from joulemark.measure.plan import ALONE, COUNT, INSTRUMENTS, Pass, plan_for
+from joulemark.measure.runner import Runner
+from joulemark.metrics import AMOUNTS, COUNTERS, LEVELS
+from joulemark.testing import FakeCounters
+from joulemark.utilization.levels import Counted
+from joulemark.workloads.base import PhaseMarks, Step
+
+RATES = {"sm_active": 0.9, "pipe_tensor": 0.5, "pipe_tensor_cycles": 1e9, "instructions": 1e9, "dram_throughput": 0.4}
+PASSES = {
+    "pass1": ("sm_active", "pipe_tensor", "pipe_tensor_cycles", "instructions"),
+    "pass2": ("sm_active", "instructions", "dram_throughput"),
+}
+ONE = Pass("counters", 0.2, min_samples=2)
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+class Memory:
+    tier = "none"
+
+    def reset(self):
+        return None
+
+    def read_bytes(self):
+        return None
+
+
+def source(**changes):
+    return FakeCounters(**{"rates": RATES, "passes": PASSES, **changes})
+
+
+def counting(counters=None, reasons=None, **changes):
+    return Counting(counters, reasons or {}, "cpu", **changes)
+
+
+def test_it_is_in_no_plan_but_its_own():
+    both = plan_for(("timing", "power"), on_gpu=True, has_power=True)
+    assert plan_for(("timing", "power", "counters"), on_gpu=True, has_power=True) == both
+    assert ALONE["counters"] is COUNT
+    assert set(ALONE) < set(INSTRUMENTS)
+
+
+def test_every_group_is_counted_between_windows_without():
+    counters = source()
+    (seen,) = Runner(HostTimer(), Memory(), counting=counting(counters)).measure(Step(lambda: time.sleep(0.004)), COUNT)
+    assert counters.recorded == ["pass1", "pass2"] * 2
+    assert seen.values["tensor_active_fraction"].value == pytest.approx(0.5)
+    assert seen.values["tensor_active_fraction"].tier == "pm_sampling"
+    assert seen.values["sm_active_fraction"].n == 4
+    assert seen.values["dram_fraction"].n == 2
+    assert seen.values["counted_step_s"].value == pytest.approx(0.004, rel=0.5)
+    assert len(seen.samples["uncounted_step_s"]) == 1 + len(seen.samples["counted_step_s"]) == 5
+    assert seen.values["counters_overhead"].n == 4
+    assert len(seen.windows_utc) == 4
+    assert all(0 < end - start < 5 for start, end in seen.windows_utc)
+    assert {row["tier"] for row in seen.tables["levels"]} == {"pm_sampling"}
+    assert set(seen.values) | set(seen.missing) == set(COUNTERS)
+    assert seen.missing["l2_fraction"] == "pm_sampling does not count it"
+
+
+def test_phases_of_a_step_that_marks_them():
+    marks = PhaseMarks()
+
+    def run():
+        marks("forward")
+        time.sleep(0.01)
+        marks("backward")
+        time.sleep(0.02)
+
+    seen = read_step(counting(source()), HostTimer(), None, ONE, Step(run, phases=marks), 0.03)
+    found = measurement_of("counters", seen, counting(source()))
+    spent = {row["phase"]: row["value"] for row in found.tables["levels"] if row["level"] == "phase_time_s"}
+    assert spent["backward"] > 1.5 * spent["forward"] > 0.01
+    assert marks.listener is None
+
+
+def test_nobody_listens_when_a_step_fails():
+    marks = PhaseMarks()
+
+    def run():
+        marks("forward")
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        read_step(counting(source()), HostTimer(), None, ONE, Step(run, phases=marks), 0.01)
+    assert marks.listener is None
+
+
+def test_a_setup_between_the_steps_is_refused_with_its_reason():
+    runner = Runner(HostTimer(), Memory(), counting=counting(source()))
+    (seen,) = runner.measure(Step(lambda: None, setup=lambda: None), COUNT)
+    assert "a setup runs between the steps" in seen.missing["sm_active_fraction"]
+
+
+def test_a_group_that_fails_costs_its_own_figures():
+    broken = source(fails={"pass2": CountersUnreadable("CUPTI answered 999", "try again")})
+    seen = read_step(counting(broken), HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, counting(broken))
+    assert found.values["tensor_active_fraction"].value == pytest.approx(0.5)
+    assert found.missing["dram_fraction"] == "pass2: CUPTI answered 999: try again"
+    assert len(seen.off_s) == 1 + len(seen.on_s)
+    assert "counter_group_lost" in {one.code for one in found.findings}
+
+
+def test_without_any_instrument_each_level_says_what_would_give_it():
+    none = counting(None, {"pm_sampling": "no permission: ask the administrator", "gpm": "this GPU has none"})
+    seen = read_step(none, HostTimer(), None, ONE, Step(lambda: time.sleep(0.002)), 0.002)
+    found = measurement_of("counters", seen, none)
+    assert not set(found.values) & {*LEVELS, *AMOUNTS, "counted_step_s", "counters_overhead"}
+    why = "pm_sampling: no permission: ask the administrator; gpm: this GPU has none"
+    assert {found.missing[name] for name in (*LEVELS, *AMOUNTS)} == {why}
+
+
+def test_one_step_down_the_ladder_says_why_it_is_not_the_better_one():
+    down = counting(source(tier="gpm"), {"pm_sampling": "no permission: ask the administrator"})
+    seen = read_step(down, HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, down)
+    assert found.values["sm_active_fraction"].tier == "gpm"
+    said = "gpm does not count it (pm_sampling: no permission: ask the administrator)"
+    assert found.missing["issue_slot_fraction"] == said
+
+
+def test_two_instruments_that_disagree_are_told():
+    beside = FakeCounters({"sm_active": 0.9, "pipe_tensor": 0.45, "dram_throughput": 0.41}, tier="gpm")
+    both = counting(source(), beside=beside)
+    seen = read_step(both, HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, both)
+    (told,) = [one for one in found.findings if one.code == "counter_tiers_disagree"]
+    assert told.message == "tensor pipe: 50.0% by pm_sampling, 45.0% by gpm in the same minute"
+    assert {row["tier"] for row in found.tables["levels"]} == {"pm_sampling", "gpm"}
+
+
+def test_a_series_that_reads_nothing_is_missing_and_not_0():
+    silent = source(rates=dict.fromkeys(RATES, 0.0))
+    seen = read_step(counting(silent), HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, counting(silent))
+    assert "sm_active_fraction" not in found.values
+    assert "reads 0" in found.missing["sm_active_fraction"]
+
+
+def work(**changes):
+    series = source().record("pass1", lambda: time.sleep(0.02)).at_work()
+    seen = Readings(off_s=[0.01, 0.01], on_s=[0.011], counted=[Counted(series, 2)], flops=10**9)
+    return replace(seen, **changes)
+
+
+def test_flops_of_the_step_stand_beside_what_the_hardware_counted():
+    reference = Reference("bf16", 1e12, "pipe_tensor_cycles", 0.9, 100.0, 2e9)
+    seen = work(reference=reference)
+    found = measurement_of("counters", seen, counting(source()))
+    values = {name: one.value for name, one in found.values.items()}
+    assert values["step_flops"] == 1e9
+    assert values["achieved_flop_per_s"] == pytest.approx(1e11)
+    assert values["peak_flop_per_s"] == 1e12
+    assert values["peak_fraction"] == pytest.approx(0.1)
+    assert values["counted_flops"] == pytest.approx(100 * seen.counted[0].series.total("pipe_tensor_cycles") / 2)
+    (row,) = found.tables["reference"]
+    assert (row["share"], row["step_share"]) == (0.9, 0.5)
+    assert row["step_peak_counts_per_s"] == pytest.approx(2e9)
+    assert found.findings[0].code == "counters_step_time"
+
+
+def test_the_clock_of_a_unit_by_its_counts_and_its_share():
+    series = source().record("pass1", lambda: time.sleep(0.02)).at_work()
+    share, counts, peak = unit_work(series, "pipe_tensor_cycles")
+    assert share == pytest.approx(0.5)
+    assert counts == pytest.approx(1e9 * series.duration_s.sum())
+    assert peak == pytest.approx(2e9)
+    assert unit_work(source().record("pass2", lambda: time.sleep(0.01)), "pipe_tensor_cycles") == (None, None, None)
+
+
+@needs_torch
+def test_a_product_is_the_reference_of_its_number_format_once_per_process():
+    counters = source()
+    own = counting(counters)
+    for _ in range(2):
+        seen = read_step(own, HostTimer(), "bf16", ONE, Step(lambda: time.sleep(0.002)), 0.002)
+    assert seen.reference is own.references["bf16"]
+    assert seen.reference.flop_per_s > 0
+    assert seen.reference.share == pytest.approx(0.5)
+    assert seen.reference.flop_per_count > 0
+    assert counters.recorded == ["pass1", "pass2"] * 2 + ["pass1"] + ["pass1", "pass2"] * 2
+    assert "product" in seen.missing["step_flops"] or "torch" in seen.missing["step_flops"]

@@ -1,0 +1,127 @@
+"""``merge`` on models: what it finds, what it leaves, and that outputs stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from joulemark.merged import MergedSequence, merge
+
+
+class Block(nn.Module):
+    """A residual block with everything that tracing must see through."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.act = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.drop(self.act(self.norm(self.first(x))))
+        y = self.second(y)
+        y += x
+        return torch.relu(y)
+
+
+def settled(model, *shape):
+    """With batch norms that do something."""
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+    return model.double().eval(), torch.randn(*shape, dtype=torch.float64)
+
+
+def merged_parts(merged):
+    return [one for one in merged.modules() if isinstance(one, MergedSequence)]
+
+
+@pytest.mark.parametrize("strategy", ["padded", "memoized"])
+def test_a_residual_block_becomes_one_sequence(strategy):
+    model, x = settled(Block(4), 3, 4, 11, 9)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    merged = merge(model, x, strategy, edge=4)
+    (part,) = merged_parts(merged)
+    assert [one.activation for one in part.sequence.layers] == ["relu", "relu"]
+    assert part.sequence.layers[1].residual == 0
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(merged(x[:1]), model(x[:1]), rtol=1e-10, atol=1e-10)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert merged.explain() == f"first … second: {strategy}, bricks of 4×4 (asked for)"
+
+
+@pytest.mark.parametrize(
+    ("name", "sequences", "layers"), [("resnet50", 8, 48), ("mobilenet_v2", 1, 52), ("vgg16", 5, 13)]
+)
+def test_networks_keep_their_outputs(name, sequences, layers):
+    model, x = settled(models.get_model(name, weights=None), 1, 3, 64, 64)
+    merged = merge(model, x, "padded", edge=16)
+    parts = merged_parts(merged)
+    assert (len(parts), sum(len(one.sequence.layers) for one in parts)) == (sequences, layers)
+    expected = model(x)
+    assert (merged(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
+
+
+def test_an_intermediate_that_is_read_elsewhere_ends_the_sequence():
+    class Forked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(3))
+
+        def forward(self, x):
+            y = self.b(self.a(x))
+            return self.c(y) * y
+
+    model, x = settled(Forked(), 1, 2, 8, 8)
+    merged = merge(model, x, "memoized", edge=4)
+    (part,) = merged_parts(merged)
+    assert len(part.sequence.layers) == 2
+    torch.testing.assert_close(merged(x), model(x))
+    assert "c: plain (no other convolution follows that alone reads its output)" in merged.explain()
+
+
+class Sorted(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_a_model_that_cannot_be_traced_comes_back_working_with_the_reason():
+    merged = merge(Sorted(), torch.ones(2))
+    assert torch.equal(merged(torch.ones(2)), torch.full((2,), 2.0))
+    assert merged.explain().startswith("Sorted: plain (torch.fx cannot trace it: TraceError")
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_what_bricks_cannot_do_is_left_with_its_reason():
+    circular = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")
+    model, x = settled(nn.Sequential(circular, nn.Conv2d(2, 2, 4, padding="same"), nn.Conv2d(2, 2, 3)), 1, 2, 9, 9)
+    merged = merge(model, x, "padded")
+    assert not merged_parts(merged)
+    assert "padding_mode='circular'" in merged.explain()
+    assert "even kernel" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x))
+
+
+def test_auto_merges_nothing_where_no_kernel_is_and_says_so():
+    model, x = settled(Block(2), 1, 2, 8, 8)
+    merged = merge(model, x)
+    assert not merged_parts(merged)
+    assert "no kernel for this device yet" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x))
+
+
+def test_without_convolutions_it_says_so():
+    assert merge(nn.Linear(2, 2), torch.ones(1, 2)).explain() == "Linear: plain (it holds no convolution)"
+
+
+@pytest.mark.parametrize(("more", "said"), [({"strategy": "fast"}, "strategy='fast'"), ({"edge": 0}, "edge=0")])
+def test_wrong_arguments_are_refused(more, said):
+    with pytest.raises(ValueError, match=said):
+        merge(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), **more)

@@ -1,0 +1,58 @@
+"""What a journal stores of several devices."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from joulemark.device.gpu import Inventory
+from joulemark.plugin.journal import Journal, Seen
+from joulemark.plugin.options import BenchOptions
+from joulemark.plugin.sweep import Target
+from joulemark.records import Case, Record
+from joulemark.store import read_run
+
+
+def target(name):
+    return Target(f"GPU-{name}", "nvidia-h200", "nvidia-h200", "NVIDIA H200")
+
+
+@pytest.fixture
+def journal(tmp_path, monkeypatch):
+    config = SimpleNamespace(rootpath=tmp_path, invocation_params=SimpleNamespace(args=("--bench",)))
+    return Journal(config, BenchOptions(), Inventory(), tmp_path / "run.jsonl", "ab" * 16)
+
+
+def record(name, gpu):
+    return Record(Case(name), "", "ok", "", gpu_uuid=f"GPU-{gpu}")
+
+
+def test_a_device_has_the_environment_of_its_own_measuring_process(journal):
+    greeting = {"facts": {"device_uuid": "GPU-a", "baselines": {"static_power_w": {"value": 90.0}}}}
+    idle = {"idle_power_w": {"value": 70.0}}
+    journal.keep(record("first", "a"), Seen(target("a"), greeting | {"power": "nvml_energy_counter"}, idle))
+    journal.keep(record("second", "b"), Seen(target("b"), {"facts": {"device_uuid": "GPU-b"}, "no_power": "off"}))
+    journal.keep(record("third", "a"), Seen(target("a"), {"facts": {"device_uuid": "another start"}}))
+    journal.close(True, None)
+    run = read_run(journal.path)
+    of = {one.case.workload: run.environments[one.environment_id] for one in run.records}
+    assert of["first"].facts["device_uuid"] == "GPU-a"
+    assert of["first"].facts["baselines"] == {"static_power_w": {"value": 90.0}, "idle_power_w": {"value": 70.0}}
+    assert of["first"].tiers["energy"] == "nvml_energy_counter"
+    assert of["second"].facts["device_uuid"] == "GPU-b"
+    assert of["second"].tiers["energy"] is None
+    assert of["second"].notes["energy"] == "off"
+    assert of["third"] == of["first"]
+    assert {one.run_id for one in run.records} == {"ab" * 16}
+    assert run.completed
+
+
+def test_a_case_that_failed_before_the_greeting_does_not_take_it_from_the_next(journal):
+    journal.keep(record("failed", "a"), Seen(target("a")))
+    journal.keep(record("fine", "a"), Seen(target("a"), {"facts": {"device_uuid": "GPU-a"}}))
+    journal.keep(record("failed again", "a"), Seen(target("a")))
+    run = read_run(journal.path)
+    facts = [run.environments[one.environment_id].facts.get("device_uuid") for one in run.records]
+    assert facts == [None, "GPU-a", "GPU-a"]
+    assert set(run.environments) == set(journal.environments)
