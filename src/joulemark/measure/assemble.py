@@ -34,10 +34,10 @@ def assemble(
     groups: dict[int, list[Measurement]] = defaultdict(list)
     for one in measurements:
         groups[one.process].append(one)
-    per_process = [_figures(group) for _, group in sorted(groups.items())]
+    in_order = [group for _, group in sorted(groups.items())]
+    per_process = [_figures(group) for group in in_order]
     metrics = _pool(per_process)
     conditions = next((one.conditions for one in measurements if one.conditions is not None), None)
-    _add_conditions(metrics, conditions)
     _add_dynamic_energy(metrics, static_power_w)
     notes = _notes(measurements, metrics, outcome, reason)
     for name in notes:
@@ -51,7 +51,7 @@ def assemble(
         gpu_uuid,
         nodeid,
         metrics,
-        _samples(measurements),
+        _samples(one for group in in_order for one in group),
         notes,
         _unique([*findings, *(finding for one in measurements for finding in one.findings)]),
         conditions,
@@ -60,6 +60,7 @@ def assemble(
         tuple(
             {name: value.value for name, value in figures.items() if value.value is not None} for figures in per_process
         ),
+        sample_counts=_sample_counts(in_order),
     )
     if outcome != "ok":
         return record
@@ -72,7 +73,10 @@ def _unit(name: str) -> str:
 
 
 def _figures(group: list[Measurement]) -> dict[str, Value]:
-    return {name: value for one in group for name, value in one.values.items()}
+    """Figures of one process, with the clock and the temperature at which it saw them."""
+    figures = {name: value for one in group for name, value in one.values.items()}
+    _add_conditions(figures, next((one.conditions for one in group if one.conditions is not None), None))
+    return figures
 
 
 def _pool(per_process: list[dict[str, Value]]) -> dict[str, Value]:
@@ -93,12 +97,19 @@ def _pool(per_process: list[dict[str, Value]]) -> dict[str, Value]:
     return out
 
 
-def _samples(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
+def _samples(measurements: Iterable[Measurement]) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for one in measurements:
         for name, values in one.samples.items():
             out.setdefault(name, []).extend(values)
     return out
+
+
+def _sample_counts(groups: Sequence[list[Measurement]]) -> dict[str, tuple[int, ...]]:
+    """How many samples of each name each process has: from these the pooled ones are told apart again."""
+    per_process = [_samples(group) for group in groups]
+    names = dict.fromkeys(name for samples in per_process for name in samples)
+    return {name: tuple(len(samples.get(name, ())) for samples in per_process) for name in names}
 
 
 def _add_conditions(metrics: dict[str, Value], conditions: Conditions | None) -> None:
