@@ -16,6 +16,8 @@ from joulemark.errors import ConfigurationError, DeviceError, JoulemarkError
 if TYPE_CHECKING:
     from joulemark.device.gpu import GpuState, Inventory
     from joulemark.records import Json
+    from joulemark.regression.verdicts import Rule
+    from joulemark.report.comparison import Comparison
 
 # Heavier modules are imported by the command that needs them: --help answers at once.
 
@@ -154,7 +156,12 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("base", type=Path, metavar="BASE", help="the result file to compare with")
     parser.add_argument("new", type=Path, metavar="NEW", help="the result file in question")
+    _add_verdicts(parser)
+
+
+def _add_verdicts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/compare.schema.json)")
+    parser.add_argument("--format", choices=_FORMATS, default="terminal", help="terminal unless you choose")
     parser.add_argument("--metrics", metavar="NAMES", help="comma-separated, of the names in the result files")
     parser.add_argument(
         "--spread",
@@ -163,7 +170,16 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         help="what two runs of the same thing are assumed to differ by: 0.02 or 2%% (2%% unless you say)",
     )
     parser.add_argument(
-        "--threshold", type=_fraction, metavar="FRACTION", help="smallest worsening that counts (5%% unless you say)"
+        "--threshold",
+        type=_fraction,
+        metavar="FRACTION",
+        help="the worsening that must not stay unseen (5%% unless you say)",
+    )
+    parser.add_argument(
+        "--min-effect",
+        type=_fraction,
+        metavar="FRACTION",
+        help="smallest worsening that counts, however certain (1%% unless you say)",
     )
     parser.add_argument("--fail-on-missing", action="store_true", help="exit 1 when NEW lacks rows or figures of BASE")
     parser.epilog = f"{parser.epilog}\n\nexit codes: 0 nothing worse, 1 regressed, 2 unreadable, 3 cannot be decided"
@@ -211,23 +227,35 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from joulemark.report import compare, comparison_table, foreign, terminal
+    from joulemark.report import compare, foreign
 
-    metrics = compare.DEFAULT_METRICS if args.metrics is None else tuple(filter(None, args.metrics.split(",")))
     comparison = compare.compare(
-        foreign.read_result(args.base),
-        foreign.read_result(args.new),
-        tuple(name.strip() for name in metrics),
-        compare.DEFAULT_SPREAD if args.spread is None else args.spread,
-        compare.DEFAULT_THRESHOLD if args.threshold is None else args.threshold,
+        foreign.read_result(args.base), foreign.read_result(args.new), _metric_names(args.metrics), _rule(args)
     )
-    if args.json:
-        _print_json(comparison.to_json())
+    return _show_comparison(comparison, args)
+
+
+def _metric_names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _rule(args: argparse.Namespace) -> Rule:
+    from joulemark.regression.verdicts import Rule
+
+    given = {name: getattr(args, name) for name in ("spread", "threshold", "min_effect")}
+    return Rule(**{name: value for name, value in given.items() if value is not None})
+
+
+def _show_comparison(comparison: Comparison, args: argparse.Namespace) -> int:
+    from joulemark.report import output
+    from joulemark.report.comparison import exit_code
+
+    form: output.Format = "json" if args.json else args.format
+    sys.stdout.write(output.render_comparison(comparison, form))
+    if form in ("json", "csv"):
         for message in comparison.messages:
             _say(message)
-    else:
-        terminal.print_tables([comparison_table.table_of(comparison)])
-    return compare.exit_code(comparison, args.fail_on_missing)
+    return exit_code(comparison, args.fail_on_missing)
 
 
 def _trace(args: argparse.Namespace) -> int:

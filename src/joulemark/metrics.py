@@ -112,9 +112,7 @@ for _metric in (
         "sampler cost",
         "step time beside the power sampler over step time without it, minus 1",
     ),
-    Metric(
-        "gpu_busy_fraction", "1", "neither", "GPU busy", "share of a profiled step in which anything ran on the GPU"
-    ),
+    Metric("gpu_busy_fraction", "1", "higher", "GPU busy", "share of a profiled step in which anything ran on the GPU"),
     Metric("exposed_overhead_s", "s", "lower", "exposed", "time of a profiled step in which nothing ran on the GPU"),
     Metric(
         "host_issue_s",

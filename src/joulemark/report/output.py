@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run
-from joulemark.report import csv, jsonout, markdown, terminal
+from joulemark.report import comparison_table, csv, jsonout, markdown, terminal
+from joulemark.report.comparison import Comparison
 from joulemark.report.tables import tables_of
 
 Format = Literal["terminal", "markdown", "csv", "json"]
@@ -34,6 +35,16 @@ def render(runs: Sequence[Run], form: Format, width: int | None = None) -> str:
         return jsonout.render(runs)
     tables = tables_of(runs)
     return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+
+
+def render_comparison(comparison: Comparison, form: Format, width: int | None = None) -> str:
+    """A comparison as text, see :func:`render`."""
+    if form == "csv":
+        return csv.render_rows([row.to_json() for row in comparison.rows])
+    if form == "json":
+        return jsonout.dumps(comparison.to_json())
+    table = comparison_table.table_of(comparison)
+    return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
 
 
 def format_of(path: Path) -> Format:
