@@ -43,6 +43,7 @@ class BenchOptions:
     processes: int = 1
     results: Path = Path("results")
     resume: Path | None = None
+    baseline: str | None = None
     reports: tuple[Path, ...] = ()
     strict: bool = False
     anonymize: bool = False
@@ -82,6 +83,7 @@ class BenchOptions:
             processes=int(_number(config, "processes") or 1),
             results=base / (_text(config, "results") or _default_results(config.rootpath)),
             resume=None if resume is None else base / resume,
+            baseline=_text(config, "baseline"),
             reports=tuple(base / one for one in _names(config, "report") or ()),
             strict=_flag(config, "strict"),
             anonymize=_flag(config, "anonymize"),
@@ -118,6 +120,10 @@ _HELP: dict[str, tuple[str, str]] = {
         "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
     ),
     "resume": ("FILE", "go on with the sweep of this file: finished cases are not measured again"),
+    "baseline": (
+        "FILE|latest",
+        "fail each case that got worse than in this stored result, or than in the newest one of the results folder",
+    ),
     "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }
 _FLAGS = {

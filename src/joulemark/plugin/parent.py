@@ -30,6 +30,7 @@ from joulemark.store import RunWriter
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
+    from joulemark.plugin.baseline import Baseline
     from joulemark.plugin.options import BenchOptions
     from joulemark.records import Run
 
@@ -86,6 +87,7 @@ class Sweep:
         self.run_id = run_id
         self._writer: RunWriter | None = None
         self.finished = finished
+        self.baseline: Baseline | None = None
         self.records: list[Record] = []
         self.begin = time.time()
         self._started = time.monotonic()  # the clock on the wall may be set while the sweep runs
@@ -139,6 +141,7 @@ class Sweep:
         item.user_properties.append(("case_id", record.case_id))
         replay(item, benchmark, record)
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
+        self._hold_against_baseline(item, record)
 
     def _case(self, item: pytest.Function) -> tuple[Case, Target]:
         if CASE in item.stash:
@@ -228,14 +231,14 @@ class Sweep:
             self._folder = Path(tempfile.mkdtemp(prefix="joulemark-"))
         return self._folder
 
-    def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
-        """Ids of the cases that these items are; an item whose case is not valid has none."""
-        out = set()
+    def cases(self, items: Iterable[pytest.Item]) -> dict[str, Case]:
+        """The cases that these items are, by node id; an item whose case is not valid has none."""
+        out = {}
         for item in items:
             if isinstance(item, pytest.Function):
                 with suppress(ConfigurationError):
-                    out.add(self._case(item)[0].case_id)
-        return frozenset(out)
+                    out[item.nodeid] = self._case(item)[0]
+        return out
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in a worker of its own, which ends with it; whatever goes wrong costs its figures alone."""
@@ -355,10 +358,22 @@ class Sweep:
         if record.outcome == "failed":
             text = "\n".join(part for part in (record.reason, longrepr, output) if part)
             # The child's words may hold anything: what would steer the terminal is spelt out.
-            pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
+            pytest.fail(printable_lines(text), pytrace=False)
         if self.options.strict and record.outcome in ("oom", "flagged"):
             said = record.reason or "; ".join(one.message for one in record.findings if one.flags)
             pytest.fail(f"--bench-strict: {record.outcome}: {said}", pytrace=False)
+
+    def _hold_against_baseline(self, item: pytest.Item, record: Record) -> None:
+        """Fail the item when its case got worse; an out-of-memory that is new counts as worse."""
+        if self.baseline is None:
+            return
+        from joulemark.plugin.baseline import in_words
+
+        worse = [in_words(row) for row in self.baseline.judge(record, self._environment())]
+        if worse:
+            item.user_properties.append(("regressed", "; ".join(worse)))
+            text = "\n".join(["regressed against " + self.baseline.run.path, *(f"  {one}" for one in worse)])
+            pytest.fail(printable_lines(text), pytrace=False)
 
     # -- in process
 
@@ -421,6 +436,11 @@ class Sweep:
     def measured_s(self) -> float:
         """Union of the windows whose samples are stored, in s."""
         return union_length(window for record in self.records for window in record.measured_windows_utc)
+
+
+def printable_lines(text: str) -> str:
+    """A text of several lines in which nothing steers the terminal."""
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def _retried(first: str | None) -> Finding:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from joulemark.plugin.fixture import Bench
     from joulemark.plugin.parent import Sweep
     from joulemark.records import Run
+    from joulemark.report.comparison import Comparison
     from joulemark.workloads.base import Step, Workload
 
 _SESSION = pytest.StashKey["BenchSession"]()
@@ -269,8 +270,31 @@ class BenchSession:
                 item.fixturenames = ["benchmark"] if has_benchmark else []
                 if has_benchmark:
                     replay.prepare(item)
+        planned = self.sweep.cases(session.items)
         if self.resumed is not None and not session.testsfailed:
-            self._refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
+            self._refuse_another_sweep(self.resumed, frozenset(case.case_id for case in planned.values()))
+        if self.options.baseline is not None and not self.config.option.collectonly:
+            self._open_baseline(self.options.baseline, planned)
+
+    def _open_baseline(self, given: str, planned: Mapping[str, Case]) -> None:
+        """Find the run that this session is held against, and say which it is."""
+        from joulemark.plugin.baseline import open_baseline
+
+        assert self.sweep is not None
+        try:
+            self.sweep.baseline, lines = open_baseline(
+                given, self.config.invocation_params.dir, self.options.results, planned, self.sweep.path
+            )
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-baseline: {error}") from error
+        if self.sweep.baseline is not None:
+            lines.append(f"baseline: {self.sweep.baseline.run.path}")
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            from joulemark.report.escape import printable
+
+            for line in lines:
+                reporter.write_line(printable(f"joulemark: {line}"))
 
     @staticmethod
     def _refuse_another_sweep(run: Run, planned: frozenset[str]) -> None:
@@ -378,7 +402,8 @@ class BenchSession:
         """Progress is a line per case, not a dot."""
         if self.sweep is None or report.when != "call" or hasattr(report, "wasxfail"):
             return None
-        outcome = str(dict(report.user_properties).get("outcome", report.outcome))
+        properties = dict(report.user_properties)
+        outcome = "regressed" if "regressed" in properties else str(properties.get("outcome", report.outcome))
         category = report.outcome if not report.passed or outcome == "ok" else outcome
         return category, "", outcome.upper()
 
@@ -420,9 +445,21 @@ class BenchSession:
         finally:
             if self._sigterm is not None:
                 signal.signal(signal.SIGTERM, self._sigterm)
+        found = self.comparison()
+        if exitstatus == 0 and found is not None and found.verdict == "regressed":
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         measured = any(record.outcome in ("ok", "flagged", "oom") for record in self.sweep.records)
         if exitstatus == 0 and not measured and not self.sweep.finished:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def comparison(self) -> Comparison | None:
+        """All that was measured against the baseline; None without one, or when nothing was measured."""
+        from joulemark.plugin.header import whole_run
+
+        assert self.sweep is not None
+        if self.sweep.baseline is None or not self.sweep.records:
+            return None
+        return self.sweep.baseline.compare(whole_run(self))
 
     def _why_incomplete(self) -> str | None:
         assert self.sweep is not None

@@ -22,15 +22,15 @@ def table_of(comparison: Comparison) -> Table:
             row.metric if row.metric == OUTCOME else find(row.metric).title,
             "-" if row.ratio is None else f"{row.ratio:.3f}x",
             "-" if row.interval is None else f"{row.interval[0]:.3f}..{row.interval[1]:.3f}",
-            "-" if row.detectable is None else f"{row.detectable:.1%}",
             _shown(row.base, row.unit),
             _shown(row.new, row.unit),
+            "-" if row.detectable is None else f"{row.detectable:.1%}",
             _verdict(row, comparison.spread == "mixed"),
         )
         for row in comparison.rows
     )
     return Table(
-        columns=("case", "metric", "ratio", "interval", "detectable", "base", "new", "verdict"),
+        columns=("case", "metric", "ratio", "interval", "base", "new", "detectable", "verdict"),
         rows=rows,
         numeric=frozenset({2, 3, 4, 5, 6}),
         notes=tuple(_notes(comparison)),
