@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +32,7 @@ examples:
   joulemark env                                   what can be measured here, and what would be missing
   joulemark report results/nvidia-h200/           tables of stored runs
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
+  joulemark ab --old venv-a --new venv-b          the same, two environments in turns on one machine
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
 """
@@ -112,6 +114,20 @@ def _parser() -> argparse.ArgumentParser:
             _compare,
         ),
         (
+            "ab",
+            "two Python environments on one machine, measured in turns and compared",
+            "joulemark ab --old venvs/torch-2.10 --new venvs/torch-2.11 --rounds 3 -- bench_training --bench-quick",
+            _add_ab,
+            _ab,
+        ),
+        (
+            "aa",
+            "how often the gate cries wolf on this machine, and the smallest slowdown that it finds",
+            "joulemark aa --processes 24 --out results/nvidia-h200/aa.json -- bench_training --bench-quick",
+            _add_aa,
+            _aa,
+        ),
+        (
             "trace",
             "how busy a torch.profiler trace shows the GPU, and what it waits for",
             "joulemark trace trace.json.gz --json",
@@ -185,6 +201,49 @@ def _add_verdicts(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{parser.epilog}\n\nexit codes: 0 nothing worse, 1 regressed, 2 unreadable, 3 cannot be decided"
 
 
+def _add_ab(parser: argparse.ArgumentParser) -> None:
+    for side in ("old", "new"):
+        parser.add_argument(
+            f"--{side}", type=Path, required=True, metavar="ENV", help="a Python interpreter, or a virtual environment"
+        )
+    parser.add_argument(
+        "--rounds", type=_positive, default=3, metavar="N", help="of one process per side (3 unless you choose)"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="for the records of all rounds (a new folder in results/ab)"
+    )
+    parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST", help="arguments of pytest --bench")
+    _add_verdicts(parser)
+    parser.epilog = f"{parser.epilog}\n\nexit codes: as of compare"
+
+
+def _add_aa(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="RESULT",
+        help="stored runs of one binary with many processes; with --processes, arguments of pytest --bench",
+    )
+    parser.add_argument(
+        "--processes", type=_positive, metavar="N", help="measure first, each case in N processes (24 or more)"
+    )
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where that run is stored (results/aa)")
+    parser.add_argument("--metric", metavar="NAME", help="device_time_s or host_time_s")
+    parser.add_argument(
+        "--pairs", type=_positive, default=1000, metavar="N", help="of triples (1000 unless you choose)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random splits")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/aa.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--out", type=Path, metavar="F.json", help="also write the JSON document to F.json")
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
 def _add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a Chrome trace, .json or .json.gz")
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/trace.schema.json)")
@@ -256,6 +315,52 @@ def _show_comparison(comparison: Comparison, args: argparse.Namespace) -> int:
         for message in comparison.messages:
             _say(message)
     return exit_code(comparison, args.fail_on_missing)
+
+
+def _ab(args: argparse.Namespace) -> int:
+    from joulemark.measure import rounds
+    from joulemark.report.compare import compare
+
+    rule, metrics = _rule(args), _metric_names(args.metrics)
+    old, new = (rounds.interpreter_of(one) for one in (args.old, args.new))
+    if args.rounds < 3:
+        _say(f"{args.rounds} rounds show no spread between processes: it will be assumed (3 rounds measure it)")
+    folder = args.results or _new_folder(Path("results/ab"))
+    sides = rounds.take_turns(old, new, args.rounds, folder, args.pytest_args, _say)
+    _say(f"records: {sides[0].path} and {sides[1].path}")
+    return _show_comparison(compare(*sides, metrics, rule), args)
+
+
+def _new_folder(parent: Path) -> Path:
+    return parent / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def _aa(args: argparse.Namespace) -> int:
+    from joulemark.measure import rounds
+    from joulemark.regression import trials
+    from joulemark.report import aa_view, foreign, jsonout, output
+
+    if args.processes is None and not args.what:
+        raise ConfigurationError("aa got no results", "give RESULT…, or --processes 24 to measure first")
+    if args.processes is None:
+        runs, unusable = foreign.read_results([Path(one) for one in args.what])
+        for line in unusable:
+            _say(f"left out: {line}")
+    else:
+        _say(f"measuring each case in {args.processes} processes")
+        folder = args.results or _new_folder(Path("results/aa"))
+        arguments = [f"--bench-processes={args.processes}", "--bench-collect=timing", *args.what]
+        runs = [rounds.session(Path(sys.executable), folder, arguments)]
+        _say(f"records: {runs[0].path}")
+    document = trials.evaluate(runs, args.metric, pairs=args.pairs, seed=args.seed)
+    if args.out is not None:
+        output.write_text(jsonout.dumps(document), args.out)
+        _say(f"wrote {args.out}")
+    if args.json or args.format == "json":
+        _print_json(document)
+    else:
+        sys.stdout.write(aa_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    return 0
 
 
 def _trace(args: argparse.Namespace) -> int:

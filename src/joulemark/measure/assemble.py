@@ -68,6 +68,35 @@ def assemble(
     return replace(record, findings=found, outcome="flagged" if any(one.flags for one in found) else "ok")
 
 
+def join(records: Sequence[Record]) -> Record:
+    """One record of the same case measured in several runs: their processes, in the order of the runs.
+
+    Args:
+        records: at least one; the first whose outcome leaves no figures stands for all.
+    """
+    unmeasured = next((one for one in records if one.outcome not in ("ok", "flagged")), None)
+    if unmeasured is not None or len(records) == 1:
+        return unmeasured or records[0]
+    first = records[0]
+    names = dict.fromkeys(name for one in records for name in one.samples)
+    windows = [one.window_utc for one in records if one.window_utc is not None]
+    return replace(
+        first,
+        outcome="flagged" if any(one.outcome == "flagged" for one in records) else "ok",
+        metrics=_pool([dict(one.metrics) for one in records]),
+        samples={name: [x for one in records for x in one.samples.get(name, ())] for name in names},
+        sample_counts={name: tuple(n for one in records for n in _counts(one, name)) for name in names},
+        findings=_unique(finding for one in records for finding in one.findings),
+        window_utc=(min(lo for lo, _ in windows), max(hi for _, hi in windows)) if windows else None,
+        measured_windows_utc=tuple(window for one in records for window in one.measured_windows_utc),
+        processes=tuple(process for one in records for process in one.processes),
+    )
+
+
+def _counts(record: Record, name: str) -> tuple[int, ...]:
+    return tuple(len(one) for one in record.samples_by_process(name) or [record.samples.get(name, [])])
+
+
 def _unit(name: str) -> str:
     return find(name).unit
 

@@ -52,15 +52,28 @@ class Rate:
 
 
 def rate(events: int, trials: int) -> Rate:
-    """A share with Wilson's 95 % interval (Wilson, Journal of the American Statistical Association 22, 1927).
+    """A share with its interval.
 
     Raises:
         ValueError: no trial.
     """
     if trials < 1:
         raise ValueError("a rate needs at least one trial")
-    found = stats.binomtest(events, trials).proportion_ci(0.95, method="wilson")
-    return Rate(events, trials, (float(found.low), float(found.high)))
+    return Rate(events, trials, wilson(events / trials, trials))
+
+
+def wilson(share: float, trials: int) -> tuple[float, float]:
+    """Score interval of a share, 95 % (Wilson, Journal of the American Statistical Association 22, 1927).
+
+    Args:
+        share: of the trials, between 0 and 1.
+        trials: that were independent.
+    """
+    z2 = float(stats.norm.ppf(0.975)) ** 2
+    centre = share + z2 / (2 * trials)
+    half = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * trials)) / trials)
+    scale = 1 + z2 / trials
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def regressions(base: NDArray[np.float64], new: NDArray[np.float64], rule: Rule) -> NDArray[np.bool_]:
