@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from joulemark.errors import ConfigurationError, MeasurementError
@@ -127,7 +128,7 @@ def store(run: Run, folder: Path) -> Run:
     path = new_path(folder, run.records[0].case.gpu_model if run.records else "unknown", started, run.run_id)
     with RunWriter(path, run.run_id, environment, started) as writer:
         for record in run.records:
-            writer.write(Record.from_json({**record.to_json(), "run_id": run.run_id}))
+            writer.write(replace(record, run_id=run.run_id))
         writer.end(
             completed=run.completed, wall_s=run.wall_s or 0.0, measured_s=run.measured_s or 0.0, reason=run.reason
         )
