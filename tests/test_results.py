@@ -11,7 +11,8 @@ import pytest
 from joulemark.store import read_run
 
 ROOT = Path(__file__).parents[1]
-RUNS = sorted((ROOT / "results").glob("nvidia-*/sweep-*.jsonl"))
+RUNS = sorted((ROOT / "results").glob("nvidia-*/*-*Z-*.jsonl"))
+TRIALS = sorted((ROOT / "results").glob("nvidia-*/aa.json"))
 
 
 def test_there_are_runs_on_real_gpus():
@@ -38,3 +39,12 @@ def test_a_committed_run_is_complete_and_real(path):
     assert not facts["simulated"]
     uuids = {gpu["uuid"] for gpu in facts["gpus"]}
     assert {record.gpu_uuid for record in run.records} <= uuids
+
+
+def test_committed_trials_of_the_gate_are_valid_and_their_sources_are_there():
+    schema = json.loads((ROOT / "docs" / "schema" / "aa.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for path in TRIALS:
+        trials = json.loads(path.read_text(encoding="utf-8"))
+        jsonschema.Draft202012Validator(schema).validate(trials)
+        assert all((ROOT / source).exists() for source in trials["sources"])

@@ -67,7 +67,7 @@ def test_components_are_recovered(make_processes):
 
 
 def test_measured_components_are_simulated(make_processes):
-    (none, three, five) = document(make_processes())["simulated"]["rates"]
+    (none, three, five) = document(make_processes(between=0.006))["simulated"]["rates"]
     assert none["rows"] >= 2000
     assert none["rate"] <= 0.01 < 0.9 < three["rate"] < five["rate"]
 
@@ -95,6 +95,14 @@ def test_too_few_processes_are_refused_and_lame_cases_left_out(make_processes):
     name, cells, left_out = cells_of([replace(run, records=(lame, *run.records[1:]))], "device_time_s")
     assert (name, len(cells), len(left_out)) == ("device_time_s", 2, 1)
     assert left_out[0].startswith("cell0-nvidia-h200: 0 processes")
+
+
+def test_the_metric_is_what_most_cells_have(make_processes):
+    run = make_processes(cells=3)
+    other = make_processes(cells=4, metric="host_time_s")
+    renamed = [replace(one, case=replace(one.case, workload=f"x{i}")) for i, one in enumerate(other.records)]
+    assert cells_of([replace(run, records=(*run.records, *renamed))])[0] == "host_time_s"
+    assert cells_of([replace(run, records=(*run.records, *renamed[:3]))])[0] == "device_time_s"
 
 
 def test_what_cannot_be_judged_is_refused(make_processes):

@@ -20,7 +20,10 @@ ADDED_WORK = "added_work"
 """Parameter of a case whose step holds so much more real work, as a fraction; a case without it is the plain one."""
 
 METRICS = ("device_time_s", "host_time_s")
-"""What the gate is judged on: the first that every cell has, with raw samples (the other rules need them)."""
+"""What the gate is judged on: what most cells have, with raw samples (the other rules need them)."""
+
+_LEAST = 6
+"""Processes for one pair of disjoint triples."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
 
     Args:
         runs: their processes of one case are put together, in the order of the runs.
-        metric: of :data:`METRICS`, or None for the first that every cell has.
+        metric: of :data:`METRICS`, or None for the one that most cases have, the first of equals.
 
     Returns:
         the metric, the cells, and a line about each case that was left out.
@@ -74,15 +77,15 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
     by_case: dict[str, list[Record]] = {}
     for record in (record for run in runs for record in run.records if record.outcome in ("ok", "flagged")):
         by_case.setdefault(record.case_id, []).append(record)
-    names = [metric] if metric is not None else list(METRICS)
-    name = next((one for one in names if all(_processes(group, one) for group in by_case.values())), names[-1])
+    names = METRICS if metric is None else (metric,)
+    name = max(names, key=lambda one: _extent(by_case.values(), one))
     arms: dict[str, dict[float, tuple[Array, list[Array]]]] = {}
     labels: dict[str, str] = {}
     left_out = []
     for group in by_case.values():
         found = _processes(group, name)
         plain, added = _arm(group[0].case)
-        if len(found) < 6:
+        if len(found) < _LEAST:
             left_out.append(f"{group[0].case.label}: {len(found)} processes with samples of {name}, six are needed")
             continue
         logs = np.array([math.log(figure) for figure, _ in found])
@@ -93,6 +96,12 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
         why = left_out[0] if left_out else "no case was measured"
         raise UnreadableInput(f"nothing to judge the gate on ({why})", "measure with --bench-processes 24")
     return name, _of_equal_size(cells), left_out
+
+
+def _extent(groups: Iterable[Sequence[Record]], metric: str) -> tuple[int, int]:
+    """How many cases can be judged on a metric, and how many processes have it at all."""
+    counts = [len(_processes(group, metric)) for group in groups]
+    return sum(count >= _LEAST for count in counts), sum(counts)
 
 
 def _arm(case: Case) -> tuple[Case, float]:

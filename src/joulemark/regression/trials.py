@@ -118,7 +118,7 @@ def _resampling(cells: Sequence[Cell], pairs: int, splits: int, seed: int) -> Js
         "independent_rows": per_split * len(cells),
         "seed": seed,
         "statement": (
-            f"{splits} random splits of {processes} processes into disjoint triples, {per_split} pairs of triples "
+            f"{splits} random splits of {processes} processes into disjoint triples, {per_split} pair(s) of triples "
             f"each; a pair is one comparison of all {len(cells)} cells; intervals count {per_split * len(cells)} "
             "independent rows, those of one split"
         ),

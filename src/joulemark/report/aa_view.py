@@ -31,7 +31,7 @@ def _rates(document: Json) -> Table:
         for row in document["simulated"]["rates"]
     ]
     return Table(
-        ("rule", "added work", "rows flagged", "interval", "runs failed", "interval "),
+        ("rule", "added work", "rows flagged", "of rows", "runs failed", "of runs"),
         tuple(rows),
         frozenset({2, 3, 4, 5}),
         tuple(_notes(document)),
@@ -58,7 +58,7 @@ def _notes(document: Json) -> Iterable[str]:
         if found is None
         else f"the smallest slowdown found in {smallest['share']:.0%} of trials: {found:.2%}"
     )
-    yield document["resampling"]["statement"]
+    yield f"of rows, of runs: Wilson's 95 % intervals; {document['resampling']['statement']}"
     yield from document["notes"]
 
 
