@@ -56,17 +56,22 @@ def _operation(name: str, dtype: str, size: int) -> Cell:
 
 
 CELLS = (
-    _zoo("lenet5", "eager", "fp32", 1),
+    _zoo("lenet5", "eager", "fp32", 4096),
     _zoo("lenet5", "graph", "bf16", 64),
-    _zoo("resnet18", "eager", "bf16", 1),
     _zoo("resnet18", "graph", "bf16", 1),
     _zoo("resnet18", "graph", "tf32", 8),
-    _operation("gemm", "bf16", 1024),
+    _zoo("resnet18", "graph", "bf16", 32),
+    _operation("gemm", "bf16", 2048),
     _operation("gemm", "bf16", 4096),
     _operation("gemm", "fp32", 2048),
-    _operation("elementwise", "fp32", 1 << 20),
+    _operation("elementwise", "fp32", 1 << 23),
     _operation("elementwise", "bf16", 1 << 26),
 )
+"""Steps that keep the device busy: the device time of a step that waits for its host has the host's spread."""
+
+HOST_BOUND = (_zoo("lenet5", "eager", "fp32", 1), _zoo("resnet18", "eager", "bf16", 1))
+"""Steps that wait for their host, with ``--host-bound``."""
+
 ON_CPU = (
     _zoo("lenet5", "eager", "fp32", 1),
     _operation("gemm", "fp32", 64),
@@ -125,8 +130,16 @@ def measure(cell: Cell, device: str, process: int, position: int) -> dict[float,
     return found
 
 
-def child(device: str, process: int, file: Path, started: float) -> None:
+def cells_on(device: str, host_bound: bool) -> tuple[Cell, ...]:
+    """What is measured on a device."""
+    if not device.startswith("cuda"):
+        return ON_CPU
+    return CELLS + HOST_BOUND if host_bound else CELLS
+
+
+def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> None:
     """Measure all cells and write them to a file, whole or not at all."""
+    started = time.time()
     import torch
 
     from joulemark.collect.timing import timer_for
@@ -136,7 +149,7 @@ def child(device: str, process: int, file: Path, started: float) -> None:
         warm = build(_operation("gemm", "bf16", 4096), device)
         timer_for(device).sustain(warm, 0.5, 1e-3)  # clocks up, as after any case before
     lines = []
-    for position, cell in enumerate(CELLS if device.startswith("cuda") else ON_CPU):
+    for position, cell in enumerate(cells):
         begin = time.time()
         for added, measurements in measure(cell, device, process, position).items():
             lines.append(
@@ -221,7 +234,7 @@ def run_processes(options: argparse.Namespace) -> list[Path]:
             break
         start = time.monotonic()
         command = [sys.executable, __file__, "--device", options.device, "--child", str(number), "--parts", str(part)]
-        subprocess.run(command, check=True)
+        subprocess.run([*command, "--host-bound"] if options.host_bound else command, check=True)
         longest = max(longest, time.monotonic() - start)
         print(f"process {number + 1} of {len(parts)}: {time.monotonic() - start:.1f} s", flush=True)
     return [part for part in parts if part.exists()]
@@ -235,10 +248,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/nvidia-h200"), help="folder of records and aa.json")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds after which no process starts")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--host-bound", action="store_true", help="also two cells that wait for their host")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.device, options.child, options.parts, time.time())
+        child(options.device, options.child, options.parts, cells_on(options.device, options.host_bound))
         return 0
     parts = run_processes(options)
     if len(parts) < options.processes:
