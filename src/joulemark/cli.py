@@ -319,9 +319,10 @@ def _show_comparison(comparison: Comparison, args: argparse.Namespace) -> int:
 
 def _ab(args: argparse.Namespace) -> int:
     from joulemark.measure import rounds
-    from joulemark.report.compare import compare
+    from joulemark.report.compare import check, compare
 
     rule, metrics = _rule(args), _metric_names(args.metrics)
+    check(metrics, rule)
     old, new = (rounds.interpreter_of(one) for one in (args.old, args.new))
     if args.rounds < 3:
         _say(f"{args.rounds} rounds show no spread between processes: it will be assumed (3 rounds measure it)")

@@ -93,6 +93,17 @@ def test_other_gpu_models_are_shown_and_not_gated(new, gated, environment):
     assert document(comparison)["summary"]["not_gated"] == (not gated)
 
 
+@pytest.mark.parametrize("driver", ["550.144.03", "575.57.08", "1000.10"])
+def test_another_driver_is_an_axis_and_no_warning(tmp_path, driver):
+    text = (RUNS / "gpu_h100.json").read_text().replace("550.90.07", driver)
+    (tmp_path / "new.json").write_text(text)
+    comparison = compare(read_result(RUNS / "gpu_h100.json"), read_result(tmp_path / "new.json"))
+    assert comparison.environment == {"driver": ("550.90.07", driver)}
+    assert comparison.messages == ()
+    assert f"driver: 550.90.07 -> {driver}" in table_of(comparison).notes
+    assert (comparison.rows[0].gated, exit_code(comparison)) == (True, 0)
+
+
 def test_the_interval_of_a_ratio_joins_both_sides_and_the_spread(make_record, make_run):
     def interval(base, new, spread):
         sides = [

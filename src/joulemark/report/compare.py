@@ -46,7 +46,7 @@ def compare(base: Run, new: Run, metrics: Sequence[str] | None = None, rule: Rul
         ConfigurationError: a metric or a number of the rule makes no sense.
     """
     rule = rule or Rule()
-    _check(metrics, rule)
+    check(metrics, rule)
     pairing = pair_cases(base, new)
     pairs = [pair for pair in pairing.pairs if not _unsupported(pair)]
     rows = _judge(_drafts(pairs, metrics, rule, pairing), rule)
@@ -67,7 +67,12 @@ def compare(base: Run, new: Run, metrics: Sequence[str] | None = None, rule: Rul
     )
 
 
-def _check(metrics: Sequence[str] | None, rule: Rule) -> None:
+def check(metrics: Sequence[str] | None, rule: Rule) -> None:
+    """Refuse what cannot be compared, before anything is measured for it.
+
+    Raises:
+        ConfigurationError: a metric or a number of the rule makes no sense.
+    """
     known = {metric.name: metric.better for metric in all_metrics()}
     for name in metrics or ():
         if known.get(name, "neither") == "neither":
