@@ -210,7 +210,10 @@ def _add_ab(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=_positive, default=3, metavar="N", help="of one process per side (3 unless you choose)"
     )
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="for the records of all rounds (a new folder in results/ab)"
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="for the records of all rounds",
     )
     parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST", help="arguments of pytest --bench")
     _add_verdicts(parser)
@@ -227,7 +230,7 @@ def _add_aa(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=_positive, metavar="N", help="measure first, each case in N processes (24 or more)"
     )
-    parser.add_argument("--results", type=Path, metavar="DIR", help="where that run is stored (results/aa)")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where that run is stored")
     parser.add_argument("--metric", metavar="NAME", help="device_time_s or host_time_s")
     parser.add_argument(
         "--pairs", type=_positive, default=1000, metavar="N", help="of triples (1000 unless you choose)"
@@ -326,14 +329,16 @@ def _ab(args: argparse.Namespace) -> int:
     old, new = (rounds.interpreter_of(one) for one in (args.old, args.new))
     if args.rounds < 3:
         _say(f"{args.rounds} rounds show no spread between processes: it will be assumed (3 rounds measure it)")
-    folder = args.results or _new_folder(Path("results/ab"))
+    folder = args.results or _new_folder("ab")
     sides = rounds.take_turns(old, new, args.rounds, folder, args.pytest_args, _say)
     _say(f"records: {sides[0].path} and {sides[1].path}")
     return _show_comparison(compare(*sides, metrics, rule), args)
 
 
-def _new_folder(parent: Path) -> Path:
-    return parent / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+def _new_folder(command: str) -> Path:
+    """Where pytest --bench would store: the project's results, or a folder that git ignores."""
+    parent = Path("results") if Path("results").is_dir() else Path(".joulemark")
+    return parent / command / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
 def _aa(args: argparse.Namespace) -> int:
@@ -349,7 +354,7 @@ def _aa(args: argparse.Namespace) -> int:
             _say(f"left out: {line}")
     else:
         _say(f"measuring each case in {args.processes} processes")
-        folder = args.results or _new_folder(Path("results/aa"))
+        folder = args.results or _new_folder("aa")
         arguments = [f"--bench-processes={args.processes}", "--bench-collect=timing", *args.what]
         runs = [rounds.session(Path(sys.executable), folder, arguments)]
         _say(f"records: {runs[0].path}")
