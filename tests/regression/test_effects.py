@@ -75,7 +75,7 @@ def test_other_records_lend_their_spread():
         for others in ((), [record([1.0, 1.009 + 0.0003 * i, 0.991], batch=i) for i in range(1, 9)])
     )
     assert alone.df == 4
-    assert lent.df > 8
+    assert lent.df > 6
     assert spread_between_processes([pair[0][0]], "device_time_s") == pytest.approx(0.01, rel=0.01)
     assert spread_between_processes([record([1.0])], "device_time_s") is None
 

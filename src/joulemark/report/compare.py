@@ -221,7 +221,7 @@ def _with_change(row: Row, pair: Pair, change: Change | None) -> _Draft:
     ]  # fmt: skip
     if alone and metric.unit != "B":
         notes.append(f"no interval in {' and '.join(alone)}: its own spread is unknown")
-    if change.clocks is not None:
+    if change.clocks is not None and row.gated:
         notes.append(_clock_note(change, higher_is_better=metric.better == "higher"))
     return _Draft(
         replace(
