@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from joulemark.metrics import find, format_value
-from joulemark.records import Case, Environment, Record, Run
+from joulemark.records import Case, Record, Run
 from joulemark.regression.verdicts import Rule
 from joulemark.report.compare import GATED_METRICS, compare
 from joulemark.report.comparison import OUTCOME, Comparison, Row
@@ -30,17 +30,13 @@ class Baseline:
     run: Run
     rule: Rule = field(default_factory=Rule)
 
-    def judge(self, record: Record, environment: Environment) -> list[Row]:
+    def judge(self, record: Record) -> list[Row]:
         """What got worse in a case that has just ended.
 
         The rows are judged alone, at the share of the false-alarm rate that each of all planned rows has; the
         comparison at the end judges them together, which never finds fewer.
-
-        Args:
-            record: of the case.
-            environment: in which it was measured.
         """
-        run = Run("this run", record.run_id, {environment.environment_id: environment}, (record,), True)
+        run = Run("this run", record.run_id, {}, (record,), True)
         rows = compare(self.run, run, rule=self.rule).rows
         return [row for row in rows if row.gated and row.verdict == "regressed"]
 

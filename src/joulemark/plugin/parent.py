@@ -369,7 +369,7 @@ class Sweep:
             return
         from joulemark.plugin.baseline import in_words
 
-        worse = [in_words(row) for row in self.baseline.judge(record, self._environment())]
+        worse = [in_words(row) for row in self.baseline.judge(record)]
         if worse:
             item.user_properties.append(("regressed", "; ".join(worse)))
             text = "\n".join(["regressed against " + self.baseline.run.path, *(f"  {one}" for one in worse)])
