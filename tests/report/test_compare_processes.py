@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -252,6 +254,11 @@ def test_the_minimal_effect_and_the_family_are_options(make_sides):
     assert compare(*sides).verdict == "regressed"
     assert compare(*sides, rule=Rule(min_effect=0.04)).verdict == "same"
     assert compare(*sides, rule=Rule(family=10**9)).verdict == "same"
+
+
+def test_a_session_without_a_comparison_does_not_pay_for_the_statistics():
+    program = "import sys, joulemark.report.output, joulemark.plugin.session; sys.exit('scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
 
 
 # -- stored results of other tools

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 Array = NDArray[np.float64]
 Verdicts = NDArray[np.bool_]
@@ -42,7 +42,7 @@ def mann_whitney(base: Sequence[Array], new: Sequence[Array], old: NDArray[np.in
     sizes = [np.array([len(one) for one in side]) for side in (base, new)]
     n, m = sizes[0][old].sum(axis=1), sizes[1][now].sum(axis=1)
     z = (u - n * m / 2 - 0.5) / np.sqrt(n * m * (n + m + 1) / 12)
-    return np.asarray(stats.norm.sf(z) < LIMIT)
+    return np.asarray(special.ndtr(-z) < LIMIT)
 
 
 RIVALS: Mapping[str, Rival] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from joulemark.regression.variance import moderate
 from joulemark.regression.verdicts import Rule, established
@@ -69,7 +69,7 @@ def wilson(share: float, trials: int) -> tuple[float, float]:
         share: of the trials, between 0 and 1.
         trials: that were independent.
     """
-    z2 = float(stats.norm.ppf(0.975)) ** 2
+    z2 = float(special.ndtri(0.975)) ** 2
     centre = share + z2 / (2 * trials)
     half = math.sqrt(z2 * (share * (1 - share) + z2 / (4 * trials)) / trials)
     scale = 1 + z2 / trials
@@ -94,7 +94,7 @@ def regressions(base: NDArray[np.float64], new: NDArray[np.float64], rule: Rule)
     spread = moderate(squares / df, df)
     error = np.sqrt(spread.variance * (1 / counts[0] + 1 / counts[1]))
     effect = new.mean(axis=-1) - base.mean(axis=-1)
-    p = stats.t.sf(effect / error, spread.df)
+    p = special.stdtr(spread.df, -effect / error)
     return np.asarray(established(p, rule) & (effect >= math.log1p(rule.min_effect)))
 
 

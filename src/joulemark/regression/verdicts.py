@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 Verdict = Literal["improved", "same", "regressed", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("regressed", "inconclusive", "improved", "same")
@@ -118,14 +118,14 @@ class Judged:
 
 def quantile(p: float, df: float) -> float:
     """Of Student's distribution; of the normal one for infinite ``df``."""
-    return float(stats.norm.ppf(p) if math.isinf(df) else stats.t.ppf(p, df))
+    return float(special.ndtri(p) if math.isinf(df) else special.stdtrit(df, p))
 
 
 def tail(excess: float, error: float, df: float) -> float:
     """P(T > excess / error); an error of zero leaves no doubt."""
     if error <= 0:
         return 0.0 if excess > 0 else 1.0
-    return float(stats.norm.sf(excess / error) if math.isinf(df) else stats.t.sf(excess / error, df))
+    return float(special.ndtr(-excess / error) if math.isinf(df) else special.stdtr(df, -excess / error))
 
 
 def critical_values(rows: int, rule: Rule) -> NDArray[np.float64]:

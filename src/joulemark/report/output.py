@@ -6,13 +6,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run
-from joulemark.report import comparison_table, csv, jsonout, markdown, terminal
-from joulemark.report.comparison import Comparison
+from joulemark.report import csv, jsonout, markdown, terminal
 from joulemark.report.tables import tables_of
+
+if TYPE_CHECKING:
+    from joulemark.report.comparison import Comparison
 
 Format = Literal["terminal", "markdown", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -43,7 +45,9 @@ def render_comparison(comparison: Comparison, form: Format, width: int | None = 
         return csv.render_rows([row.to_json() for row in comparison.rows])
     if form == "json":
         return jsonout.dumps(comparison.to_json())
-    table = comparison_table.table_of(comparison)
+    from joulemark.report.comparison_table import table_of  # the statistics take a while to load
+
+    table = table_of(comparison)
     return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
 
 
