@@ -56,10 +56,7 @@ def evaluate(
         ConfigurationError: a metric that cannot be judged, or no pairs.
     """
     rule = rule or Rule()
-    if metric is not None and metric not in METRICS:
-        raise ConfigurationError(f"the gate is not judged on {metric!r}", f"choose from {', '.join(METRICS)}")
-    if pairs < 1 or simulated_rows < 1:
-        raise ConfigurationError(f"pairs and rows must be positive, got {pairs} and {simulated_rows}", "give more")
+    _check(metric, pairs, simulated_rows)
     name, cells, left_out = cells_of(runs, metric)
     base, new, splits = draw_pairs(len(cells[0].logs[0.0]), pairs, np.random.default_rng(seed))
     components = [cell.components for cell in cells]
@@ -77,6 +74,13 @@ def evaluate(
         "simulated": _simulated(components, simulated_rows, rule, seed),
         "notes": left_out,
     }
+
+
+def _check(metric: str | None, pairs: int, simulated_rows: int) -> None:
+    if metric is not None and metric not in METRICS:
+        raise ConfigurationError(f"the gate is not judged on {metric!r}", f"choose from {', '.join(METRICS)}")
+    if pairs < 1 or simulated_rows < 1:
+        raise ConfigurationError(f"pairs and rows must be positive, got {pairs} and {simulated_rows}", "give more")
 
 
 def draw_pairs(processes: int, pairs: int, generator: np.random.Generator) -> tuple[Index, Index, int]:
