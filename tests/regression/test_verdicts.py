@@ -52,6 +52,8 @@ def test_an_assumed_spread_is_judged_against_the_threshold(percent, expected):
 def test_a_verdict_holds_for_all_effects_between_which_the_truth_lies():
     assert verdict(effect(4.0), effect(3.0)) == "regressed"
     assert verdict(effect(4.0), effect(0.0)) == "same"
+    assert verdict(effect(4.0), effect(3.0, 3.0)) == "inconclusive"
+    assert verdict(effect(3.0, 3.0), effect(4.0)) == "inconclusive"
     assert verdict(effect(8.0), effect(0.0)) == "inconclusive"
     assert verdict(effect(-4.0), effect(0.0)) == "same"
     low, high = judge([[effect(4.0), effect(0.0)]], RULE)[0].interval
