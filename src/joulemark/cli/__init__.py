@@ -18,6 +18,8 @@ from collections.abc import Sequence
 
 from joulemark import __version__
 from joulemark.cli import (
+    aa,
+    ab,
     compare,
     counters,
     env,
@@ -33,6 +35,8 @@ COMMANDS = (
     env,
     report,
     compare,
+    ab,
+    aa,
     trace,
     counters,
     tandem,
@@ -47,6 +51,7 @@ examples:
   joulemark env                                   what can be measured here, and what would be missing
   joulemark report results/nvidia-h200/           tables of stored runs
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
+  joulemark ab --old venv-a --new venv-b          the same, two environments in turns on one machine
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
   joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?
