@@ -202,6 +202,49 @@ def test_compare_looks_at_the_metrics_that_are_named(capsys, stored):
     assert {row["metric"] for row in strict(out, "compare")["rows"]} == {"host_time_s"}
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), 1),
+        (("--threshold", "40%"), 0),  # 30 % slower, and only more than 40 % would have to be seen
+        (("--spread", "0.2"), 3),
+        (("--min-effect", "35%"), 3),
+    ],
+)
+def test_compare_takes_what_counts_as_options(capsys, options, expected):
+    args = ("compare", RUNS / "baseline.json", RUNS / "candidate.json", *options)
+    assert run(capsys, *args)[0] == expected
+
+
+@pytest.mark.parametrize(("form", "part"), [("markdown", "| REGRESSED |"), ("csv", ",regressed,True,assumed,1..1,")])
+def test_compare_has_formats(capsys, form, part):
+    code, out, _ = run(capsys, "compare", RUNS / "baseline.json", RUNS / "candidate.json", "--format", form)
+    assert code == 1
+    assert part in out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("aa",), "aa got no results"),
+        (("aa", "gone.jsonl"), "cannot read gone.jsonl"),
+        (("aa", RUNS / "baseline.json"), "nothing to judge the gate on"),
+        (("aa", "--processes", "0"), "'0' is not a positive number"),
+        (("aa", RUNS / "baseline.json", "--metric", "power_w"), "not judged on 'power_w'"),
+        (("ab", "--old", "nowhere"), "--new"),
+        (("ab", "--old", "nowhere", "--new", "nowhere"), "nowhere is neither a Python interpreter"),
+        (("ab", "--old", "x", "--new", "y", "--metrics", "nothing"), "'nothing' is unknown"),
+        (("ab", "--old", "x", "--new", "y", "--spread", "3"), "the spread 3.0"),
+        (("compare", RUNS / "baseline.json", RUNS / "candidate.json", "--min-effect", "2"), "the minimal effect 2.0"),
+    ],
+)
+def test_wrong_use_of_verdicts_is_one_line(capsys, args, says):
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
 def test_env_without_a_gpu_says_why_and_is_no_failure(capsys, fake_gpus):
     fake_gpus(init_error=12)
     code, out, err = run(capsys, "env")

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from itertools import accumulate
 from typing import Any, Literal, Self
 
 SCHEMA = "joulemark/sweep/1"
@@ -263,6 +264,8 @@ class Record:
         measured_windows_utc: the windows whose samples are stored.
         processes: per measuring process its own medians, by metric name.
         tables: rows by the table's name, in base units (see ``docs/metrics.md``).
+        sample_counts: how many samples each of ``processes`` has in ``samples``, by name; empty in files that older
+            versions wrote.
     """
 
     case: Case
@@ -281,6 +284,7 @@ class Record:
     measured_windows_utc: tuple[tuple[float, float], ...] = ()
     processes: tuple[Mapping[str, float], ...] = ()
     tables: Mapping[str, list[Row]] = field(default_factory=dict)
+    sample_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def case_id(self) -> str:
@@ -290,6 +294,16 @@ class Record:
         """The figure of a metric, None when it was not measured."""
         found = self.metrics.get(metric)
         return None if found is None else found.value
+
+    def samples_by_process(self, name: str) -> list[list[float]] | None:
+        """Raw samples of one name, a list per measuring process; None where the record does not tell them apart."""
+        samples, counts = self.samples.get(name, []), self.sample_counts.get(name)
+        if counts is None and len(self.processes) < 2:
+            counts = (len(samples),)
+        if counts is None or sum(counts) != len(samples):
+            return None
+        ends = list(accumulate(counts))
+        return [samples[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -311,6 +325,7 @@ class Record:
             "measured_windows_utc": [list(window) for window in self.measured_windows_utc],
             "processes": [dict(process) for process in self.processes],
             "tables": _tables_to_json(self.tables),
+            "sample_counts": {name: list(counts) for name, counts in self.sample_counts.items()},
             "environment_id": self.environment_id,
         }
 
@@ -322,6 +337,7 @@ class Record:
         known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
         known["measured_windows_utc"] = tuple((lo, hi) for lo, hi in data.get("measured_windows_utc", ()))
         known["processes"] = tuple(data.get("processes", ()))
+        known["sample_counts"] = {name: tuple(counts) for name, counts in data.get("sample_counts", {}).items()}
         if data.get("window_utc") is not None:
             known["window_utc"] = tuple(data["window_utc"])
         if data.get("conditions") is not None:

@@ -354,6 +354,13 @@ def check_record(record: Record) -> None:
     for series in record.samples.values():
         for sample in series:
             _number(sample)
+    for process in record.processes:
+        for figure in process.values():
+            _number(figure)
+    for counts in record.sample_counts.values():
+        for count in counts:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"{count!r} is no number of samples")
 
 
 def _check_case(case: Case) -> None:

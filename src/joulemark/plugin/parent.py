@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from joulemark.device.lease import Leases
+    from joulemark.plugin.baseline import Baseline
     from joulemark.plugin.options import BenchOptions
 
 CASE = pytest.StashKey[tuple[Case, Target]]()
@@ -95,6 +96,7 @@ class Sweep:
         scratch: folder in which to make one for answers and output of the workers; the system's by default.
 
     Attributes:
+        baseline: what each case is held against; None without ``--bench-baseline``.
         leases: of the GPUs, shared with the measuring processes; None where leases are off.
         turn: entered around the measuring of a case; waits where GPUs share a power budget.
     """
@@ -115,6 +117,7 @@ class Sweep:
         self.finished = finished
         self.skipped_for_budget = 0
         self.unrecorded = 0
+        self.baseline: Baseline | None = None
         self.leases: Leases | None = None
         self.turn: Callable[[Case], AbstractContextManager[None]] = lambda case: nullcontext()
         self._idle: dict[str, dict[str, Any]] = {}
@@ -168,6 +171,7 @@ class Sweep:
         if reply.get("expected"):
             pytest.xfail(record.reason or "")
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
+        self._hold_against_baseline(item, record)
 
     def _case(self, item: pytest.Function) -> tuple[Case, Target]:
         if CASE in item.stash:
@@ -352,14 +356,24 @@ class Sweep:
         if record.outcome == "unsupported":
             pytest.skip(record.reason or "unsupported")
         if record.outcome == "failed":
-            from joulemark.report.escape import printable
-
             text = "\n".join(part for part in (record.reason, longrepr, output) if part)
             # The child's words may hold anything: what would steer the terminal is spelt out.
-            pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
+            pytest.fail(_printable_lines(text), pytrace=False)
         if self.options.strict and record.outcome in ("oom", "flagged"):
             said = record.reason or "; ".join(one.message for one in record.findings if one.flags)
             pytest.fail(f"--bench-strict: {record.outcome}: {said}", pytrace=False)
+
+    def _hold_against_baseline(self, item: pytest.Item, record: Record) -> None:
+        """Fail the item when its case got worse; an out-of-memory that is new counts as worse."""
+        if self.baseline is None:
+            return
+        from joulemark.plugin.baseline import in_words
+
+        worse = [in_words(row) for row in self.baseline.judge(record)]
+        if worse:
+            item.user_properties.append(("regressed", "; ".join(worse)))
+            text = "\n".join(["regressed against " + self.baseline.run.path, *(f"  {one}" for one in worse)])
+            pytest.fail(_printable_lines(text), pytrace=False)
 
     # -- in process
 
@@ -385,6 +399,13 @@ class Sweep:
         finally:  # an interrupt while fixtures are torn down does not leave the folder
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _printable_lines(text: str) -> str:
+    """A text of several lines in which nothing steers the terminal."""
+    from joulemark.report.escape import printable
+
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def _retried(first: str | None) -> Finding:

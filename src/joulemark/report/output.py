@@ -6,12 +6,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run
 from joulemark.report import csv, jsonout, markdown, plateau_table, terminal
 from joulemark.report.tables import tables_of
+
+if TYPE_CHECKING:
+    from joulemark.report.comparison import Comparison
 
 Format = Literal["terminal", "markdown", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -37,6 +40,18 @@ def render(runs: Sequence[Run], form: Format, width: int | None = None) -> str:
         return jsonout.render(runs)
     tables = tables_of(runs)
     return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+
+
+def render_comparison(comparison: Comparison, form: Format, width: int | None = None) -> str:
+    """A comparison as text, see :func:`render`."""
+    if form == "csv":
+        return csv.render_rows([row.to_json() for row in comparison.rows])
+    if form == "json":
+        return jsonout.dumps(comparison.to_json())
+    from joulemark.report.comparison_table import table_of  # the statistics take a while to load
+
+    table = table_of(comparison)
+    return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
 
 
 def format_of(path: Path) -> Format:
