@@ -73,6 +73,25 @@ def assert_alike(one, other, drawn=False):
         assert one == other
 
 
+@pytest.mark.parametrize("path", TANDEMS, ids=lambda path: path.parent.name)
+def test_a_committed_stall_and_a_committed_copy_have_the_right_seconds(path):
+    """The loader's sleep is idle time by input; the copy costs what it costs alone, as far as host memory is steady."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert_right_seconds({one["label"].split("-nvidia")[0]: one for one in cells})
+
+
+def assert_right_seconds(cells):
+    sleep_s = 20e-3
+    stall = cells["bench_input.bench_slow_loader-sleep_ms=20"]
+    assert sleep_s <= stall["idle_s"]["input"] < 1.05 * sleep_s
+    copied = cells["bench_input.bench_host_input-memory=pageable-mib=256"]
+    alone = cells["bench_input.bench_host_copy-memory=pageable-mib=256"]["metrics"]["device_time_s"]["value"]
+    waited = copied["idle_s"]["copy"] + copied["metrics"]["copy_only_s"]["value"]
+    assert waited == pytest.approx(alone, rel=0.2)
+    pinned = cells["bench_input.bench_host_input-memory=pinned-mib=256"]
+    assert pinned["idle_s"].get("copy", 0) < 0.02 * pinned["metrics"]["copy_only_s"]["value"]
+
+
 @pytest.mark.parametrize("path", UTILIZATIONS, ids=lambda path: path.parent.name)
 def test_a_committed_utilization_is_valid_and_made_of_committed_runs(path):
     """Its figures are those that the committed sweeps give today, and its waterfalls add up."""

@@ -373,3 +373,33 @@ def test_a_detached_head_has_its_commit_and_says_whether_the_tree_is_dirty(outsi
     assert commit["dirty"] is False
     (outside / "bench_new.py").write_text("")
     assert git_commit(outside) == {**commit, "dirty": True}
+
+
+def test_records_written_together_are_on_disk_when_the_block_ends(tmp_path, monkeypatch):
+    syncs = []
+    monkeypatch.setattr("joulemark.store.os.fsync", lambda fd: syncs.append(fd))
+    path = tmp_path / "r.jsonl"
+    with writer(path) as out:
+        out.write(record(batch=1))
+        before = len(syncs)
+        with out.together():
+            for batch in (2, 4, 8):
+                out.write(record(batch=batch))
+            assert len(syncs) == before
+            assert len(read_run(path).records) == 4  # another process sees them already
+        assert len(syncs) == before + 1
+        out.write(record(batch=16))
+        assert len(syncs) == before + 2
+
+
+def test_each_environment_of_a_cluster_stands_once_before_its_records(tmp_path):
+    path = tmp_path / "r.jsonl"
+    other = Environment({"driver": "other"})
+    for _ in range(2):  # the second time the file is continued
+        with writer(path) as out:
+            for _ in range(2):
+                out.write(record(batch=1), other)
+                out.write(record(batch=2), ENVIRONMENT)
+    kinds = [(one["kind"], one["environment_id"]) for one in map(json.loads, path.read_text().splitlines())]
+    assert [one for kind, one in kinds if kind == "environment"] == [ENVIRONMENT.environment_id, other.environment_id]
+    assert set(read_run(path).environments) == {ENVIRONMENT.environment_id, other.environment_id}

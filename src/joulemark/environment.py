@@ -9,7 +9,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,24 @@ def gather(
         {"counters": None, **tiers},
         ({} if "counters" in tiers else {"counters": _NO_COUNTERS}) | dict(notes or {}),
     )
+
+
+def with_instruments(found: Environment, hello: Mapping[str, Json], on_gpu: bool) -> Environment:
+    """The environment with the instruments that a measuring process has opened, as it says in its greeting.
+
+    Args:
+        found: of :func:`gather`.
+        hello: the greeting; empty for a process that never came up.
+        on_gpu: whether it measures a GPU.
+    """
+    clock = "host_clock" if hello.get("no_clock") or not on_gpu else "cuda_events"
+    tiers = {**found.tiers, "timing": clock, "energy": hello.get("power")}
+    why = {"energy": hello.get("no_power"), "timing": hello.get("no_clock")}
+    notes, counters = dict(found.notes), hello.get("counters")
+    if counters is not None:  # what the driver says of them before is what the ladder has tried since
+        notes.pop("counters", None)
+        tiers["counters"], why["counters"] = counters.get("tier"), counters.get("why")
+    return replace(found, tiers=tiers, notes={**notes, **{name: text for name, text in why.items() if text}})
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, Json]:

@@ -155,6 +155,40 @@ for _metric in (
         "profiler cost",
         "profiled step over the unprofiled step of the same process, minus 1",
     ),
+    Metric(
+        "scaling_efficiency",
+        "1",
+        "higher",
+        "scaling",
+        "throughput of N ranks over N times the throughput of one rank, with the same batch per rank",
+    ),
+    Metric(
+        "communication_s",
+        "s",
+        "lower",
+        "comm.",
+        "time of a profiled step in which a collective ran, mean over the ranks",
+    ),
+    Metric(
+        "exposed_communication_s",
+        "s",
+        "lower",
+        "exposed comm.",
+        "time of a profiled step in which a collective ran and no computation did, mean over the ranks",
+    ),
+    Metric(
+        "overlap_fraction", "1", "higher", "overlap", "share of the communication time in which computation ran as well"
+    ),
+    Metric(
+        "straggler_rank", "1", "neither", "straggler", "rank that reaches the collectives last, where one clearly does"
+    ),
+    Metric(
+        "straggler_wait_s",
+        "s",
+        "lower",
+        "waits",
+        "time per step for which the rank that waits longest is longer in collectives than the one that comes last",
+    ),
     Metric("sm_active_fraction", "1", "higher", "SM active", "SM cycles with at least one warp resident, of all"),
     Metric("warps_active_fraction", "1", "higher", "warps active", "resident warps, of those that all SMs can hold"),
     Metric(
@@ -243,6 +277,15 @@ PROFILER = (
     "profiler_distortion",
 )
 """What the profiler pass gives, or says why not."""
+
+COMMUNICATION = (
+    "communication_s",
+    "exposed_communication_s",
+    "overlap_fraction",
+    "straggler_rank",
+    "straggler_wait_s",
+)
+"""What the traces of all ranks give together, or why not."""
 
 LEVELS = (
     "sm_active_fraction",

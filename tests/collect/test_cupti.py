@@ -289,21 +289,26 @@ class TestMetricHost:
 
 
 class TestSampler:
-    def sampler(self, **options) -> tuple[Sampler, FakeLibrary]:
+    def sampler(self, image_samples=16, **options) -> tuple[Sampler, FakeLibrary]:
         one = cupti(**options)
-        settings = SamplingSettings(interval=50_000, image_samples=4)
+        settings = SamplingSettings(interval=50_000, image_samples=image_samples)
         return Sampler(one, 0, MetricHost(one, "GH100"), ("cycles.sum", "ratio"), settings), one._library
 
-    def test_samples_are_read_image_by_image(self):
-        sampler, library = self.sampler()
+    def test_samples_are_read_by_one_decoding(self):
+        sampler, library = self.sampler(image_samples=16)
         sampler.start()
         sampler.stop()
         got = sampler.read()
-        assert library.calls.count("cuptiPmSamplingDecodeData") == 3
+        assert library.calls.count("cuptiPmSamplingDecodeData") == 1
         assert list(got.start) == [1000 + 10 * i for i in range(10)]
         assert list(got.end) == [1010 + 10 * i for i in range(10)]
         assert np.array_equal(got.values, [[i, i + 0.5] for i in range(10)])
         assert got.overflow is False
+
+    def test_an_image_that_ran_full_is_an_overflow(self):
+        sampler, library = self.sampler(image_samples=4)
+        assert sampler.read().overflow is True
+        assert library.calls.count("cuptiPmSamplingDecodeData") == 1
 
     def test_the_configuration_says_interval_and_trigger(self):
         _, library = self.sampler()

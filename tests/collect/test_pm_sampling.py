@@ -172,6 +172,12 @@ class TestRecord:
         assert series.duration_s.max() < 1e-3
         assert len(PmSamplingSource(device(CYCLES, stale_first=False), nothing).record("pass1", nothing)) == 50
 
+    def test_a_last_sample_without_a_time_is_left_out(self):
+        group = Group("pass1", ((METRICS[0], CYCLES),))
+        start, end = np.array([100, 200, 300, 100]), np.array([200, 300, 400, 100])
+        series = series_of(device(CYCLES), group, Run(Samples(start, end, np.ones((4, 3))), 1e-7, True, 3e-7, 0, 400))
+        assert len(series) == 3
+
     def test_another_origin_is_said(self):
         series = PmSamplingSource(device(CYCLES, wall_clock=False), nothing).record("pass1", nothing)
         assert series.clock == "pm_timestamp"
@@ -218,7 +224,7 @@ class TestRecord:
 
     def test_time_that_goes_back_is_no_answer(self):
         group = Group("pass1", ((METRICS[0], CYCLES),))
-        samples = Samples(np.array([5, 3]), np.array([6, 4]), np.ones((2, 3)))
+        samples = Samples(np.array([5, 3, 6]), np.array([6, 4, 7]), np.ones((3, 3)))
         with pytest.raises(CountersUnreadable, match="do not go forward"):
             series_of(device(CYCLES), group, Run(samples, 1e-4, True, 1.0, 0, 10**9))
 
@@ -242,6 +248,13 @@ class TestLongRuns:
         assert series.duration_s == pytest.approx(np.full(len(series), 400e-6))
         assert one.open == 0
 
+    def test_samples_of_a_part_of_the_run_are_no_answer(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        one.run_s = 0.2
+        with pytest.raises(CountersUnreadable, match=r"cover 0.2 s of a run of 0.3\d* s: run for less time"):
+            source.record("pass1", lambda: time.sleep(0.3))
+
     def test_a_flagged_overflow_is_no_whole_answer_either(self):
         one = device(CYCLES)
         source = PmSamplingSource(one, nothing)
@@ -259,6 +272,7 @@ class TestLongRuns:
     def test_the_next_pass_begins_where_the_last_run_left_off(self):
         one = device(CYCLES)
         source = PmSamplingSource(one, nothing)
+        one.run_s = 0.6
         source.record("pass1", lambda: time.sleep(0.5))
         source.record("pass1", nothing)
         assert one.settings.interval >= 0.5 / MOST_SAMPLES * 1e9

@@ -247,3 +247,16 @@ def test_a_name_that_cannot_be_read_is_no_obstacle(folder):
     with pytest.raises(GpuLeased, match="a process that left no name"):
         folder.acquire([ONE], 0, quiet)
     held.close()
+
+
+def test_the_measuring_process_of_several_ranks_shares_the_lease_of_all_their_gpus(folder):
+    leases = folder.acquire([ONE, TWO], 0, quiet)
+    files = join_lease(leases.pass_on("GPU-1", "GPU-2"))
+    leases.close()
+    try:
+        for one in (ONE, TWO):
+            with pytest.raises(GpuLeased):
+                folder.acquire([one], 0, quiet)
+    finally:
+        for fd in files:
+            os.close(fd)

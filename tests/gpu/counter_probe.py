@@ -222,6 +222,45 @@ def timed(cupti: Any) -> Iterator[dict[str, Any]]:
         cupti.call_with = real
 
 
+def warps(probe: Probe) -> dict[str, Any]:
+    """Work whose warps are known: one warp that spins on one SM, and an addition that fills every SM."""
+    from joulemark.collect.counters import open_counters
+    from joulemark.collect.gpm import GpmSource
+
+    torch = probe.torch
+    ladder, gpm = open_counters(probe.uuid(), "cuda:0", probe.libcupti), GpmSource(probe.uuid())
+    big = torch.ones(2**28, device="cuda")
+
+    def one_warp() -> None:
+        torch.cuda._sleep(200_000_000)
+        torch.cuda.synchronize()
+
+    def additions() -> None:
+        for _ in range(1200):
+            big.add_(1.0)
+        torch.cuda.synchronize()
+
+    found: dict[str, Any] = {}
+    for name, run in (("one warp", one_warp), ("additions", additions), ("products", lambda: probe.work(500))):
+        found[name] = guarded(lambda run=run: summary(ladder.source.record("pass1", run, expected_s=0.8)))
+        found[name].pop("raw", None)
+        found[f"{name} by GPM"] = guarded(lambda run=run: summary(gpm.record("gpm", run))["shares"])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        probe.work(1)
+        big.add_(1.0)
+        torch.cuda.synchronize()
+    trace = Path(f"/tmp/joulemark-probe-{os.getpid()}.json")
+    profiler.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    trace.unlink()
+    found["kernels"] = [
+        {"name": one["name"][:120], "block": one["args"].get("block"), "grid": one["args"].get("grid")}
+        for one in events
+        if one.get("cat") == "kernel"
+    ]
+    return found
+
+
 def gpm_lag(probe: Probe) -> dict[str, Any]:
     """GPM between samples 25, 50, 100 and 200 ms apart, from before the work to after it."""
     from joulemark.device.nvml import Nvml
@@ -431,6 +470,7 @@ STAGES: dict[str, Callable[[Probe], dict[str, Any]]] = {
     "facts": facts,
     "sources": sources,
     "agreement": agreement,
+    "warps": warps,
     "gpm_lag": gpm_lag,
     "costs": costs,
     "clocks": clocks,

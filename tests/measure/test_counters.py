@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -114,6 +114,24 @@ def test_a_group_that_fails_costs_its_own_figures():
     assert "counter_group_lost" in {one.code for one in found.findings}
 
 
+@dataclass
+class Truncated(FakeCounters):
+    """Loses what it sampled in the second half of a run."""
+
+    def record(self, group, run, expected_s=None):
+        series = super().record(group, run, expected_s)
+        return series.between(0.0, float(series.end_s[-1]) / 2)
+
+
+def test_samples_of_a_part_of_the_steps_are_no_figure_of_them():
+    half = Truncated(RATES, PASSES)
+    seen = read_step(counting(half), HostTimer(), None, ONE, Step(lambda: time.sleep(0.01)), 0.01)
+    found = measurement_of("counters", seen, counting(half))
+    assert "tensor_active_fraction" not in found.values
+    assert "cover" in found.missing["tensor_active_fraction"]
+    assert len(seen.off_s) == 1
+
+
 def test_without_any_instrument_each_level_says_what_would_give_it():
     none = counting(None, {"pm_sampling": "no permission: ask the administrator", "gpm": "this GPU has none"})
     seen = read_step(none, HostTimer(), None, ONE, Step(lambda: time.sleep(0.002)), 0.002)
@@ -140,6 +158,18 @@ def test_two_instruments_that_disagree_are_told():
     (told,) = [one for one in found.findings if one.code == "counter_tiers_disagree"]
     assert told.message == "tensor pipe: 50.0% by pm_sampling, 45.0% by gpm in the same minute"
     assert {row["tier"] for row in found.tables["levels"]} == {"pm_sampling", "gpm"}
+
+
+def test_where_the_best_instrument_comes_to_nothing_the_other_one_tells():
+    broken = source(fails=dict.fromkeys(PASSES, CountersUnreadable("CUPTI answered 999")))
+    beside = FakeCounters({"sm_active": 0.9, "pipe_tensor": 0.45}, tier="gpm")
+    both = counting(broken, beside=beside)
+    seen = read_step(both, HostTimer(), None, ONE, Step(lambda: time.sleep(0.004)), 0.004)
+    found = measurement_of("counters", seen, both)
+    assert found.values["tensor_active_fraction"].value == pytest.approx(0.45)
+    assert found.values["tensor_active_fraction"].tier == "gpm"
+    assert "CUPTI answered 999" in found.missing["issue_slot_fraction"]
+    assert "counter_group_lost" in {one.code for one in found.findings}
 
 
 def test_a_series_that_reads_nothing_is_missing_and_not_0():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pytest
 from joulemark.collect.power import PowerSampler
 from joulemark.collect.timing import HostTimer, LoneSamples, SteadySamples
 from joulemark.errors import Unsupported
+from joulemark.measure.pace import InStep
 from joulemark.measure.plan import Pass, Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, value_of, warnings_as_findings
 from joulemark.testing import FakeGpu
@@ -82,6 +84,24 @@ def merged(measurements):
         missing.update(one.missing)
         samples.update(one.samples)
     return values, missing, samples
+
+
+class Issuing(ScriptedTimer):
+    """Its bursts end when the pace says so."""
+
+    def issue(self, run, stop):
+        samples = []
+        while True:
+            samples += [0.0004] * 4
+            if stop(samples):
+                return samples
+
+
+def test_ranks_issue_as_many_steps_as_rank_zeros_clock_allows():
+    pace = InStep(lambda value: 0.01 if isinstance(value, float) else value)
+    measured = Runner(Issuing(), Memory(), pace=pace).measure(Step(lambda: None), ALL.only(("latency", "steady")))
+    budget_s = ALL.find("steady").budget_s / 4
+    assert len(merged(measured)[2]["host_issue_unprofiled_s"]) == 4 * math.ceil(budget_s / 0.01 / 4)
 
 
 def test_every_pass_gives_its_figures():

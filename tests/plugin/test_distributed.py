@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import pytest
 
+from joulemark.device.lease import Claim, LeaseFolder
 from joulemark.store import read_run
 from joulemark.testing import scenario_of
 
@@ -209,6 +210,8 @@ def test_unlike_gpus_measure_the_cells_of_their_own_model(machine):
         (("-n", "2", "--dist", "loadfile"), "*--bench got --dist loadfile: *leave out --dist"),
         (("-n", "2", "--bench-inprocess"), "*--bench got -n 2 and --bench-inprocess*leave out one of the two"),
         (("-d", "--tx", "2*popen"), "*--bench got --tx 2*popen: *give -n auto"),
+        (("-n", "2", "--bench-cluster=ray"), "*--bench got -n and --bench-cluster: *leave out one of the two"),
+        (("-n", "2", "--bench-world-size=1,2"), "*--bench got -n and --bench-world-size 1,2: *drop -n (or give -n 0)"),
         (("-n", "2", "--bench-lease", "soon"), "*--bench-lease got 'soon': it takes wait, refuse, off or *seconds"),
     ],
 )
@@ -322,6 +325,38 @@ def processes_of(project):
             if here:
                 found.append(int(entry))
     return found
+
+
+RANKS = """
+import pytest
+
+@pytest.mark.bench(models=("lenet5",), phases=("train",), batch_sizes=(8,), world_sizes=(2,))
+def bench_trains(bench, workload):
+    bench.step(workload)
+"""
+
+
+def test_ranks_that_a_marker_asks_for_are_unsupported_where_each_worker_has_one_gpu(machine):
+    project = machine(h200(0), h200(1))
+    project.write({"bench_a.py": RANKS})
+    assert project.pytest(*TIMING, "-n", "2", "--bench-gpus=all").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    (record,) = measured(project)
+    assert record["outcome"] == "unsupported"
+    assert "2 GPUs of the model nvidia-h200 are needed and 1 can be used here" in record["reason"]
+
+
+def test_a_session_leases_the_gpus_of_all_ranks(machine):
+    project = machine(h200(0), h200(1))
+    project.write({"bench_a.py": RANKS + FEW})
+    second = scenario_of([h200(0), h200(1)])["gpus"][1]["uuid"]
+    held = LeaseFolder(project.path / "leases").acquire([Claim(second, "NVIDIA H200", (second,))], 0, print)
+    try:
+        assert project.pytest(*TIMING, "--bench-lease=refuse", "-k", "sleep and 0").ret == 0
+        refused = project.pytest(*TIMING, "--bench-lease=refuse", "-k", "trains")
+        assert refused.ret == pytest.ExitCode.USAGE_ERROR
+        refused.stderr.fnmatch_lines([f"*NVIDIA H200 ({second}) is held by *"])
+    finally:
+        held.close()
 
 
 HANGS = """

@@ -140,3 +140,29 @@ def test_the_baseline_has_an_ini_twin(project):
     project.pytester.makeini("[pytest]\nbench_baseline = latest\n")
     assert options(project).baseline == "latest"
     assert options(project, "--bench-baseline=old.jsonl").baseline == "old.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--bench-cluster=slurm"], "it takes ray, or ray://host:port"),
+        (["--bench-cluster=ray://"], "it takes ray, or ray://host:port"),
+        (["--bench-cluster=ray", "--bench-world-size=1,2"], "ranks of one case share a host"),
+        (["--bench-cluster=ray", "--bench-keep-traces"], "leave one of the two out"),
+        (["--bench-cluster=ray", "--bench-inprocess"], "leave one of the two out"),
+    ],
+)
+def test_what_a_cluster_does_not_go_with(project, args, said):
+    with pytest.raises(ConfigurationError, match="--bench-cluster got") as caught:
+        BenchOptions.from_pytest_config(project.pytester.parseconfig(*args))
+    assert said in str(caught.value)
+
+
+def test_a_cluster_is_the_parents_business(project):
+    def read(*args):
+        return BenchOptions.from_pytest_config(project.pytester.parseconfig(*args)).cluster
+
+    assert read("--bench-cluster=ray") == "auto"
+    assert read("--bench-cluster=ray://head:10001") == "ray://head:10001"
+    assert read("--bench-cluster=ray", "--bench-worker=timing:answers") is None
+    assert read() is None

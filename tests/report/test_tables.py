@@ -105,7 +105,7 @@ def test_axes_have_columns_where_they_vary(make_record, make_run):
         make_record(case=Case("gemm", layout="channels_last", input="loader", world_size=2, params={"tag": None})),
         make_record(case=Case("gemm", layout="contiguous", input="device", params={"tag": "x"})),
     ]
-    table = table_of(make_run(*records))
+    table = tables_of_run(make_run(*records))[0]
     assert column(table, "tag") == ["007", "1e3", "None", "x"]
     assert column(table, "gpu") == ["nvidia-h200", "cpu", "cpu", "cpu"]
     assert column(table, "layout") == ["contiguous", "contiguous", "channels_last", "contiguous"]

@@ -11,7 +11,7 @@ from joulemark.metrics import find
 from joulemark.records import Case, Environment, Measurement, Record, Run, Value
 from joulemark.stats import summarize
 
-FACTS = {"gpus": [{"name": "NVIDIA H200"}], "driver": "580.1", "framework": {"torch": "2.11.0"}}
+FACTS = {"gpus": [{"name": "NVIDIA H200"}], "driver": "580.1", "torch": "2.11.0"}
 ENVIRONMENT = Environment(FACTS)
 
 

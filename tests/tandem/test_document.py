@@ -46,7 +46,9 @@ def command(capsys, *args):
 
 
 def test_crossover_memory_and_what_is_exposed(sweep):
-    eager, graph = document(sweep)["series"]
+    found = document(sweep)
+    assert (found["runs"][0]["gpus"], found["runs"][0]["torch"]) == (["NVIDIA H200"], "2.11.0")
+    eager, graph = found["series"]
     assert eager["mode"] == "eager"
     assert eager["crossover"]["interval"][0] <= 40 <= eager["crossover"]["interval"][1]
     assert eager["crossover"]["batch"] == pytest.approx(40, rel=0.05)
@@ -117,17 +119,28 @@ def test_cells_that_were_not_measured_or_not_profiled_do_not_disturb(sweep, reco
 
 def test_a_case_of_several_runs_counts_by_its_last(sweep, record):
     again = record(sweep.records[0].case, busy=1e-3, issue=4e-3)
-    found = document(sweep, run_of([again]))
+    again = replace(again, run_id="s" * 32)
+    found = document(sweep, replace(run_of([again]), run_id="s" * 32))
     assert len(found["series"][0]["rows"]) == 8
     assert found["series"][0]["rows"][0]["metrics"]["gpu_busy_s"]["value"] == pytest.approx(1e-3, rel=0.01)
     assert len(found["runs"]) == 2
+    failed = replace(again, outcome="failed", reason="x", metrics={}, samples={})
+    assert document(sweep, replace(run_of([failed]), run_id="s" * 32)) == document(sweep)
 
 
 def test_inputs_without_a_batch_are_cells(sweep, record):
     case = Case("bench_input.bench_slow_loader", gpu_model="nvidia-h200", params={"sleep_ms": 20})
-    found = document(run_of([*sweep.records[:2], record(case, busy=1e-3, issue=2e-3)]))
-    (cell,) = found["cells"]
-    assert cell["params"] == {"sleep_ms": 20}
+    copy = replace(record(case, busy=1e-3, issue=2e-3), case=replace(case, workload="bench_input.bench_copy"))
+    copy = replace(copy, metrics={"device_time_s": Value(1e-3, "s")})
+    other = replace(copy, case=replace(case, workload="bench_units.bench_matmul"), run_id="s" * 32)
+    run = run_of([*sweep.records[:2], record(case, busy=1e-3, issue=2e-3), copy])
+    found = document(run, replace(run_of([other]), run_id="s" * 32))
+    assert [one["label"].split("-")[0] for one in found["cells"]] == [
+        "bench_input.bench_slow_loader",
+        "bench_input.bench_copy",
+    ]
+    assert found["cells"][0]["params"] == {"sleep_ms": 20}
+    assert [one["run_id"] for one in found["runs"]] == ["r" * 32]
     assert "bench_slow_loader" in tandem_view.render(found, "markdown")
 
 

@@ -186,7 +186,7 @@ def _model_and_batch(workload, phase):
         ({"mode": "jit", "phase": "train"}, "inference code only"),
         ({"input": "pinned"}, "no copy from it to measure"),
         ({"input": "pageable"}, "no copy from it to measure"),
-        ({"world_size": 2}, "runs on one device, not on 2"),
+        ({"world_size": 2}, "lenet5 on 2 devices: only training can be data-parallel"),
     ],
 )
 def test_what_a_cpu_cannot_do_is_a_skip_with_its_reason(axes, reason):

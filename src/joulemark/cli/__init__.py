@@ -20,8 +20,10 @@ from joulemark import __version__
 from joulemark.cli import (
     aa,
     ab,
+    calibrate,
     compare,
     counters,
+    energy,
     env,
     history,
     report,
@@ -43,6 +45,8 @@ COMMANDS = (
     counters,
     tandem,
     utilization,
+    calibrate,
+    energy,
 )
 """The modules of the commands, in the order of ``joulemark --help``."""
 
@@ -59,6 +63,8 @@ examples:
   joulemark counters ncu.csv                      how much of the busy GPU works?
   joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?
   joulemark utilization results/nvidia-h200/      where does a bigger batch stop helping, and why?
+  joulemark calibrate --quick                     what do an operation and a byte cost on this GPU?
+  joulemark energy f.json --calibration c.json    where did the joules go?
 """
 
 

@@ -26,6 +26,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/trace.schema.json)")
     parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
     parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="what changed from A to B")
+    parser.add_argument("--ranks", action="store_true", help="FILEs are the ranks of one run: their communication")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"trace got {len(args.files)} files and {'a' if args.diff else 'no'} --diff", "give FILE…, or --diff A B"
         )
+    if args.ranks:
+        return _ranks(args)
     if args.diff is not None:
         base, new = (trace.analyse_files([path]) for path in args.diff)
         document = trace.diff(base, new)
@@ -54,3 +57,17 @@ def run(args: argparse.Namespace) -> int:
         if side["error"]:
             say(f"error: {side['error']}")
     return trace.exit_code(document)
+
+
+def _ranks(args: argparse.Namespace) -> int:
+    from joulemark.report import ranks_view
+    from joulemark.trace.communication import ranks_document
+
+    if len(args.files) < 2:
+        raise ConfigurationError(f"trace --ranks got {len(args.files)} files", "give the trace of every rank")
+    document = ranks_document(args.files)
+    if args.json or args.format == "json":
+        print_json(document)
+    else:
+        sys.stdout.write(ranks_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    return 0

@@ -1,10 +1,9 @@
 """GPU performance metrics of NVML (GPM): shares of peak between two samples, on Hopper and later, without privilege.
 
 Source: NVML documentation, "GPM Functions" and ``nvmlGpmMetricId_t``. NVML gives means over the time between two
-samples; less than some 50 ms apart it answers 0.0 and says success, so a reading in which everything is 0 while work
-ran is taken as missing. What it tells lags behind: on an H200 the first 0.12 to 0.22 s of steady work still show the
-idle time before (a run of 0.48 s read 65 % where its end read 93 %), so the first :data:`SETTLE_S` of a run are not
-sampled.
+samples. On an H200 its values move every 100 ms and some 50 ms late: between two samples without a move it answers 0.0
+and says success, so a reading in which everything is 0 while work ran is taken as missing; and the first value that
+shows nothing but a run came 0.18 to 0.22 s into it, so the first :data:`SETTLE_S` of a run are not sampled.
 """
 
 from __future__ import annotations

@@ -33,12 +33,14 @@ _SYSTEM_CLOCK_HZ = 1.6e9
 
 INTERVAL_S = 100e-6
 MOST_SAMPLES = 2000
-"""Of one run: each takes CUPTI some 0.3 ms to decode, and some 24 kB of the hardware buffer [GH100, 37 metrics]."""
+"""Of one run: each takes CUPTI some 0.25 ms to decode, and some 24 kB of the hardware buffer [GH100, 37 metrics]."""
 
 _TRIES = 3
 _STALE = 2.0
 _SAME_RATE = 0.02
 _SAME_TIME_S = 0.1
+_LEAST_COVERED = 0.98
+"""Of a run, by its samples: of a part of a step nothing can be said about the step."""
 
 
 class Sampling(Protocol):
@@ -166,7 +168,8 @@ def series_of(device: Chip, group: Group, run: Run) -> CounterSeries:
     """The samples under their canonical names, shares as shares, times in s from the first sample on.
 
     Raises:
-        CountersUnreadable: there is no sample, time does not go forward, a value is no number, or no SM was active.
+        CountersUnreadable: there is no sample, time does not go forward, a part of the run is missing, a value is no
+            number, or no SM was active.
     """
     samples = _without_stale(run.samples)
     if not len(samples.start):
@@ -179,6 +182,12 @@ def series_of(device: Chip, group: Group, run: Run) -> CounterSeries:
     if broken := [name for name, some in values.items() if not np.isfinite(some).all()]:
         raise CountersUnreadable(f"PM sampling gave no number for {', '.join(broken)}")
     first, rate = int(samples.start[0]), _ticks_per_s(samples, run)
+    covered_s = float((samples.end - samples.start).sum()) / rate
+    if covered_s < _LEAST_COVERED * run.run_s:
+        raise CountersUnreadable(
+            f"the samples of group {group.name} cover {covered_s:.3g} s of a run of {run.run_s:.3g} s",
+            "run for less time",
+        )
     on_wall_clock = rate == _NS_PER_S and abs(int(samples.end[-1]) - run.end_ns) < _SAME_TIME_S * _NS_PER_S
     series = CounterSeries(
         tier="pm_sampling",

@@ -78,7 +78,7 @@ class Timer(Protocol):
 
     def issue(self, run: Run, stop: Stop) -> list[float]: ...
 
-    def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]: ...
+    def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]: ...
 
     def flush_l2(self) -> Run | None: ...
 
@@ -119,13 +119,13 @@ class HostTimer:
         """Nothing is issued on a host: a call that returns has done its work."""
         return []
 
-    def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
-        """Repeat the step for ``seconds``; (time, steps done) after each chunk, first entry before any."""
+    def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]:
+        """Repeat the step for ``seconds``, or exactly ``steps`` times; (time, steps done) after each of them."""
         del step_s
         clock = time.perf_counter
         begin = clock()
         progress = [(begin, 0)]
-        while progress[-1][0] - begin < seconds:
+        while progress[-1][0] - begin < seconds if steps is None else progress[-1][1] < steps:
             run()
             progress.append((clock(), progress[-1][1] + 1))
         return progress
@@ -273,8 +273,10 @@ class CudaTimer:
         self.synchronize()
         return samples
 
-    def sustain(self, run: Run, seconds: float, step_s: float) -> list[tuple[float, int]]:
+    def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]:
         """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete.
+
+        Where ranks must do the same number of steps, ``steps`` of them are issued instead, rounded up to whole chunks.
 
         Where :meth:`lone` has seen work on other streams, each chunk ends at a device-wide fence: an event of the
         current stream would not hold the host back.
@@ -287,7 +289,7 @@ class CudaTimer:
         progress = [(begin, 0)]
         pending: list[int] = []
         issued = 0
-        while clock() - begin < seconds:
+        while clock() - begin < seconds if steps is None else issued < steps:
             for _ in range(chunk):
                 run()
             issued += chunk

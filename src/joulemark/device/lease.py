@@ -112,14 +112,14 @@ class Leases:
     token: str
     _locks: dict[str, FileLock] = field(default_factory=dict, repr=False)
 
-    def described(self, uuid: str) -> dict[str, Json]:
-        """What another process must know to share the lease of a GPU."""
-        keys = next((claim.keys for claim in self.claims if claim.uuid == uuid), ())
+    def described(self, *uuids: str) -> dict[str, Json]:
+        """What another process must know to share the lease of these GPUs."""
+        keys = dict.fromkeys(key for claim in self.claims if claim.uuid in uuids for key in claim.keys)
         return {"folder": str(self.folder), "keys": list(keys), "token": self.token}
 
-    def pass_on(self, uuid: str) -> dict[str, str]:
-        """Environment of a measuring process for one of the GPUs: see :func:`join_lease`."""
-        return {JOIN_VARIABLE: json.dumps(self.described(uuid))}
+    def pass_on(self, *uuids: str) -> dict[str, str]:
+        """Environment of a measuring process for these GPUs, several where ranks share them: see :func:`join_lease`."""
+        return {JOIN_VARIABLE: json.dumps(self.described(*uuids))}
 
     def close(self) -> None:
         """Give the GPUs free; call it when no process of the session uses them any more."""

@@ -28,6 +28,8 @@ _FEWEST_WINDOWS = 3
 """Windows with the counters: an instrument that counts all at once has its one pass repeated."""
 _GPM_S = 0.6
 """A shorter window than this says little by NVML's GPM: its samples are 0.1 s apart, and the first ones lag."""
+_COVERED = 0.9
+"""Share of the steps' time that samples must span: what they lack is not like what they hold, a step has phases."""
 _AGREE = 0.03
 """Shares of peak by two instruments in the same minute may differ by this much."""
 _DISTURBS = 0.05
@@ -201,6 +203,10 @@ def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Re
         seen.lost[group] = f"every sample of the group {group} reads 0: nothing was counted"
         return False
     start, end, seconds, stretches = told[-1]
+    covered = float(series.end_s[-1] - series.start_s[0]) / (seconds * loop.steps)
+    if source.tier == "pm_sampling" and covered < _COVERED:
+        seen.lost[group] = f"the samples of the group {group} cover {covered:.0%} of the steps: the others are lost"
+        return False
     seen.spans.append((start, end))
     seen.on_s.append(seconds)
     seen.counted.append(Counted(series, loop.steps, stretches))
@@ -311,8 +317,9 @@ def _value(samples: list[float], metric: str, tier: str) -> Value:
 
 
 def _levels(seen: Readings) -> dict[str, Value]:
-    found = levels_of(seen.counted)
-    return {name: _value(samples, name, seen.counted[0].series.tier) for name, samples in found.items()}
+    """By the best instrument; by the one beside it where that one came to nothing."""
+    counted = seen.counted or ([seen.beside] if seen.beside is not None else [])
+    return {name: _value(samples, name, counted[0].series.tier) for name, samples in levels_of(counted).items()}
 
 
 def _times(seen: Readings) -> dict[str, Value]:

@@ -43,6 +43,10 @@ class Plan:
         """The pass of this name."""
         return next((one for one in self.passes if one.name == name), None)
 
+    def only(self, names: Collection[str]) -> Plan:
+        """The passes of these names."""
+        return Plan(tuple(one for one in self.passes if one.name in names))
+
     def scaled(self, seconds: float) -> Plan:
         """The same passes in about ``seconds`` instead: a quarter of their time at least, five times it at most.
 
@@ -71,13 +75,16 @@ _QUICK = {"latency": 0.1, "steady": 0.1, "power": 1.3, "cold": 0.03, "graph": 0.
 _BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",)}
 
 PROFILE = Plan((Pass("profiler", 0.5, min_samples=3),))
-COUNT = Plan((Pass("counters", 1.2, min_samples=1),))
+COUNT = Plan((Pass("counters", 0.8, min_samples=1),))
 ALONE = {"profiler": PROFILE, "counters": COUNT}
 """Instrument → the plan of a process of its own.
 
 After a profiler session a process may stay slower, and a process that holds the counters must not time: nothing else
 runs in it.
 """
+
+PROFILE_OF_RANKS = Plan((Pass("profiler", 1.0, min_samples=8),))
+"""Enough steps to tell a rank that comes last every time from chance."""
 
 
 def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick: bool = False) -> Plan:

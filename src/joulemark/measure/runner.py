@@ -20,6 +20,7 @@ from joulemark.collect.torch_profiler import Profiler, TorchProfiler
 from joulemark.errors import JoulemarkError, Unsupported
 from joulemark.findings import from_warning
 from joulemark.measure import counters
+from joulemark.measure.pace import Alone, Pace
 from joulemark.measure.plan import Pass, Plan
 from joulemark.measure.profile import measurement_of
 from joulemark.measure.stopping import BUDGET, Exactly, Precision
@@ -80,6 +81,7 @@ class Runner:
         keep_trace: where that trace stays; None throws it away.
         counting: instruments of the counters pass.
         dtype: number format of the case, for the counters' reference; None where it has none.
+        pace: who decides how many steps a pass takes.
     """
 
     timer: Timer
@@ -90,6 +92,7 @@ class Runner:
     keep_trace: Path | None = None
     counting: counters.Counting | None = None
     dtype: str | None = None
+    pace: Pace = field(default_factory=Alone)
     _epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
     _warm_step_s: float = 0.0
 
@@ -118,9 +121,9 @@ class Runner:
         __tracebackhide__ = True
         progress("warm-up")
         gc.collect()
-        warm = self._warm_up(step, warmup_rounds)
-        self._warm_step_s = warm.step_s
-        loops = iterations or self._iterations(warm.step_s, step)
+        warm = self._warm_up(step, warmup_rounds or self.pace.warmup_rounds)
+        self._warm_step_s = self.pace.agree(warm.step_s)
+        loops = iterations or self._iterations(self._warm_step_s, step)
         job = _Job(step, rounds, loops, build_s + warm.seconds, warm.steps, plan.find("steady") is None)
         out: list[Measurement] = []
         for one in plan.passes:
@@ -143,8 +146,8 @@ class Runner:
         except JoulemarkError as error:
             return Measurement(one.name, missing=_all_missing(one.name, str(error)))
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+            if not is_out_of_memory(error) or not self.pace.alone:
+                raise  # the other ranks wait in this very pass
             return Measurement(one.name, missing=_all_missing(one.name, "out of memory in this pass"))
 
     def _warm_up(self, step: Step, rounds: int | None) -> WarmUp:
@@ -182,9 +185,12 @@ class Runner:
 
     def _latency(self, one: Pass, job: _Job) -> Measurement:
         step = job.step
-        stop = Exactly(job.rounds) if job.rounds else Precision(one.budget_s, one.target, one.min_samples)
+        stop = Exactly(job.rounds) if job.rounds else self.pace.stop(one, self._warm_step_s)
         with _quiet_collector():
             lone = self.timer.lone(step.run, step.setup, stop, job.iterations)
+        if not self.pace.alone:
+            self.timer.side_streams = self.pace.agree(lone.side_streams)
+            lone = replace(lone, side_streams=self.timer.side_streams)
         values = {
             "host_time_s": value_of(lone.host_s, "host_time_s", "host_clock"),
             "warmup_s": Value(job.warmup_s, "s", n=job.warmup_steps, tier="host_clock"),
@@ -217,10 +223,11 @@ class Runner:
             raise Unsupported("a setup runs between the steps, so they cannot be issued back to back")
         if self.timer.side_streams:
             raise Unsupported("the step works on several streams, so an event of one of them does not end it")
-        stop = Precision(one.budget_s, one.target, one.min_samples)
+        step_s = self.pace.agree(_step_time(done))
         with _quiet_collector():
-            steady = self.timer.steady(step.run, stop, _step_time(done))
-            issue = self.timer.issue(step.run, Precision(one.budget_s / 4, one.target, _MIN_ISSUED))
+            steady = self.timer.steady(step.run, self.pace.stop(one, step_s), step_s)
+            bursts = replace(one, budget_s=one.budget_s / 4, min_samples=_MIN_ISSUED)
+            issue = self.timer.issue(step.run, self.pace.stop(bursts, step_s))
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
         if issue:
@@ -241,8 +248,9 @@ class Runner:
             raise Unsupported(self.no_power)
         if step.setup is not None:
             raise Unsupported("a setup runs between the steps: its energy cannot be told from theirs")
+        step_s = self.pace.agree(_step_time(done))
         with _quiet_collector(), self.power.window() as window:
-            progress = self.timer.sustain(step.run, one.budget_s, _step_time(done))
+            progress = self.timer.sustain(step.run, one.budget_s, step_s, self.pace.steps(one.budget_s, step_s))
         begin = progress[1][0] if len(progress) > 2 else progress[0][0]
         reading = energy_of(window, begin, progress[-1][0])
         steady_s = next(

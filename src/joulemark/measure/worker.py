@@ -108,6 +108,11 @@ class Worker:
     _answers: IO[str] | None = field(default=None, repr=False)
     _log: Path | None = field(default=None, repr=False)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the child lives."""
+        return self._is_alive()
+
     def ensure_started(self) -> Json:
         """Start the child if none runs; its greeting (software facts, baselines).
 
@@ -202,11 +207,17 @@ class Worker:
             what += f" (exit status {code})"
         return WorkerDied(f"the measuring process {what}", f"the end of its output: {tail(log)}")
 
+    def signal_end(self) -> None:
+        """Kill the child and all that it started; whoever waits for its answer sees its death. For other threads."""
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):  # neither the child nor anything that it started is left
+                os.killpg(process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """End the child and all that it started."""
         if self._process is not None:
-            with suppress(ProcessLookupError):  # neither the child nor anything that it started is left
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal_end()
             self._process.wait()
         for resource in (self._connection, self._answers):
             if resource is not None:
@@ -224,6 +235,15 @@ class Worker:
                     self._process.wait(timeout_s)
         finally:
             self.kill()
+
+
+def preload(environment: Mapping[str, str], library: Path | None) -> dict[str, str]:
+    """The environment of a child that loads a library with itself, if there is one.
+
+    A conftest may import torch, whose own library of that name would be the one in use.
+    """
+    preloaded = ":".join(one for one in (str(library or ""), environment.get("LD_PRELOAD", "")) if one)
+    return {**environment, **({"LD_PRELOAD": preloaded} if library is not None else {})}
 
 
 def tail(path: Path | None, characters: int = 1500) -> str:

@@ -20,12 +20,14 @@ import pytest
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
+from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.plan import ALONE
 from joulemark.measure.worker import FD_VARIABLE, HELLO, SCRATCH_PREFIX, LineReader, send
 from joulemark.plugin.fixture import Bench, Instruments
 from joulemark.plugin.instruments import counters_hello, energy_tier, open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
 from joulemark.records import Finding
+from joulemark.workloads.parallel import join, leave, rank_of_process
 
 if TYPE_CHECKING:
     from joulemark.plugin.options import BenchOptions
@@ -40,15 +42,26 @@ class Measuring:
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
         self._instruments: dict[str, Instruments] = {}
+        self._together = 0
 
     def instruments(self, target: Target, collect: tuple[str, ...]) -> Instruments:
-        """The instruments of a target, opened once per process."""
-        key = target.slug
+        """The instruments of a target, opened once per process; of several ranks, those of this one."""
+        rank = rank_of_process() or 0
+        key = f"{target.slug} {target.world_size}"
         if key not in self._instruments:
             alone = self.options.alone
             wanted = tuple(one for one in collect if one not in ALONE) if alone is None else (alone,)
-            self._instruments[key] = open_instruments(target, wanted, alone is None, self.options.cupti)
+            self._instruments[key] = open_instruments(
+                target.of_rank(rank), wanted, alone is None, self.options.cupti, rank
+            )
         return self._instruments[key]
+
+    def _pace(self, case: Any, device: str) -> Pace:
+        """Ranks go by rank 0; each case has a topic of its own in their store."""
+        if case is None or case.world_size == 1:
+            return Alone()
+        self._together += 1
+        return InStep(join(device).sharer(f"case {self._together}"))
 
     def bench(self, item: pytest.Function, case: Any, target: Target) -> Bench:
         """The fixture's value for one item."""
@@ -67,6 +80,7 @@ class Measuring:
             request.get("process", 0),
             ALONE.get(self.options.alone or ""),
             None if trace is None else Path(trace),
+            self._pace(case, instruments.device),
         )
         item.stash[BENCH] = bench
         return bench
@@ -75,10 +89,10 @@ class Measuring:
 class ChildLoop:
     """Replaces pytest's own loop over items."""
 
-    def __init__(self, options: BenchOptions, measuring: Measuring, targets: list[Target]) -> None:
+    def __init__(self, options: BenchOptions, measuring: Measuring, target: Target) -> None:
         self.options = options
         self.measuring = measuring
-        self.targets = targets
+        self.target = target
         self._reports: list[pytest.TestReport] = []
         self._error: BaseException | None = None
         self._announced: str | None = None
@@ -96,9 +110,8 @@ class ChildLoop:
             return True
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         connection = socket.socket(fileno=int(descriptor))
-        requests = _listen(connection, self.options.worker[1].parent.parent)
-        first = self.targets[0]
-        hello = self.measuring.instruments(first, self.options.collect)
+        requests = _listen(connection, self.options.worker[1])
+        hello = self.measuring.instruments(self.target, self.options.collect)
         # What the imports left will not become garbage: collections between cases then take no time.
         gc.collect()
         gc.freeze()
@@ -124,6 +137,7 @@ class ChildLoop:
                 answers.write(json.dumps(reply) + "\n")
                 answers.flush()
                 send(connection, {"done": request["nodeid"]})
+        leave()
         return True
 
     def _all_of(self, session: pytest.Session) -> None:
@@ -223,11 +237,11 @@ def _reset_compiler() -> None:
         sys.modules["torch._dynamo"].reset()
 
 
-def _listen(connection: socket.socket, scratch: Path) -> queue.Queue[dict[str, Any]]:
+def _listen(connection: socket.socket, answers: Path) -> queue.Queue[dict[str, Any]]:
     """Requests, read beside the measurement; when the parent is gone this process ends at once.
 
     Args:
-        scratch: the parent's folder for answers and output; without a parent nobody else removes it.
+        answers: this process's file, in the parent's folder; without a parent nobody else removes that.
     """
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     reader = LineReader(connection)
@@ -237,7 +251,8 @@ def _listen(connection: socket.socket, scratch: Path) -> queue.Queue[dict[str, A
             try:
                 requests.put(reader.read(None))
             except EOFError:
-                if scratch.name.startswith(SCRATCH_PREFIX):
+                scratch = next((one for one in answers.parents if one.name.startswith(SCRATCH_PREFIX)), None)
+                if scratch is not None:
                     shutil.rmtree(scratch, ignore_errors=True)
                 if os.getpgrp() == os.getpid():
                     os.killpg(0, signal.SIGKILL)  # what the benchmark started goes too

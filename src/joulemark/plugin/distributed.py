@@ -51,6 +51,25 @@ def is_controller(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" and bool(getattr(config.option, "tx", None))
 
 
+def refuse_other_ways(options: BenchOptions) -> None:
+    """Refuse to spread a sweep in two ways at once.
+
+    Raises:
+        ConfigurationError: with both options and the way out.
+    """
+    if options.cluster is not None:
+        raise ConfigurationError(
+            "--bench got -n and --bench-cluster: the cluster hands the cases to its own GPUs",
+            "leave out one of the two",
+        )
+    if options.world_sizes is not None and max(options.world_sizes) > 1:
+        sizes = ",".join(str(one) for one in options.world_sizes)
+        raise ConfigurationError(
+            f"--bench got -n and --bench-world-size {sizes}: a worker has one GPU, and ranks take several",
+            "drop -n (or give -n 0)",
+        )
+
+
 def check_workers(config: pytest.Config, stations: Sequence[Target], options: BenchOptions) -> None:
     """Refuse what cannot be measured side by side.
 
@@ -123,7 +142,7 @@ class Assignment:
         if text is None:
             raise ConfigurationError("--bench reached a worker whose controller does not know it", "give it with -n")
         data = json.loads(text)
-        data["targets"] = tuple(Target(**one) for one in data["targets"])
+        data["targets"] = tuple(Target.from_json(one) for one in data["targets"])
         return cls(**{**data, "path": Path(data["path"]), "scratch": Path(data["scratch"])})
 
     def to_text(self) -> str:

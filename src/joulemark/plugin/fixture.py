@@ -16,7 +16,8 @@ from joulemark.collect.torch_profiler import TorchProfiler
 from joulemark.errors import ConfigurationError, Unsupported
 from joulemark.measure.assemble import assemble
 from joulemark.measure.counters import Counting
-from joulemark.measure.plan import Plan, plan_for
+from joulemark.measure.pace import Alone, Pace
+from joulemark.measure.plan import PROFILE, PROFILE_OF_RANKS, Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record
@@ -63,6 +64,7 @@ class Bench:
         process: number of this process among ``--bench-processes``.
         alone: the plan of this process where it is for one instrument alone; None for the case's own plan.
         keep_trace: where the profiler's trace stays; None throws it away.
+        pace: who decides how many steps a pass takes; several ranks go by rank 0.
     """
 
     case: Case
@@ -73,6 +75,7 @@ class Bench:
     process: int = 0
     alone: Plan | None = None
     keep_trace: Path | None = None
+    pace: Pace = field(default_factory=Alone)
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     used: bool = False
@@ -203,11 +206,14 @@ class Bench:
 
     def _plan(self, fixed_rounds: bool) -> Plan:
         if self.alone is not None:
-            return self.alone
+            return PROFILE_OF_RANKS if self.alone == PROFILE and not self.pace.alone else self.alone
         has_clock = self.device.startswith("cuda")
         plan = plan_for(self.collect, has_clock, self.instruments.power is not None, self.quick)
         if fixed_rounds:
-            plan = Plan(tuple(one for one in plan.passes if one.name in ("latency", "power")))
+            plan = plan.only(("latency", "power"))
+        if not self.pace.alone:
+            plan = plan.only(("latency", "steady", "power"))
+        plan = plan.only(self.pace.agree([one.name for one in plan.passes]))
         return plan if self.budget_s is None else plan.scaled(self.budget_s)
 
     def _measure(
@@ -227,6 +233,7 @@ class Bench:
             keep_trace=self.keep_trace,
             counting=instruments.counting,
             dtype=self.case.dtype,
+            pace=self.pace,
         )
         build_s = time.perf_counter() - self.opened
         with warnings_as_findings(self.findings):
@@ -242,7 +249,8 @@ class Bench:
         if self.device.startswith("cuda"):
             no_clock = "rounds were fixed by the benchmark" if rounds else "timing was not asked for"
         power = instruments.no_power if "power" in self.collect else "power was not asked for (--bench-collect power)"
-        reasons = {"power": power, "steady": no_clock, "cold": no_clock, "graph": no_clock}
+        lone = no_clock if self.pace.alone else "not taken of several ranks"
+        reasons = {"power": power, "steady": no_clock, "cold": lone, "graph": lone}
         if "profiler" in self.collect:  # the parent replaces it by what the process of its own has measured
             reasons["profiler"] = "the profiler needs a process of its own (leave out --bench-inprocess)"
         if "counters" in self.collect:

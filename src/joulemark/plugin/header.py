@@ -66,6 +66,9 @@ def _gpu_line(gpu: Gpu) -> str:
 def _instrument_lines(session: BenchSession) -> list[str]:
     from joulemark.plugin.instruments import describe_power
 
+    if session.cluster is not None:
+        lines = [f"cluster: {session.cluster.seats} GPUs through Ray, each with the instruments of its node"]
+        return [*lines, *(f"! {problem}" for problem in session.cluster.problems)]
     on_gpu = session.targets[0].on_gpu
     torch = _version("torch")
     clock = f"CUDA events of torch {torch} beside the host clock" if on_gpu and torch else "host clock"
@@ -108,7 +111,7 @@ def _sharing_lines(session: BenchSession) -> list[str]:
         many = f"{workers} worker{'s' if workers > 1 else ''}"
         lines.append(f"{many}, one per GPU{some}, the longest cases first{budget}")
         lines.append("pytest-benchmark: off under -n; the records hold the samples")
-    if any(one.on_gpu for one in session.targets):
+    if session.cluster is None and any(one.on_gpu for one in session.targets):
         lines.append(f"lease: {_how_leased(options.lease_s)}")
     return lines
 

@@ -27,18 +27,22 @@ _STATIC_WINDOW_S = 1.3
 
 
 def open_instruments(
-    target: Target, collect: Collection[str], baselines: bool = True, cupti: Path | None = None
+    target: Target, collect: Collection[str], baselines: bool = True, cupti: Path | None = None, rank: int = 0
 ) -> Instruments:
     """What this process has for a target; what is off carries its reason.
 
     Args:
         baselines: measure the static power too.
         cupti: the libcupti to count with; None for the one that torch loads.
+        rank: of this process; on a CPU, rank 0 alone reads the sensors that see all ranks.
     """
     device, timer, no_clock = _clock(target)
     power, no_power = (
         _power(target) if "power" in collect else (None, "power was not asked for (--bench-collect power)")
     )
+    if rank and (power is None or not target.on_gpu):
+        # Rank 0 may have a power pass, and this rank takes its steps in it.
+        power = PowerSampler(NullPowerSource(DeviceError(no_power or "rank 0 reads the sensors of this CPU")))
     memory = memory_peak(device) if device != "cpu" else ProcessMemoryPeak()
     facts = framework_facts(device)
     static = None

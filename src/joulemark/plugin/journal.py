@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,13 @@ class Seen:
         target: the device.
         hello: the measuring process' greeting: facts of the framework, tiers, what is off and why.
         idle: baseline of the board, see :func:`joulemark.plugin.instruments.idle_baseline`.
+        elsewhere: the environment of another node, which knows itself; None for this machine.
     """
 
     target: Target
     hello: Mapping[str, Any] = field(default_factory=dict)
     idle: Mapping[str, Any] = field(default_factory=dict)
+    elsewhere: Environment | None = None
 
 
 class Journal:
@@ -48,6 +50,9 @@ class Journal:
         inventory: GPUs as NVML shows them.
         path: of the result file.
         run_id: of this run.
+
+    Attributes:
+        keeps_samples: whether the records in memory have their samples; those in the file always do.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Journal:
         self.path = path
         self.run_id = run_id
         self.records: list[Record] = []
+        self.keeps_samples = True
         self.environments: dict[str, Environment] = {}
         self._of: dict[str | None, Environment] = {}
         self._greeted: set[str | None] = set()
@@ -78,11 +84,17 @@ class Journal:
             self._writer.write(kept, environment)
         except JoulemarkError as error:
             pytest.exit(f"joulemark: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
-        self.records.append(kept)
+        self.records.append(kept if self.keeps_samples else replace(kept, samples={}))
         return kept
+
+    def together(self) -> AbstractContextManager[None]:
+        """Records that are kept in this block reach the disk at its end, with one wait for it."""
+        return nullcontext() if self._writer is None else self._writer.together()
 
     def _environment(self, seen: Seen) -> Environment:
         """Of one device: its baselines, its sensors and the framework in its measuring process."""
+        if seen.elsewhere is not None:
+            return self.environments.setdefault(seen.elsewhere.environment_id, seen.elsewhere)
         uuid = seen.target.uuid
         if uuid not in self._of or (seen.hello and uuid not in self._greeted):
             found = self._of[uuid] = self._gather(seen)
@@ -91,27 +103,23 @@ class Journal:
         return self._of[uuid]
 
     def _gather(self, seen: Seen) -> Environment:
-        from joulemark.environment import gather, tiers_of
+        from joulemark.environment import gather, tiers_of, with_instruments
 
-        hello, framework = seen.hello, dict(seen.hello.get("facts") or {})
+        framework = dict(seen.hello.get("facts") or {})
         if seen.idle:
             framework["baselines"] = {**framework.get("baselines", {}), **seen.idle}
         tiers, notes = tiers_of(self.inventory, uuid=seen.target.uuid)
-        clock = "host_clock" if hello.get("no_clock") or not seen.target.on_gpu else "cuda_events"
-        counters = hello.get("counters") or {}
-        why = {"energy": hello.get("no_power"), "timing": hello.get("no_clock"), "counters": counters.get("why")}
-        if "counters" in self.options.collect:  # what the driver says of them before is what the ladder has tried since
-            tiers = {**tiers, "counters": counters.get("tier")}
-            notes = {name: text for name, text in notes.items() if name != "counters"}
-        return gather(
+        found = gather(
             self.inventory,
             self.config.rootpath,
             anonymize=self.options.anonymize,
             framework=framework,
-            tiers={**tiers, "timing": clock, "energy": hello.get("power")},
-            notes={**notes, **{name: text for name, text in why.items() if text}},
+            tiers=tiers,
+            notes=notes,
             options=[str(one) for one in self.config.invocation_params.args],
         )
+        counters = (seen.hello.get("counters") or {}) if "counters" in self.options.collect else None
+        return with_instruments(found, {**seen.hello, "counters": counters}, on_gpu=seen.target.on_gpu)
 
     def go_on_with(self, run: Run) -> None:
         """Open a resumed file to which this session had no record to add, so that it gets its end."""

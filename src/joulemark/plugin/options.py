@@ -25,6 +25,7 @@ class BenchOptions:
     Args:
         budget_s: wall time of the whole sweep, in s.
         timeout_s: of one case, in s.
+        cluster: address of a Ray cluster whose GPUs measure; ``auto`` for the one that this machine is part of.
         worker: (passes, answers file) in a measuring process, None in the parent.
         lease_s: how long to wait for a GPU that another session measures on, in s; 0 refuses, None takes no lease.
         lease_dir: where the locks stand; None for the usual folder.
@@ -40,6 +41,8 @@ class BenchOptions:
     dtypes: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
     inputs: tuple[str, ...] | None = None
+    world_sizes: tuple[int, ...] | None = None
+    cluster: str | None = None
     gpus: str = "auto"
     collect: tuple[str, ...] = ("timing", "power")
     budget_s: float | None = None
@@ -80,10 +83,12 @@ class BenchOptions:
             rootdir=config.rootpath,
             enabled=bool(config.getoption("joulemark_bench")),
             models=_names(config, "models"),
-            batch_sizes=_batch_sizes(config),
+            batch_sizes=_sizes(config, "batch-sizes"),
             dtypes=_choices(config, "dtypes", DTYPES),
             modes=_choices(config, "modes", MODES),
             inputs=_choices(config, "input", INPUTS),
+            world_sizes=_world_sizes(config),
+            cluster=_cluster(config),
             gpus=_text(config, "gpus") or "auto",
             collect=_choices(config, "collect", INSTRUMENTS) or ("timing", "power"),
             budget_s=_number(config, "budget"),
@@ -119,6 +124,14 @@ _HELP: dict[str, tuple[str, str]] = {
     "gpus": (
         "WHICH",
         "auto (one GPU of each model), all, cpu, or CUDA ordinals, UUIDs or model names, comma-separated",
+    ),
+    "world-size": (
+        "NUMBERS",
+        "numbers of GPUs of one model that train together, comma-separated (1,2,4,8); batch sizes are per GPU",
+    ),
+    "cluster": (
+        "ADDRESS",
+        "measure on the GPUs of a Ray cluster: ray (the one this machine belongs to) or ray://host:port",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
     "collect": ("NAMES", "instruments, of timing, power, profiler, counters (the first two are on unless you choose)"),
@@ -270,6 +283,39 @@ def _number(config: pytest.Config, name: str) -> float | None:
     return value
 
 
+def _world_sizes(config: pytest.Config) -> tuple[int, ...] | None:
+    sizes = _sizes(config, "world-size")
+    together = sizes is not None and sizes[-1] > 1
+    if together and _flag(config, "inprocess"):
+        raise ConfigurationError(
+            f"--bench-world-size got {_text(config, 'world-size')!r} with --bench-inprocess: each rank is a process",
+            "leave one of the two out",
+        )
+    return sizes
+
+
+def _cluster(config: pytest.Config) -> str | None:
+    """Ray's address, None in a measuring process: it measures where it is."""
+    text = _text(config, "cluster")
+    if text is None or _text(config, "worker") is not None:
+        return None
+    if text != "ray" and not (text.startswith("ray://") and len(text) > len("ray://")):
+        raise ConfigurationError(f"--bench-cluster got {text!r}", "it takes ray, or ray://host:port")
+    sizes = _sizes(config, "world-size")
+    if sizes is not None and sizes[-1] > 1:
+        raise ConfigurationError(
+            f"--bench-cluster got --bench-world-size {_text(config, 'world-size')}: ranks of one case share a host",
+            "measure several ranks on their host, without --bench-cluster",
+        )
+    for flag, why in (
+        ("inprocess", "cases run on other machines"),
+        ("keep-traces", "traces stay on the nodes' own disks and are removed"),
+    ):
+        if _flag(config, flag):
+            raise ConfigurationError(f"--bench-cluster got --bench-{flag}: {why}", "leave one of the two out")
+    return "auto" if text == "ray" else text
+
+
 def _lease(text: str | None) -> float | None:
     """Seconds to wait, None for no lease."""
     words = {"wait": BenchOptions.lease_s, "refuse": 0.0, "off": None}
@@ -291,8 +337,8 @@ def _lease_dir(config: pytest.Config) -> Path | None:
     return None if text is None else config.invocation_params.dir / text
 
 
-def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
-    names = _names(config, "batch-sizes")
+def _sizes(config: pytest.Config, name: str) -> tuple[int, ...] | None:
+    names = _names(config, name)
     if names is None:
         return None
     sizes: list[int] = []
@@ -300,7 +346,7 @@ def _batch_sizes(config: pytest.Config) -> tuple[int, ...] | None:
         first, colon, last = one.partition(":")
         if not _is_whole(first) or int(first) < 1 or (colon and (not _is_whole(last) or int(last) < int(first))):
             raise ConfigurationError(
-                f"--bench-batch-sizes got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
+                f"--bench-{name} got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
             )
         size, end = int(first), int(last) if colon else int(first)
         while size <= end:

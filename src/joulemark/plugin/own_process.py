@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulemark.errors import CaseTimeout, WorkerDied
+from joulemark.measure.rank_group import RankGroup
 from joulemark.measure.worker import Worker
 from joulemark.plugin.sweep import Target
 from joulemark.records import Json, Measurement
@@ -27,8 +28,8 @@ class OwnProcess:
 
     name: str
     metrics: Sequence[str]
-    start: Callable[[Target], Worker]
-    _worker: Worker | None = None
+    start: Callable[[Target], Worker | RankGroup]
+    _worker: Worker | RankGroup | None = None
     _target: Target | None = None
 
     @property

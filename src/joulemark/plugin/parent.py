@@ -7,9 +7,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,8 +18,12 @@ import pytest
 
 from joulemark.errors import CaseTimeout, ConfigurationError, MeasurementError, WorkerDied
 from joulemark.measure.assemble import assemble
+from joulemark.measure.attempts import as_one, attempts
+from joulemark.measure.communication import communication_measurement
 from joulemark.measure.plan import ALONE
-from joulemark.measure.worker import SCRATCH_PREFIX, Worker
+from joulemark.measure.rank_group import RankGroup, trace_of_rank
+from joulemark.measure.scaling import with_efficiency
+from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
 from joulemark.metrics import COUNTERS
 from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.journal import Seen
@@ -30,7 +34,7 @@ from joulemark.plugin.profiling import ProfilingProcess
 from joulemark.plugin.replay import replay
 from joulemark.plugin.schedule import Planned
 from joulemark.plugin.sweep import Target, case_of_function
-from joulemark.records import Case, Finding, Measurement, Outcome, Record
+from joulemark.records import Case, Environment, Finding, Measurement, Outcome, Record
 from joulemark.stats import union_length
 
 if TYPE_CHECKING:
@@ -94,9 +98,12 @@ class Sweep:
         sink: where records go.
         finished: ids of cases that a resumed file already holds.
         scratch: folder in which to make one for answers and output of the workers; the system's by default.
+        pool: UUIDs of the GPUs that may work together, by model.
 
     Attributes:
         baseline: what each case is held against; None without ``--bench-baseline``.
+        answers: of items that a cluster has measured, until they are stored.
+        earlier: records of the file that is resumed.
         leases: of the GPUs, shared with the measuring processes; None where leases are off.
         turn: entered around the measuring of a case; waits where GPUs share a power budget.
     """
@@ -109,12 +116,16 @@ class Sweep:
         sink: Sink,
         finished: frozenset[str] = frozenset(),
         scratch: Path | None = None,
+        pool: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.config = config
         self.options = options
         self.targets = targets
         self.sink = sink
         self.finished = finished
+        self.pool = dict(pool or {})
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.earlier: tuple[Record, ...] = ()
         self.skipped_for_budget = 0
         self.unrecorded = 0
         self.baseline: Baseline | None = None
@@ -126,7 +137,7 @@ class Sweep:
         self._oom: dict[str, int] = {}
         self._scratch_root = scratch
         self._folder: Path | None = None
-        self._worker: Worker | None = None
+        self._worker: Worker | RankGroup | None = None
         self._worker_target: Target | None = None
         self._counting = OwnProcess("counters", COUNTERS, lambda target: self._new_worker(target, "counters"))
         self._profiling = ProfilingProcess(lambda target: self._new_worker(target, PROFILING))
@@ -144,7 +155,7 @@ class Sweep:
         # does not claim to hold every case.
         self.unrecorded += 1
         try:
-            case, target = self._case(item)
+            case, target = self.case_of(item)
         except ConfigurationError as error:
             pytest.fail(str(error), pytrace=False)
         twin = self._nodeids.setdefault(case.case_id, item.nodeid)
@@ -153,18 +164,20 @@ class Sweep:
         if case.case_id in self.finished:
             self.unrecorded -= 1
             pytest.skip("already in the file that is resumed")
-        if self._too_late():
+        if self._too_late() and item.nodeid not in self.answers:
             self.skipped_for_budget += 1
             pytest.skip(
                 f"the budget of {self.options.budget_s:g} s is spent; go on with --bench-resume {self.sink.path}"
             )
-        known = self._oom.get(case.series.case_id)
-        if known is not None and case.batch_size is not None and case.batch_size > known:
+        known = self._fitted_not(case)
+        if known is not None:
             reply = _reply("oom", f"not tried: batch {known} of this series did not fit")
+        elif target.lacks is not None:
+            reply = _reply("unsupported", target.lacks)
         else:
             with self.turn(case):
                 reply = self._measure(item, case, target)
-        record = self._keep(self._record(item, case, target, reply), target)
+        record = self._keep(self._record(item, case, target, reply), target, reply)
         self.unrecorded -= 1
         item.user_properties.extend(properties_of(record))
         replay(item, benchmark, record)
@@ -173,7 +186,12 @@ class Sweep:
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
         self._hold_against_baseline(item, record)
 
-    def _case(self, item: pytest.Function) -> tuple[Case, Target]:
+    def case_of(self, item: pytest.Function) -> tuple[Case, Target]:
+        """The case that an item is, and what it runs on.
+
+        Raises:
+            ConfigurationError: the item's id names no case that a later run could find again.
+        """
         if CASE in item.stash:
             return item.stash[CASE]
         callspec = getattr(item, "callspec", None)
@@ -182,36 +200,44 @@ class Sweep:
 
     def _measure(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """One reply for all processes; a CUDA error is tried once more in a fresh process."""
-        replies: list[dict[str, Any]] = []
-        for process in range(self.options.processes):
-            if process or (self.options.processes > 1 and self._worker is not None):
-                self._restart()
-            reply = self._ask(item, target, process)
-            if reply.get("poisoned"):
-                self._restart()
-                first = reply["reason"]
-                reply = self._ask(item, target, process)
-                if reply.get("poisoned"):
-                    self._restart()
-                    reply["reason"] = f"{reply['reason']} (twice, the second time in a fresh process)"
-                else:
-                    reply["findings"] = [*reply["findings"], _retried(first).to_json()]
-            replies.append(reply)
-            if reply["outcome"] != "ok":
-                break
-        collect = replies[-1].get("collect", ()) if replies[-1]["outcome"] == "ok" else ()
-        if "profiler" in collect:
-            replies[-1] = _joined(replies[-1], self._profile(item, case, target))
-        if "counters" in collect:
-            counted = self._counting.measure(item.nodeid, target, self.options.timeout_s)
-            replies[-1] = _joined(replies[-1], counted)
-        joined = dict(replies[-1])
-        joined["measurements"] = [one for reply in replies for one in reply["measurements"]]
-        joined["findings"] = [one for reply in replies for one in reply["findings"]]
-        joined["window_utc"] = [replies[0]["window_utc"][0], replies[-1]["window_utc"][1]]
+        if item.nodeid in self.answers:
+            joined = self.answers.pop(item.nodeid)
+        else:
+            replies = attempts(
+                lambda process: self._ask(item, target, process),
+                self._restart,
+                self.options.processes,
+                self._worker is not None,
+            )
+            if replies[-1]["outcome"] == "ok":
+                for other in self._passes_alone(item, case, target, replies[-1].get("collect", ())):
+                    replies[-1] = _joined(replies[-1], other)
+            joined = as_one(replies)
         if joined["outcome"] == "oom":
             self.note_oom(case)
         return joined
+
+    def _passes_alone(
+        self, item: pytest.Function, case: Case, target: Target, collect: Iterable[str]
+    ) -> Iterator[dict[str, Any]]:
+        """What the passes with processes of their own add to a case's reply."""
+        if "profiler" in collect:
+            yield self._profile(item, case, target)
+        if "counters" in collect and target.world_size == 1:
+            yield self._counting.measure(item.nodeid, target, self.options.timeout_s)
+        elif "counters" in collect:
+            why = f"the counters are read of one GPU beside one process, and this case has {target.world_size}"
+            skipped = Measurement("counters", missing=dict.fromkeys(COUNTERS, why))
+            yield {"measurements": [skipped.to_json()], "findings": []}
+
+    def _fitted_not(self, case: Case) -> int | None:
+        """A smaller batch of the case's series that was out of memory."""
+        known = self._oom.get(case.series.case_id)
+        return known if known is not None and case.batch_size is not None and case.batch_size > known else None
+
+    def needs_no_measuring(self, case: Case) -> bool:
+        """Whether the case ends without being measured: its series did not fit, or the budget is spent."""
+        return self._fitted_not(case) is not None or self._too_late()
 
     def note_oom(self, case: Case) -> None:
         """Larger batches of this case's series are not tried."""
@@ -228,7 +254,7 @@ class Sweep:
                     item.nodeid,
                     None if self.options.processes > 1 else _next_nodeid(item),
                     self.options.timeout_s,
-                    budget_s=self._share(),
+                    budget_s=self.share(),
                     process=process,
                 )
             )
@@ -236,7 +262,7 @@ class Sweep:
             what = error.what if isinstance(error, CaseTimeout) else str(error)
             return {**_reply("failed", what), "window_utc": [begin, time.time()]}
 
-    def _worker_for(self, target: Target) -> Worker:
+    def _worker_for(self, target: Target) -> Worker | RankGroup:
         if self._worker is not None and self._worker_target != target:
             self._worker.close()
             self._worker = None
@@ -248,21 +274,18 @@ class Sweep:
             self._worker = self._new_worker(target, passes)
         return self._worker
 
-    def _new_worker(self, target: Target, passes: str) -> Worker:
-        environment = child_environment(target, self.targets)
-        if self.leases is not None and target.uuid is not None:
-            environment |= self.leases.pass_on(target.uuid)
-        if passes == "counters" and self.options.cupti is not None:
-            # Loaded with the process, before any conftest can import torch, whose own would be the one in use.
-            preloaded = (str(self.options.cupti), os.environ.get("LD_PRELOAD"))
-            environment["LD_PRELOAD"] = ":".join(one for one in preloaded if one)
-        return Worker(
-            child_arguments(self.config),
-            passes,
-            Path(tempfile.mkdtemp(dir=self._scratch())),  # answers of an earlier worker are not this one's
-            environment,
-            self.config.invocation_params.dir,
-        )
+    def _new_worker(self, target: Target, passes: str) -> Worker | RankGroup:
+        """A measuring process for a target, or one for each of its ranks."""
+        environment = child_environment(target, self.targets, self.pool)
+        if self.leases is not None and target.on_gpu:
+            environment |= self.leases.pass_on(*target.uuids)
+        if passes == "counters":
+            environment = preload(environment, self.options.cupti)
+        arguments, cwd = child_arguments(self.config), self.config.invocation_params.dir
+        folder = Path(tempfile.mkdtemp(dir=self._scratch()))  # answers of an earlier worker are not this one's
+        if target.world_size == 1:
+            return Worker(arguments, passes, folder, environment, cwd)
+        return RankGroup(arguments, passes, folder, environment, cwd, target.world_size, target.uuids)
 
     def _scratch(self) -> Path:
         """Folder for answers and output of the workers; removed at the end."""
@@ -277,9 +300,21 @@ class Sweep:
             case, target = None, self.targets[0]
             if isinstance(item, pytest.Function):
                 with suppress(ConfigurationError):
-                    case, target = self._case(item)
-            out.append(Planned(item.nodeid, target.slug, case))
+                    case, target = self.case_of(item)
+            out.append(Planned(item.nodeid, self._slug_of_worker(target), case))
         return out
+
+    def ranks(self, items: Iterable[pytest.Item]) -> list[Target]:
+        """Of the items' targets, those that take several GPUs."""
+        return list(
+            dict.fromkeys(item.stash[CASE][1] for item in items if CASE in item.stash and item.stash[CASE][1].peers)
+        )
+
+    def _slug_of_worker(self, target: Target) -> str:
+        """Ranks have their model's slug; a process that measures on one GPU says so of them under its own."""
+        if target.world_size == 1:
+            return target.slug
+        return next((one.slug for one in self.targets if one.model == target.model), target.slug)
 
     def case_ids(self, items: Iterable[pytest.Item]) -> frozenset[str]:
         """Ids of the cases that these items are; an item whose case is not valid has none."""
@@ -287,9 +322,19 @@ class Sweep:
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in its own process."""
-        trace = self.sink.path.parent / f"{self.sink.path.stem}-traces" / f"{case.case_id}.json.gz"
-        kept = trace.resolve() if self.options.keep_traces else None
-        return self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
+        folder = (
+            self.sink.path.parent / f"{self.sink.path.stem}-traces" if self.options.keep_traces else self._scratch()
+        )
+        trace = folder.resolve() / f"{case.case_id}.json.gz"
+        several = target.world_size > 1
+        kept = trace if self.options.keep_traces or several else None
+        reply = self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
+        if several:  # what a collective costs shows only beside the traces of the other ranks
+            traces = [trace_of_rank(trace, rank) for rank in range(target.world_size)]
+            reply["measurements"].append(communication_measurement(traces).to_json())
+            for one in () if self.options.keep_traces else traces:
+                one.unlink(missing_ok=True)
+        return reply
 
     def _restart(self) -> None:
         if self._worker is not None:
@@ -300,7 +345,7 @@ class Sweep:
     def _too_late(self) -> bool:
         return self.options.budget_s is not None and self.sink.wall_s >= self.options.budget_s
 
-    def _share(self) -> float | None:
+    def share(self) -> float | None:
         """Seconds for the passes of the next case: an even share of what is left, less what cases cost besides."""
         if self.options.budget_s is None:
             return None
@@ -322,34 +367,53 @@ class Sweep:
     # -- records
 
     def _record(self, item: pytest.Item, case: Case, target: Target, reply: Mapping[str, Any]) -> Record:
+        if reply.get("gpu_uuid") is not None:  # a cluster's, of the model that the target names
+            target = replace(target, uuid=reply["gpu_uuid"])
         findings = [Finding.from_json(one) for one in reply["findings"]]
         if target.note is not None:
             findings.append(Finding("gpu_unverified", target.note, "name the GPU by its UUID", flags=True))
         outcome: Outcome = reply["outcome"]
-        uuid = target.uuid
-        if uuid is not None and self.options.anonymize:
+        uuids = target.uuids
+        if uuids and self.options.anonymize:
             from joulemark.environment import anonymous
 
-            uuid = anonymous(uuid)
-        return assemble(
+            uuids = tuple(anonymous(one) for one in uuids)
+        record = assemble(
             case,
             [Measurement.from_json(one) for one in reply["measurements"]],
             run_id="",  # the journal knows both
             environment_id="",
             outcome=outcome,
             reason=reply["reason"],
-            gpu_uuid=uuid,
+            gpu_uuid=next(iter(uuids), None),
             nodeid=item.nodeid,
             findings=findings,
             window_utc=tuple(reply["window_utc"]),
             static_power_w=reply.get("static_power_w"),
         )
 
-    def _keep(self, record: Record, target: Target) -> Record:
+        if case.world_size == 1:
+            return record
+        ranks = uuids if target.lacks is None else ()
+        return with_efficiency(replace(record, rank_gpu_uuids=ranks), self._of_one_rank(record))
+
+    def _of_one_rank(self, record: Record) -> Record | None:
+        """This run's record of the same case with one rank, on the GPU of rank 0."""
+        case = record.case
+        for one in (*self.earlier, *self.sink.records):
+            same = replace(one.case, world_size=case.world_size, gpu_model=case.gpu_model) == case
+            if same and one.case.world_size == 1 and one.gpu_uuid == record.gpu_uuid:
+                return one
+        return None
+
+    def _keep(self, record: Record, target: Target, reply: Mapping[str, Any]) -> Record:
         hello = (self._worker.hello if self._worker is not None and self._worker_target == target else None) or {}
         counting = {"counters": self._counting.hello.get("counters")}
+        told = reply.get("environment")
+        elsewhere = None if told is None else Environment(told["facts"], told["tiers"], told["notes"])
         self._done += 1
-        return self.sink.keep(record, Seen(target, {**hello, **counting}, self._idle.get(target.uuid or "", {})))
+        idle = self._idle.get(target.uuid or "", {})
+        return self.sink.keep(record, Seen(target, {**hello, **counting}, idle, elsewhere))
 
     def conclude(self, record: Record, longrepr: str | None, output: str) -> None:
         """Turn an outcome into pytest's: failed and unsupported raise, so do flagged and oom under strict."""
@@ -379,8 +443,8 @@ class Sweep:
 
     def keep_in_process(self, item: pytest.Function, reply: Mapping[str, Any]) -> Record:
         """Store what this very process measured (``--bench-inprocess``, ``--pdb``)."""
-        case, target = self._case(item)
-        return self._keep(self._record(item, case, target, reply), target)
+        case, target = self.case_of(item)
+        return self._keep(self._record(item, case, target, reply), target, reply)
 
     # -- the end
 
@@ -408,13 +472,14 @@ def _printable_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.splitlines())
 
 
-def _retried(first: str | None) -> Finding:
-    return Finding("retried", f"a CUDA error ended the first try ({first}); measured in a fresh process", flags=True)
-
-
 def _reply(outcome: str, reason: str) -> dict[str, Any]:
     now = time.time()
     return {"outcome": outcome, "reason": reason, "measurements": [], "findings": [], "window_utc": [now, now]}
+
+
+def failed_reply(reason: str) -> dict[str, Any]:
+    """The reply for a case that no process could measure."""
+    return _reply("failed", reason)
 
 
 def _joined(reply: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,30 +499,47 @@ def _next_nodeid(item: pytest.Item) -> str | None:
     return items[index].nodeid if index < len(items) else None
 
 
-def child_environment(target: Target, targets: list[Target]) -> dict[str, str]:
+def child_environment(
+    target: Target, targets: list[Target], pool: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
     """The child sees the GPU under test alone, by UUID, and the parent's list of targets."""
-    described = [asdict(one) for one in targets]
+    described = {"targets": [asdict(one) for one in targets], "pool": pool or {}, "current": asdict(target)}
     # A worker of pytest-xdist is this process' parent; the measuring process itself is none.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
-    return {
-        **inherited,
-        "CUDA_VISIBLE_DEVICES": target.uuid or "",
-        TARGETS_VARIABLE: json.dumps({"targets": described, "current": target.slug}),
-    }
+    return {**inherited, "CUDA_VISIBLE_DEVICES": target.uuid or "", TARGETS_VARIABLE: json.dumps(described)}
 
 
-def targets_from_parent() -> list[Target] | None:
-    """In a child: the parent's targets, the one of this process first; None in a parent."""
+@dataclass(frozen=True)
+class Inherited:
+    """What a measuring process knows of its parent's devices.
+
+    Args:
+        targets: the parent's, the one of this process first.
+        pool: UUIDs of the GPUs that may work together, by model.
+        current: what this process measures on, with the ranks that it is one of.
+        several: whether the parent has more targets than it tells: ids of items then name theirs.
+    """
+
+    targets: list[Target]
+    pool: Mapping[str, Sequence[str]]
+    current: Target
+    several: bool
+
+
+def targets_from_parent() -> Inherited | None:
+    """In a child: the parent's targets; None in a parent."""
     text = os.environ.get(TARGETS_VARIABLE)
     if text is None:
         return None
     data = json.loads(text)
-    targets = [Target(**one) for one in data["targets"]]
+    targets = [Target.from_json(one) for one in data["targets"]]
     if not targets:
         raise ConfigurationError(
             f"{TARGETS_VARIABLE} names no target", "it is set by joulemark for its measuring processes"
         )
-    return sorted(targets, key=lambda one: one.slug != data["current"])
+    current = Target.from_json(data["current"])
+    current_first = sorted(targets, key=lambda one: one.slug != current.slug)
+    return Inherited(current_first, data["pool"], current, bool(data.get("several")) or len(targets) > 1)
 
 
 __all__ = ["CASE", "MeasurementError", "Sweep", "child_arguments", "child_environment", "targets_from_parent"]

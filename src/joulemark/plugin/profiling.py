@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from joulemark.errors import CaseTimeout, WorkerDied
+from joulemark.measure.rank_group import RankGroup
 from joulemark.measure.worker import Worker
 from joulemark.metrics import PROFILER
 from joulemark.plugin.sweep import Target
@@ -27,11 +28,11 @@ class ProfilingProcess:
     process again.
 
     Args:
-        start: makes the worker of a target.
+        start: makes the worker of a target, or one for each of its ranks.
     """
 
-    start: Callable[[Target], Worker]
-    _worker: Worker | None = None
+    start: Callable[[Target], Worker | RankGroup]
+    _worker: Worker | RankGroup | None = None
     _target: Target | None = None
     _sessions: int = 0
     _inherent: set[str] = field(default_factory=set)
@@ -43,7 +44,7 @@ class ProfilingProcess:
             nodeid: pytest's id of the item.
             target: that it runs on.
             timeout_s: the process is killed after it, and the next item gets a fresh one.
-            keep: where the trace stays; None throws it away.
+            keep: where the trace stays, of several ranks with the rank before its suffix; None throws it away.
         """
         earlier = self._sessions_on(target)
         reply = self._ask(nodeid, target, timeout_s, keep)

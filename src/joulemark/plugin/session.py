@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,14 @@ import pytest
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.plugin import distributed
 from joulemark.plugin.options import BenchOptions
-from joulemark.plugin.sweep import SweepMarker, Target, cells
-from joulemark.plugin.targets import claim_for, probed, select_targets, stations_of
+from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
+from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
 from joulemark.records import Case
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
     from joulemark.device.lease import Choice, Leases
+    from joulemark.measure.ray_cluster import RayCluster
     from joulemark.plugin.baseline import Baseline
     from joulemark.plugin.child import Measuring
     from joulemark.plugin.distributed import Controller, Courier
@@ -115,6 +117,8 @@ class BenchSession:
         self.controller: Controller | None = None
         self.measuring: Measuring | None = None
         self.leases: Leases | None = None
+        self.cluster: RayCluster | None = None
+        self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
@@ -134,6 +138,8 @@ class BenchSession:
             self._configure_worker()
         else:
             self._configure_parent()
+        if not self.is_child:
+            self.several = len(self.targets) > 1
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
@@ -141,8 +147,14 @@ class BenchSession:
 
         self._lease_files = join_lease(os.environ)
         inherited = targets_from_parent()
-        self.inventory = None if inherited else probed(self.config)
-        self.targets = inherited or select_targets(self.options, probed(self.config))
+        if inherited is None:
+            self.inventory = probed(self.config)
+            self.targets = select_targets(self.options, self.inventory)
+            self.pool = pool_of(self.options, self.inventory, self.targets)
+            self.current, self.several = self.targets[0], len(self.targets) > 1
+        else:
+            self.targets, self.pool = inherited.targets, inherited.pool
+            self.current, self.several = inherited.current, inherited.several
         self._configure_measuring()
 
     def _configure_worker(self) -> None:
@@ -158,7 +170,7 @@ class BenchSession:
         self.sweep.leases = given.leases()
         self.sweep.turn = given.turns(self.options.power_budget_w)
         self.assignment = given
-        self._note_what_did_not_fit()
+        self._tell_of_earlier()
 
     def _configure_parent(self) -> None:
         from joulemark.report.output import check_report_path
@@ -166,12 +178,15 @@ class BenchSession:
 
         for path in self.options.reports:
             check_report_path(path)
-        self.inventory = probed(self.config)
-        self.targets = select_targets(self.options, self.inventory)
+        controls = distributed.is_controller(self.config)
+        if controls:
+            distributed.refuse_other_ways(self.options)
+        self._find_devices()
+        assert self.inventory is not None
         self._read_resumed()
         self.journal = self._new_journal()
         check_writable(self.journal.path)
-        if distributed.is_controller(self.config):
+        if controls:
             stations = stations_of(self.options, self.inventory, self.targets)
             distributed.check_workers(self.config, stations, self.options)
             self.controller = distributed.Controller(self, stations)
@@ -179,10 +194,29 @@ class BenchSession:
             return
         from joulemark.plugin.parent import Sweep
 
-        self.sweep = Sweep(self.config, self.options, self.targets, self.journal, self.finished)
-        self._note_what_did_not_fit()
+        self.sweep = Sweep(self.config, self.options, self.targets, self.journal, self.finished, pool=self.pool)
+        self._tell_of_earlier()
+        if self.cluster is not None:
+            from joulemark.plugin.cluster import ClusterLoop
+
+            loop = ClusterLoop(self.sweep, self.journal, self.cluster, self.options, self.targets)
+            self.config.pluginmanager.register(loop, "joulemark-cluster")
         if not self.options.isolate:
             self._configure_measuring()
+
+    def _find_devices(self) -> None:
+        """The GPUs of this machine, or those that a cluster gives."""
+        if self.options.cluster is None:
+            self.inventory = probed(self.config)
+            self.targets = select_targets(self.options, self.inventory)
+            self.pool = pool_of(self.options, self.inventory, self.targets)
+            return
+        from joulemark.plugin.cluster import open_cluster
+
+        self.cluster = open_cluster(self.config, self.options)
+        self.inventory = self.cluster.inventory()
+        chosen = select_targets(self.options, self.inventory)
+        self.targets = [one if one.on_gpu else replace(CPU, no_gpu=self.cluster.no_gpu) for one in chosen]
 
     def _read_resumed(self) -> None:
         from joulemark.store import finished_case_ids, read_run
@@ -191,8 +225,10 @@ class BenchSession:
             self.resumed = read_run(self.options.resume)
             self.finished = frozenset(finished_case_ids(self.resumed))
 
-    def _note_what_did_not_fit(self) -> None:
+    def _tell_of_earlier(self) -> None:
+        """What the file that is resumed says of the cases to come."""
         assert self.sweep is not None
+        self.sweep.earlier = () if self.resumed is None else self.resumed.records
         for record in () if self.resumed is None else self.resumed.records:
             if record.outcome == "oom":
                 self.sweep.note_oom(record.case)
@@ -220,7 +256,8 @@ class BenchSession:
         from joulemark.device.lease import LeaseFolder, every
 
         assert self.inventory is not None
-        claims = [claim_for(one, self.options, self.inventory) for one in targets if one.on_gpu]
+        each = {uuid: replace(one, uuid=uuid) for one in targets for uuid in one.uuids}
+        claims = [claim_for(one, self.options, self.inventory) for one in each.values()]
         if self.options.lease_s is None or not claims:
             return
         folder = LeaseFolder(self.options.lease_dir)
@@ -246,7 +283,7 @@ class BenchSession:
 
         self.measuring = Measuring(self.options)
         if self.is_child:
-            loop = ChildLoop(self.options, self.measuring, self.targets)
+            loop = ChildLoop(self.options, self.measuring, self.current)
             self.config.pluginmanager.register(loop, "joulemark-child")
         elif self.targets[0].on_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.targets[0].uuid or ""
@@ -277,11 +314,11 @@ class BenchSession:
         try:
             marker = SweepMarker.read(metafunc.definition.iter_markers("bench"))
             if "joulemark_case" in metafunc.fixturenames:
-                swept = cells(metafunc.function.__name__, marker, self.options, self.targets, self.own)
+                swept = cells(metafunc.function.__name__, marker, self.options, self.targets, self.own, self.pool)
                 metafunc.parametrize(
                     ("joulemark_case", "joulemark_gpu"), swept, indirect=True, ids=[case.label for case, _ in swept]
                 )
-            elif len(self.targets) > 1:
+            elif self.several:
                 metafunc.parametrize(
                     "joulemark_gpu", self.targets, indirect=True, ids=[one.slug for one in self.targets]
                 )
@@ -374,10 +411,12 @@ class BenchSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Before the first case, hold the GPUs; a controller holds them already."""
+        """Before the first case, hold the GPUs of all ranks; a controller holds them already, a cluster its own."""
         if self.sweep is None or self.journal is None or session.config.option.collectonly or not session.items:
             return
-        self.lease(self.targets)
+        if self.cluster is not None:
+            return
+        self.lease([*self.targets, *self.sweep.ranks(session.items)])
         self.sweep.leases = self.leases
 
     @pytest.hookimpl(tryfirst=True)
@@ -531,6 +570,8 @@ class BenchSession:
         finally:
             if self.controller is not None:
                 self.controller.close()
+            if self.cluster is not None:
+                self.cluster.close(at_once=self._interrupted)
             if self.leases is not None:
                 self.leases.close()
             for number, before in self._signals.items():

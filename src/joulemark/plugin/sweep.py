@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,9 @@ class Target:
         name: NVML's name.
         note: why its identity is not certain; None when it is.
         no_gpu: why it is the CPU where a GPU was wanted.
+        world_size: ranks that work together; ``uuid`` is the GPU of rank 0.
+        peers: UUIDs of the GPUs of the further ranks; empty on the CPU.
+        lacks: why so many ranks cannot work together here.
     """
 
     uuid: str | None
@@ -49,10 +52,45 @@ class Target:
     name: str
     note: str | None = None
     no_gpu: str | None = None
+    world_size: int = 1
+    peers: tuple[str, ...] = ()
+    lacks: str | None = None
 
     @property
     def on_gpu(self) -> bool:
         return self.uuid is not None
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """The GPUs of all ranks, in order of rank."""
+        return () if self.uuid is None else (self.uuid, *self.peers)
+
+    @classmethod
+    def from_json(cls, described: Mapping[str, Any]) -> Target:
+        """A target as ``asdict`` and JSON have left it."""
+        return cls(**{**described, "peers": tuple(described["peers"])})
+
+    def of_rank(self, rank: int) -> Target:
+        """What one rank measures on."""
+        return replace(self, uuid=self.uuids[rank]) if self.uuids else self
+
+    def spread(self, world_size: int, pool: Mapping[str, Sequence[str]]) -> Target:
+        """This target with more of its model.
+
+        Args:
+            world_size: number of ranks.
+            pool: UUIDs of the GPUs that may be used, by model.
+        """
+        if world_size == 1:
+            return self
+        whole = replace(self, slug=self.model, world_size=world_size)
+        if not self.on_gpu:
+            return whole
+        others = [uuid for uuid in pool.get(self.model, ()) if uuid != self.uuid]
+        if len(others) < world_size - 1:
+            found = f"{world_size} GPUs of the model {self.model} are needed and {len(others) + 1} can be used here"
+            return replace(whole, lacks=f"{found} (--bench-gpus, CUDA_VISIBLE_DEVICES, -n)")
+        return replace(whole, peers=tuple(others[: world_size - 1]))
 
 
 CPU = Target(None, "cpu", "cpu", "CPU")
@@ -70,6 +108,7 @@ class SweepMarker:
         layout: ``contiguous`` or ``channels_last`` (of models with images).
         cpu: axes to use instead on a machine without a GPU.
         requires: instruments without which the case is skipped, with the reason.
+        world_sizes: numbers of GPUs that train together; only training takes more than one.
     """
 
     models: tuple[str, ...] = ("resnet18",)
@@ -81,6 +120,7 @@ class SweepMarker:
     layout: str = "channels_last"
     cpu: Mapping[str, Any] | None = None
     requires: tuple[str, ...] = ()
+    world_sizes: tuple[int, ...] = (1,)
 
     @classmethod
     def read(cls, marks: Iterable[pytest.Mark]) -> SweepMarker:
@@ -141,15 +181,23 @@ def _as_tuple(name: str, value: Any) -> Any:
 
 
 def cells(
-    benchmark: str, marker: SweepMarker, options: BenchOptions, targets: Iterable[Target], own: Mapping[str, Workload]
+    benchmark: str,
+    marker: SweepMarker,
+    options: BenchOptions,
+    targets: Iterable[Target],
+    own: Mapping[str, Workload],
+    pool: Mapping[str, Sequence[str]] | None = None,
 ) -> list[tuple[Case, Target]]:
     """The cells of a sweep, series by series, batches rising within each.
+
+    Args:
+        pool: UUIDs of the GPUs that may work together, by model.
 
     Raises:
         ConfigurationError: a model that does not exist.
     """
     out: list[tuple[Case, Target]] = []
-    for target in targets:
+    for target in _spread(marker, options, targets, pool or {}):
         policy = marker.on(target)
         models = options.models or policy.models
         axes = product(
@@ -161,13 +209,29 @@ def cells(
         )
         for model, phase, source, dtype, mode in axes:
             name, phases, images = describe(model, own, options.rootdir)
-            if phase not in phases:
+            if phase not in phases or (target.world_size > 1 and phase != "train"):
                 continue
             layout = policy.layout if images else "contiguous"
             for batch in sorted(options.batch_sizes or policy.batches(name)):
-                case = Case(name, phase, mode, dtype, batch, layout, source, target.slug, benchmark=benchmark)
+                case = Case(
+                    name, phase, mode, dtype, batch, layout, source, target.slug, target.world_size, benchmark=benchmark
+                )
                 out.append((case, target))
     return out
+
+
+def _spread(
+    marker: SweepMarker, options: BenchOptions, targets: Iterable[Target], pool: Mapping[str, Sequence[str]]
+) -> Iterator[Target]:
+    """Targets by rising number of ranks; several GPUs of one model work together once."""
+    together: set[tuple[str, int]] = set()
+    for target in targets:
+        for size in sorted(options.world_sizes or marker.on(target).world_sizes):
+            if size == 1:
+                yield target
+            elif (target.model, size) not in together:
+                together.add((target.model, size))
+                yield target.spread(size, pool)
 
 
 def describe(model: str, own: Mapping[str, Workload], rootdir: Path | None = None) -> tuple[str, tuple[str, ...], bool]:

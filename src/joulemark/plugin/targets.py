@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,19 @@ def stations_of(options: BenchOptions, inventory: Inventory, targets: Sequence[T
             "leave out -n, or measure no power (--bench-collect timing)",
         )
     return list(apart.values())
+
+
+def pool_of(options: BenchOptions, inventory: Inventory, targets: Sequence[Target]) -> Mapping[str, Sequence[str]]:
+    """UUIDs of the GPUs that may work together on one case, by model: all visible ones, or those that were named."""
+    named = None if _names_models(options.gpus) else {one.uuid for one in targets}
+    return {
+        model: [
+            one.gpu.uuid
+            for one in inventory.visible
+            if one.gpu.slug == model and (named is None or one.gpu.uuid in named)
+        ]
+        for model in dict.fromkeys(one.model for one in targets)
+    }
 
 
 def _names_models(wanted: str) -> bool:

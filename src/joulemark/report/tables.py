@@ -10,7 +10,9 @@ from pathlib import Path
 
 from joulemark.metrics import CORE, LEVELS, find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
+from joulemark.report.generations_table import generations_table
 from joulemark.report.names import first_of, namer
+from joulemark.report.scaling_table import scaling_table
 
 SHOWN_METRICS = CORE
 """Metrics of the table, the most important first; csv and json hold all."""
@@ -69,6 +71,7 @@ def tables_of_run(run: Run) -> list[Table]:
         for name, records in zip(names, groups.values(), strict=True)
         for table in _group_tables(records, marks, _title(run, name))
     ] or [Table((), (), title=_title(run, None))]
+    tables += [one for one in (scaling_table(run.records), generations_table(run.records)) if one is not None]
     return [*tables[:-1], replace(tables[-1], notes=notes)]
 
 

@@ -87,4 +87,4 @@ def _draw_waterfall(panel: Axes, series: Mapping[str, Json]) -> None:
     panel.set_xlabel("batch size")
     panel.set_ylabel("share of the step")
     if cells:
-        panel.legend(fontsize=6)
+        panel.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -33,12 +33,12 @@ _UNRECONCILED = ("kernels_and_launches_differ", "kernels_differ_between_iteratio
 def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
     """What stored sweeps say about the tandem of CPU and GPU (``docs/schema/tandem.schema.json``).
 
-    A case that stands in several runs counts by the last of them.
+    A case that was measured in several runs counts by the last of them.
 
     Raises:
         ConfigurationError: no record of the runs has figures of the profiler pass.
     """
-    records = {record.case_id: record for run in runs for record in run.records}
+    records = {one.case_id: one for run in runs for one in run.records if one.outcome in _MEASURED}
     profiled = [one for one in records.values() if one.value("gpu_busy_s") is not None]
     if not profiled:
         raise ConfigurationError(
@@ -49,15 +49,18 @@ def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
     groups: dict[str, list[Record]] = {}
     for record in records.values():
         key = record.case.series.case_id
-        if key in wanted and record.outcome in _MEASURED:
+        if key in wanted:
             groups.setdefault(key, []).append(record)
     found = [_series(sorted(group, key=_batch_of)) for group in groups.values()]
+    modules = {_module(one.case) for one in profiled if one.case.batch_size is None}
+    cells = [one for one in records.values() if one.case.batch_size is None and _module(one.case) in modules]
+    used = {one.run_id for group in (*groups.values(), cells) for one in group}
     return {
         "schema": SCHEMA,
-        "runs": [_run(run) for run in runs],
+        "runs": [_run(run) for run in runs if run.run_id in used],
         "series": found,
         "against_eager": _against_eager(found),
-        "cells": [_row(one) for one in records.values() if one.case.batch_size is None and one.outcome in _MEASURED],
+        "cells": [_row(one) for one in cells],
     }
 
 
@@ -67,6 +70,11 @@ def exit_code(document: Mapping[str, Json]) -> int:
     return 3 if any(row["kernels_reconciled"] is False for row in rows) else 0
 
 
+def _module(case: Case) -> str:
+    """The benchmark's file of a case that is a function: its other cells are what a profiled one is compared with."""
+    return case.workload.rpartition(".")[0]
+
+
 def _batch_of(record: Record) -> int:
     return record.case.batch_size or 0
 
@@ -74,7 +82,6 @@ def _batch_of(record: Record) -> int:
 def _run(run: Run) -> dict[str, Json]:
     facts = next(iter(run.environments.values())).facts if run.environments else {}
     gpus = facts.get("gpus")
-    framework = facts.get("framework")
     return {
         "file": Path(run.path).name,
         "run_id": run.run_id,
@@ -82,7 +89,7 @@ def _run(run: Run) -> dict[str, Json]:
         "completed": run.completed,
         "gpus": [one.get("name") for one in gpus] if isinstance(gpus, list) else None,
         "driver": facts.get("driver"),
-        "torch": framework.get("torch") if isinstance(framework, Mapping) else None,
+        "torch": facts.get("torch"),
     }
 
 

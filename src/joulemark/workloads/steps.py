@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from joulemark.errors import ConfigurationError, Unsupported
 from joulemark.records import Case
-from joulemark.workloads import inputs, modes, precision
+from joulemark.workloads import inputs, modes, parallel, precision
 from joulemark.workloads.base import PhaseMarks, Step
 from joulemark.workloads.inputs import Arrange, Batch, Feed
 from joulemark.workloads.spec import ModelSpec, PhaseView, as_tensors
@@ -86,6 +86,7 @@ class _Builder:
         self.source = case.input or "device"
         self.layout = case.layout or "contiguous"
         self.world_size = case.world_size
+        self.rank = 0
         self.seed = seed_of(case.label)
         self.view: PhaseView | None = spec.views.get(self.phase)
         self.training = self.phase == "train"
@@ -94,6 +95,8 @@ class _Builder:
         import torch
 
         self._check()
+        if self.world_size > 1:
+            self.rank = parallel.join(self.device).rank
         precision.set_fp32(tf32=self.dtype == "tf32")
         torch.manual_seed(self.seed)
         with torch.device(self.device):
@@ -102,7 +105,9 @@ class _Builder:
         _arrange_model(model.to(self.device), arrange)
         model.train(self.training)
         rotate = self.mode != "graph"
-        feed = inputs.feed_for(self.source, self._make, self.batch_size, self.seed, self.device, arrange, rotate)
+        # Every rank trains on batches of its own.
+        seed = seed_of(f"{self.seed} rank {self.rank}") if self.rank else self.seed
+        feed = inputs.feed_for(self.source, self._make, self.batch_size, seed, self.device, arrange, rotate)
         try:
             example = feed()
             self._check_batch(example)
@@ -115,8 +120,9 @@ class _Builder:
         name = self.spec.name
         if self.phase not in self.spec.phases:
             raise Unsupported(f"{name} has no phase {self.phase!r}", f"it has {', '.join(self.spec.phases)}")
-        if self.world_size != 1:
-            raise Unsupported(f"{name} runs on one device, not on {self.world_size}")
+        if self.world_size != 1 and (not self.training or self.mode == "graph"):
+            what = "training" if not self.training else "eager or compiled steps"
+            raise Unsupported(f"{name} on {self.world_size} devices: only {what} can be data-parallel")
         if self.layout not in LAYOUTS:
             raise ConfigurationError(f"the layout {self.layout!r} is not known", f"it takes {', '.join(LAYOUTS)}")
         precision.check(self.dtype, self.device)
@@ -163,10 +169,12 @@ class _Builder:
         trained = [one for one in model.parameters() if one.requires_grad]
         if not trained:
             raise Unsupported(f"{self.spec.name} has no parameter to train", "measure its inference")
+        if self.world_size > 1:
+            model = parallel.replicated(model, self.device)
         optimizer = (self.spec.optimizer or adamw)(trained)
         _start(optimizer)
         scaler = precision.scaler(self.dtype, self.device)
-        capturable = scaler is None and _capturable(optimizer)
+        capturable = scaler is None and _capturable(optimizer) and self.world_size == 1
         if self.mode == "graph" and not capturable:
             why = "GradScaler reads its scale on the host" if scaler else "its optimizer is not capturable"
             raise Unsupported(

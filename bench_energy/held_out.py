@@ -1,0 +1,371 @@
+"""Workloads held out of the calibration: the model is judged by them, so none of them may ever enter its fit.
+
+Networks of the zoo in training and inference, matrix products of several shapes and formats, kernels bound by memory,
+and what supercomputers run. The list was written before the first calibration; a change of it is a new list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A workload and how to build its step.
+
+    Args:
+        name: unique.
+        kind: ``network``, ``gemm``, ``memory`` or ``hpc``.
+        dtype: number format of its arithmetic: decides which tensor unit its tensor cycles are.
+        build: (device, tiny) → step; ``tiny`` is for a test on the CPU.
+        needs_cuda: why it cannot run on the CPU; empty when it can.
+        batch_size: of a network.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    build: Callable[[str, bool], Step]
+    needs_cuda: str = ""
+    batch_size: int | None = None
+
+
+def _normal(device: str, dtype: str, *shape: int) -> torch.Tensor:
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(7)
+    kind = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
+    wide = torch.float64 if dtype == "fp64" else torch.float32
+    return torch.randn(*shape, generator=generator, device=device, dtype=wide).to(kind)
+
+
+def _gemm(m: int, n: int, k: int, dtype: str, device: str, tiny: bool) -> Step:
+    from joulemark.workloads.precision import set_fp32
+
+    if tiny:
+        m, n, k = 32, 32, 32
+    set_fp32(tf32=dtype == "tf32")
+    left, right = _normal(device, dtype, m, k), _normal(device, dtype, k, n)
+    return lambda: left @ right
+
+
+def _gemm_int8(size: int, device: str, tiny: bool) -> Step:
+    import torch
+
+    n = 32 if tiny else size
+    left, right = (torch.randint(-127, 127, (n, n), device=device, dtype=torch.int8) for _ in range(2))
+    return lambda: torch._int_mm(left, right.t())
+
+
+def _batched(batch: int, size: int, dtype: str, device: str, tiny: bool) -> Step:
+    import torch
+
+    if tiny:
+        batch, size = 4, 16
+    left, right = _normal(device, dtype, batch, size, size), _normal(device, dtype, batch, size, size)
+    return lambda: torch.bmm(left, right)
+
+
+def _attention(device: str, tiny: bool) -> Step:
+    from torch.nn import functional
+
+    shape = (1, 2, 16, 8) if tiny else (8, 16, 4096, 128)
+    query, key, value = (_normal(device, "bf16", *shape) for _ in range(3))
+    return lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _convolution(device: str, tiny: bool) -> Step:
+    import torch
+    from torch.nn import functional
+
+    shape, channels = ((1, 8, 8, 8), 8) if tiny else ((64, 256, 56, 56), 256)
+    image = _normal(device, "bf16", *shape).to(memory_format=torch.channels_last)
+    weight = _normal(device, "bf16", channels, channels, 3, 3).to(memory_format=torch.channels_last)
+    return lambda: functional.conv2d(image, weight, padding=1)
+
+
+def _copy(device: str, tiny: bool) -> Step:
+    source = _normal(device, "fp32", 1 << (10 if tiny else 28))
+    target = source.clone()
+    return lambda: target.copy_(source)
+
+
+def _triad(device: str, tiny: bool) -> Step:
+    """A = b + s c of STREAM (McCalpin, 1995), in FP64."""
+    import torch
+
+    n = 1 << (10 if tiny else 27)
+    b, c = _normal(device, "fp64", n), _normal(device, "fp64", n)
+    a = torch.empty_like(b)
+    return lambda: torch.add(b, c, alpha=3.0, out=a)
+
+
+def _gelu(device: str, tiny: bool) -> Step:
+    from torch.nn import functional
+
+    values = _normal(device, "bf16", 1 << (10 if tiny else 28))
+    return lambda: functional.gelu(values)
+
+
+def _reduction(device: str, tiny: bool) -> Step:
+    values = _normal(device, "fp32", 1 << (10 if tiny else 28))
+    return lambda: values.sum()
+
+
+def _softmax(device: str, tiny: bool) -> Step:
+    import torch
+
+    values = _normal(device, "bf16", *((8, 16) if tiny else (32768, 4096)))
+    return lambda: torch.softmax(values, dim=-1)
+
+
+def _layer_norm(device: str, tiny: bool) -> Step:
+    from torch.nn import functional
+
+    width = 16 if tiny else 4096
+    values = _normal(device, "bf16", 8 if tiny else 32768, width)
+    return lambda: functional.layer_norm(values, (width,))
+
+
+def _gather(device: str, tiny: bool) -> Step:
+    """Rows of an embedding table in random order."""
+    import torch
+
+    rows, width = (64, 8) if tiny else (1 << 21, 64)
+    table = _normal(device, "fp32", rows, width)
+    index = torch.randperm(rows, device=device)
+    return lambda: table.index_select(0, index)
+
+
+def _scatter(device: str, tiny: bool) -> Step:
+    """Random additions, as a histogram or a gradient of an embedding."""
+    import torch
+
+    n = 1 << (10 if tiny else 25)
+    target = torch.zeros(n // 4, device=device)
+    index = torch.randint(0, n // 4, (n,), device=device)
+    values = _normal(device, "fp32", n)
+    return lambda: target.index_add_(0, index, values)
+
+
+def _transpose(device: str, tiny: bool) -> Step:
+    n = 16 if tiny else 16384
+    values = _normal(device, "fp32", n, n)
+    return lambda: values.t().contiguous()
+
+
+def _sort(device: str, tiny: bool) -> Step:
+    import torch
+
+    values = torch.randint(0, 1 << 30, (1 << (10 if tiny else 26),), device=device, dtype=torch.int32)
+    return lambda: torch.sort(values)
+
+
+def _fft(batch: int, n: int, device: str, tiny: bool) -> Step:
+    import torch
+
+    if tiny:
+        batch, n = 4, 16
+    signal = torch.complex(_normal(device, "fp32", batch, n), _normal(device, "fp32", batch, n))
+    return lambda: torch.fft.fft(signal)
+
+
+def _fft_3d(device: str, tiny: bool) -> Step:
+    import torch
+
+    n = 8 if tiny else 384
+    field = torch.complex(_normal(device, "fp64", n, n, n), _normal(device, "fp64", n, n, n))
+    return lambda: torch.fft.fftn(field)
+
+
+def _poisson(device: str, n: int) -> torch.Tensor:
+    """The five-point Laplacian on an n × n grid, as a CSR matrix in FP64."""
+    import torch
+
+    cells = torch.arange(n * n, device=device)
+    x, y = cells % n, cells // n
+    rows, columns, values = [cells], [cells], [torch.full((n * n,), 4.0, dtype=torch.float64, device=device)]
+    for inside, offset in ((x > 0, -1), (x < n - 1, 1), (y > 0, -n), (y < n - 1, n)):
+        rows.append(cells[inside])
+        columns.append(cells[inside] + offset)
+        values.append(torch.full((int(inside.sum()),), -1.0, dtype=torch.float64, device=device))
+    index = torch.stack([torch.cat(rows), torch.cat(columns)])
+    return torch.sparse_coo_tensor(index, torch.cat(values), (n * n, n * n)).coalesce().to_sparse_csr()
+
+
+def _spmv(device: str, tiny: bool) -> Step:
+    n = 8 if tiny else 3000
+    matrix = _quietly(_poisson, device, n)
+    vector = _normal(device, "fp64", n * n)
+    return lambda: matrix @ vector
+
+
+def _conjugate_gradient(device: str, tiny: bool) -> Step:
+    """One iteration per step (Hestenes and Stiefel, 1952) on the Poisson problem; starts anew when it has converged."""
+    n = 8 if tiny else 2000
+    return _CgStep(_quietly(_poisson, device, n), _normal(device, "fp64", n * n))
+
+
+class _CgStep:
+    """Its state between iterations; no host read, so the device is never waited for."""
+
+    restart_after = 500
+
+    def __init__(self, matrix: Any, right: torch.Tensor) -> None:
+        self.matrix, self.right = matrix, right
+        self.reset()
+
+    def reset(self) -> None:
+        self.x = self.right * 0
+        self.residual = self.right.clone()
+        self.direction = self.residual.clone()
+        self.square = self.residual @ self.residual
+        self.iteration = 0
+
+    def __call__(self) -> object:
+        if self.iteration == self.restart_after:
+            self.reset()
+        product = self.matrix @ self.direction
+        alpha = self.square / (self.direction @ product)
+        self.x += alpha * self.direction
+        self.residual -= alpha * product
+        square = self.residual @ self.residual
+        self.direction = self.residual + (square / self.square) * self.direction
+        self.square = square
+        self.iteration += 1
+        return self.x
+
+
+def _stencil(device: str, tiny: bool) -> Step:
+    """Seven-point stencil of a 3-D heat equation in FP64."""
+    n = 8 if tiny else 512
+    field = _normal(device, "fp64", n, n, n)
+    target = field.clone()
+
+    def step() -> object:
+        inner = field[1:-1, 1:-1, 1:-1] * 0.4
+        inner += 0.1 * field[2:, 1:-1, 1:-1]
+        inner += 0.1 * field[:-2, 1:-1, 1:-1]
+        inner += 0.1 * field[1:-1, 2:, 1:-1]
+        inner += 0.1 * field[1:-1, :-2, 1:-1]
+        inner += 0.1 * field[1:-1, 1:-1, 2:]
+        inner += 0.1 * field[1:-1, 1:-1, :-2]
+        target[1:-1, 1:-1, 1:-1] = inner
+        return target
+
+    return step
+
+
+def _n_body(dtype: str, device: str, tiny: bool) -> Step:
+    """Accelerations of all bodies by all others, with softening."""
+    n = 16 if tiny else (8192 if dtype == "fp32" else 4096)
+    place = _normal(device, dtype, n, 3)
+    mass = _normal(device, dtype, n).abs()
+
+    def step() -> object:
+        between = place[None, :, :] - place[:, None, :]
+        inverse = ((between * between).sum(-1) + 1e-3).rsqrt()
+        weight = mass[None, :] * inverse * inverse * inverse
+        return (between * weight[..., None]).sum(1)
+
+    return step
+
+
+def _lattice(device: str, tiny: bool) -> Step:
+    """Jacobi iterations on a periodic grid in FP32, small enough for the L2."""
+    import torch
+
+    n = 16 if tiny else 1536
+    field = _normal(device, "fp32", n, n)
+    moves = ((1, 0), (-1, 0), (1, 1), (-1, 1))
+    return lambda: 0.25 * sum(torch.roll(field, shift, axis) for shift, axis in moves)
+
+
+def _monte_carlo(device: str, tiny: bool) -> Step:
+    """Random numbers and transcendental functions: option prices (Black and Scholes) by simulation."""
+    import torch
+
+    n = 1 << (10 if tiny else 26)
+    draws = torch.empty(n, device=device)
+    return lambda: (torch.exp(draws.normal_() * 0.2 - 0.02) * 100 - 105).clamp_min(0).mean()
+
+
+def _quietly(build: Callable[..., Any], *args: Any) -> Any:
+    """Torch warns once that sparse CSR is in beta."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return build(*args)
+
+
+def _network(model: str, phase: str, dtype: str, batch: int, device: str, tiny: bool) -> Step:
+    from joulemark.records import Case
+    from joulemark.workloads import zoo
+
+    if tiny:
+        model, phase, dtype, batch = "lenet5", "train" if phase == "train" else "inference", "fp32", 2
+    layout = "channels_last" if zoo.takes_images(model) else "contiguous"
+    case = Case(model, phase, "eager", dtype, batch, layout, "device")
+    return zoo.find(model).build(case, device).run
+
+
+def _networks() -> list[HeldOut]:
+    cells = (
+        ("resnet50", "train", "bf16", 64), ("resnet50", "train", "fp32", 32), ("resnet50", "train", "bf16", 8),
+        ("resnet50", "inference", "bf16", 128), ("resnet50", "inference", "bf16", 4), ("vgg16", "train", "bf16", 32),
+        ("vit_b_16", "train", "bf16", 64), ("vit_b_16", "inference", "bf16", 32), ("bert_base", "train", "bf16", 32),
+        ("bert_base", "inference", "bf16", 64), ("mobilenet_v2", "inference", "bf16", 64),
+        ("gpt2_small", "train", "bf16", 8), ("gpt2_small", "prefill", "bf16", 8), ("gpt2_small", "decode", "bf16", 32),
+    )  # fmt: skip
+    return [network(*cell) for cell in cells]
+
+
+def network(model: str, phase: str, dtype: str, batch: int) -> HeldOut:
+    """A cell of the zoo, eager."""
+    build = partial(_network, model, phase, dtype, batch)
+    return HeldOut(f"{model}-{phase}-{dtype}-b{batch}", "network", dtype, build, batch_size=batch)
+
+
+HELD_OUT: tuple[HeldOut, ...] = (
+    *_networks(),
+    HeldOut("gemm-bf16-8192", "gemm", "bf16", partial(_gemm, 8192, 8192, 8192, "bf16")),
+    HeldOut("gemm-bf16-2048", "gemm", "bf16", partial(_gemm, 2048, 2048, 2048, "bf16")),
+    HeldOut("gemm-bf16-skinny", "gemm", "bf16", partial(_gemm, 16, 16384, 16384, "bf16")),
+    HeldOut("gemm-fp16-4096", "gemm", "fp16", partial(_gemm, 4096, 4096, 4096, "fp16")),
+    HeldOut("gemm-tf32-4096", "gemm", "tf32", partial(_gemm, 4096, 4096, 4096, "tf32")),
+    HeldOut("gemm-fp32-4096", "gemm", "fp32", partial(_gemm, 4096, 4096, 4096, "fp32")),
+    HeldOut("gemm-fp64-4096", "gemm", "fp64", partial(_gemm, 4096, 4096, 4096, "fp64")),
+    HeldOut("gemm-int8-4096", "gemm", "int8", partial(_gemm_int8, 4096), needs_cuda="torch has int8 products for GPUs"),
+    HeldOut("gemm-bf16-batched", "gemm", "bf16", partial(_batched, 512, 256, "bf16")),
+    HeldOut("attention-bf16", "gemm", "bf16", _attention),
+    HeldOut("convolution-bf16", "gemm", "bf16", _convolution),
+    HeldOut("copy", "memory", "fp32", _copy),
+    HeldOut("triad-fp64", "memory", "fp64", _triad),
+    HeldOut("gelu-bf16", "memory", "bf16", _gelu),
+    HeldOut("reduction", "memory", "fp32", _reduction),
+    HeldOut("softmax-bf16", "memory", "bf16", _softmax),
+    HeldOut("layer-norm-bf16", "memory", "bf16", _layer_norm),
+    HeldOut("gather", "memory", "fp32", _gather),
+    HeldOut("scatter-add", "memory", "fp32", _scatter),
+    HeldOut("transpose", "memory", "fp32", _transpose),
+    HeldOut("sort", "memory", "fp32", _sort),
+    HeldOut("fft-1d", "hpc", "fp32", partial(_fft, 4096, 16384)),
+    HeldOut("fft-3d-fp64", "hpc", "fp64", _fft_3d),
+    HeldOut("spmv-fp64", "hpc", "fp64", _spmv),
+    HeldOut("conjugate-gradient-fp64", "hpc", "fp64", _conjugate_gradient),
+    HeldOut("stencil-fp64", "hpc", "fp64", _stencil),
+    HeldOut("n-body-fp32", "hpc", "fp32", partial(_n_body, "fp32")),
+    HeldOut("n-body-fp64", "hpc", "fp64", partial(_n_body, "fp64")),
+    HeldOut("jacobi-l2-fp32", "hpc", "fp32", _lattice),
+    HeldOut("monte-carlo", "hpc", "fp32", _monte_carlo),
+)
+"""The list."""

@@ -1,0 +1,131 @@
+"""``joulemark energy``: where the joules of measured workloads went, from stored counters and a calibration."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulemark.cli.arguments import Commands, add_command
+from joulemark.cli.console import print_json
+from joulemark.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from joulemark.energy.calibration import Calibration
+    from joulemark.energy.validation import Outcome
+    from joulemark.records import Json
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``energy``."""
+    parser = add_command(
+        commands,
+        "energy",
+        "measured energy split into units and memory levels, and predicted, without a GPU",
+        "joulemark energy validation.json --calibration results/calibration/nvidia-h200.json --scale hbm=0.5",
+        run,
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="measured workloads; without it, the calibration"
+    )
+    parser.add_argument(
+        "--calibration", type=Path, required=True, metavar="F", help="of the GPU, by joulemark calibrate"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/energy.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument(
+        "--scale", action="append", default=[], metavar="NAME=FACTOR", help="what if a unit cost that much less or more"
+    )
+    parser.add_argument(
+        "--power-cap", type=float, metavar="W", help="what if the power limit were W; the GPU's own is never changed"
+    )
+    parser.add_argument(
+        "--published", type=Path, metavar="DIR", help="energies from the literature to stand beside the calibration's"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict, split and ask what if, or show the calibration."""
+    from joulemark.energy import trends, validation
+    from joulemark.energy.calibration import read_calibration
+    from joulemark.report import energy_view
+
+    calibration = read_calibration(args.calibration)
+    form: energy_view.Format = "markdown" if args.format == "markdown" else "terminal"
+    published = None if args.published is None else trends.read_published(args.published.glob("*.json"))
+    beside = None if published is None else trends.beside(calibration, published)
+    name = str(calibration.gpu.get("gpu", "this GPU"))
+    if args.file is None:
+        document = _without_workloads(calibration, beside)
+        tables = energy_view.calibration_tables(calibration)
+    else:
+        source, rows = validation.read_measurements(args.file)
+        outcomes = validation.evaluate(calibration, rows)
+        extra = {"what_if": _what_if(calibration, outcomes, args.scale, args.power_cap), "trends": beside}
+        document = validation.document(calibration, source, outcomes, extra)
+        tables = energy_view.workload_tables(document)
+    if args.json or args.format == "json":
+        print_json(document)
+        return 0
+    if beside is not None:
+        tables.append(energy_view.trend_table(beside, name))
+    sys.stdout.write(energy_view.render(tables, form))
+    return 0
+
+
+def _without_workloads(calibration: Calibration, beside: Sequence[Json] | None) -> dict[str, Json]:
+    from joulemark.energy import validation
+
+    source = {"gpu": calibration.gpu.get("gpu"), "gpu_uuid": calibration.gpu.get("gpu_uuid")}
+    return validation.document(calibration, source, [], {"what_if": [], "trends": beside})
+
+
+def _what_if(
+    calibration: Calibration, outcomes: Sequence[Outcome], scale: Sequence[str], cap: float | None
+) -> list[dict[str, Json]]:
+    from joulemark.energy import trends
+    from joulemark.energy.model import Model
+    from joulemark.energy.validation import core_share
+    from joulemark.errors import ConfigurationError
+
+    if cap is not None and not 0 < cap < float("inf"):
+        raise ConfigurationError(f"--power-cap {cap} is no power", "give watts, as in --power-cap 500")
+    factors = trends.scale_of(scale)
+    rows = []
+    for outcome in outcomes:
+        if outcome.counts is None:
+            continue
+        seen = outcome.measured
+        if factors:
+            result = trends.scaled(calibration, outcome.counts, seen.window_s, factors, seen.activity, seen.dtype)
+            rows.append(_row(seen.workload, " ".join(scale), result, None))
+        if cap is not None:
+            share = core_share(calibration, outcome.counts, seen) if seen.core_share is None else seen.core_share
+            try:
+                model = Model(calibration, seen.activity, dtype=seen.dtype)
+                result = trends.limited(model, outcome.counts, seen.window_s, cap, seen.clock, share)
+            except MeasurementError as lack:
+                rows.append(_row(seen.workload, f"{cap:g} W", None, str(lack)))
+            else:
+                rows.append(_row(seen.workload, f"{cap:g} W", result, None))
+    return rows
+
+
+def _row(workload: str, change: str, result: object, reason: str | None) -> dict[str, Json]:
+    from joulemark.energy.trends import WhatIf
+
+    one = result if isinstance(result, WhatIf) else None
+    return {
+        "workload": workload,
+        "change": change,
+        "energy_j": None if one is None else one.energy_j,
+        "new_energy_j": None if one is None else one.new_energy_j,
+        "largest": None if one is None else one.largest,
+        "new_largest": None if one is None else one.new_largest,
+        "slowdown": None if one is None else one.new_time_s / one.time_s,
+        "clock": None if one is None else one.clock,
+        "reason": reason,
+    }

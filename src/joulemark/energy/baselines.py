@@ -1,0 +1,87 @@
+"""Simple models fitted to the same calibration, which a better one must beat (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import nnls
+
+from joulemark.energy.counters import NOMINAL
+from joulemark.energy.units import INSTRUCTION, SM_ACTIVE, UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from joulemark.energy.calibration import Calibration
+
+    Features = Callable[[Mapping[str, float], Calibration], list[float]]
+
+
+def _constant(rates: Mapping[str, float], calibration: Calibration) -> list[float]:
+    del rates, calibration
+    return []
+
+
+def _sm_active(rates: Mapping[str, float], calibration: Calibration) -> list[float]:
+    del calibration
+    return [rates.get(SM_ACTIVE, 0.0)]
+
+
+def _hbm(rates: Mapping[str, float]) -> float:
+    return rates.get("hbm_read", 0.0) + rates.get("hbm_write", 0.0)
+
+
+def _tensor_hbm(rates: Mapping[str, float], calibration: Calibration) -> list[float]:
+    table = NOMINAL.get(str(calibration.gpu.get("architecture")), NOMINAL["sm_90a"])
+    cycles = sum(
+        rate / table.get(unit.rpartition("_")[2], table["bf16"])
+        for unit, rate in rates.items()
+        if unit in UNITS and UNITS[unit].group == "tensor"
+    )
+    return [cycles, _hbm(rates)]
+
+
+def _instructions_hbm(rates: Mapping[str, float], calibration: Calibration) -> list[float]:
+    del calibration
+    return [rates.get(INSTRUCTION, 0.0), _hbm(rates)]
+
+
+BASELINES: Mapping[str, Features] = {
+    "constant power": _constant,
+    "a + b SM-active": _sm_active,
+    "tensor + HBM": _tensor_hbm,
+    "instructions + HBM": _instructions_hbm,
+}
+"""Name → the rates that the model knows, beside a constant."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A fitted simple model.
+
+    Args:
+        name: one of :data:`BASELINES`.
+        coefficients: constant in W, then J per count of each feature.
+    """
+
+    name: str
+    coefficients: tuple[float, ...]
+
+    def power_w(self, rates: Mapping[str, float], calibration: Calibration) -> float:
+        """Power at these rates (counts per second), in W."""
+        return float(np.dot(self.coefficients, [1.0, *BASELINES[self.name](rates, calibration)]))
+
+
+def baselines(calibration: Calibration) -> list[Baseline]:
+    """All simple models, fitted (non-negative) to the windows that the calibration's own fit used."""
+    used = [row for row in calibration.windows if row["left_out"] is None]
+    power = np.array([row["power_w"] for row in used], dtype=float)
+    found = []
+    for name, features in BASELINES.items():
+        design = np.array([[1.0, *features(row["rates"], calibration)] for row in used])
+        scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
+        solution = nnls(design / scale, power)[0] / scale
+        found.append(Baseline(name, tuple(map(float, solution))))
+    return found

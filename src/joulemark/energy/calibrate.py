@@ -1,0 +1,230 @@
+"""Measures the plan of a calibration on a GPU, window by window, each stored before the next."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from joulemark.energy.caches import Caches, chase_sizes, find_caches
+from joulemark.energy.engine import CounterRecorder, Engine, GpuFacts, Launch, Meter, Run
+from joulemark.energy.microbench.suite import SUITE, Benchmark, benchmarks_for, tiles_for
+from joulemark.energy.plan import DUTIES
+from joulemark.energy.units import SM_ACTIVE
+from joulemark.energy.windows import CalibrationWindow, Counted, Point, WindowWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from joulemark.collect.energy import PowerWindow
+    from joulemark.collect.power import PowerSampler
+    from joulemark.energy.microbench.suite import Operands
+
+WINDOW_S = 2.3
+"""Twenty updates of a counter that moves every 100 ms, and the stretches before the first and after the last."""
+SETTLE_S = 0.35
+LIMIT_S = 500.0
+_AFTER_CAP_S = 1.0
+"""Clocks need that long to come back after a window that met the power limit."""
+_LAUNCH_S = 4e-3
+_COUNT_S = 1.5
+_COUNTED_LAUNCHES = 40
+_PILOT_ITERATIONS = 64
+_PAUSE_NS = (200, 500_000)
+_OCCUPYING = frozenset({"idle", "empty"})
+"""Benchmarks that keep no SM occupied."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a plan stands.
+
+    Args:
+        measured: points measured by this command.
+        left: points that still lack a window.
+    """
+
+    measured: int
+    left: int
+
+
+class SampledMeter:
+    """Reads a GPU's sensors by a thread beside the work.
+
+    Args:
+        sampler: of the GPU.
+    """
+
+    def __init__(self, sampler: PowerSampler) -> None:
+        self._sampler = sampler
+
+    def __call__(self, run: Callable[[], Run]) -> tuple[Run, PowerWindow]:
+        with self._sampler.window() as window:
+            ran = run()
+        return ran, window
+
+
+def chase_curve(engine: Engine) -> list[tuple[int, float]]:
+    """(footprint in bytes, cycles per dependent load) of a pointer chase, as ``find_caches`` takes it."""
+    return [(size, engine.chase(size)) for size in chase_sizes(engine.facts.l2_bytes)]
+
+
+def measure_caches(engine: Engine) -> Caches:
+    """The ends of the caches by pointer chase.
+
+    Raises:
+        MeasurementError: the latency curve does not show them.
+    """
+    return find_caches(*zip(*chase_curve(engine), strict=True))
+
+
+def l2_bytes_of(facts: GpuFacts, caches: Caches | None) -> int:
+    """What surely stays in the L2: as measured, else half of what the driver says."""
+    return facts.l2_bytes // 2 if caches is None else caches.l2.fits_bytes
+
+
+def measure(
+    engine: Engine,
+    meter: Meter,
+    points: Sequence[Point],
+    caches: Caches | None,
+    writer: WindowWriter,
+    limit_s: float = LIMIT_S,
+    window_s: float = WINDOW_S,
+    clock: Callable[[], float] = time.perf_counter,
+    tell: Callable[[Progress, CalibrationWindow], None] | None = None,
+) -> Progress:
+    """Measure the points that the writer's file lacks, until all are there or time is up.
+
+    Args:
+        engine, meter: the GPU.
+        points: the plan.
+        caches: size the footprints; None where their ends were not found.
+        writer: stores each window.
+        limit_s: after which no further window begins.
+        window_s: length of a window.
+        clock: of the limit.
+        tell: called after each window.
+    """
+    begin = clock()
+    settle_s = SETTLE_S
+    todo = [point for point in points if point.key not in writer.done]
+    progress = Progress(0, len(todo))
+    for number, point in enumerate(todo, start=1):
+        if clock() - begin > limit_s - window_s - 2 * SETTLE_S:
+            break
+        window = measure_point(engine, meter, point, caches, window_s, settle_s)
+        settle_s = _AFTER_CAP_S if window.capped else SETTLE_S
+        writer.add(window)
+        progress = Progress(number, len(todo) - number)
+        if tell is not None:
+            tell(progress, window)
+    return progress
+
+
+def count(
+    engine: Engine,
+    recorder: CounterRecorder,
+    caches: Caches | None,
+    writer: WindowWriter,
+    limit_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """Count each benchmark of the fit that the writer's file lacks under hardware counters.
+
+    Every group of counters sees the same launches on random operands; counts are per launch.
+
+    Args:
+        engine: the GPU.
+        recorder: of its counters.
+        caches: size the footprints; None where their ends were not found.
+        writer: stores what was counted.
+        limit_s: after which no further benchmark begins.
+        clock: of the limit.
+
+    Returns:
+        How many benchmarks are still to be counted.
+    """
+    begin = clock()
+    todo = [one for one in benchmarks_for(engine.facts.architecture) if one.role == "fit" and one.kernel]
+    todo = [one for one in todo if one.name not in writer.counted]
+    for number, benchmark in enumerate(todo):
+        if clock() - begin > limit_s - _COUNT_S * len(recorder.groups):
+            return len(todo) - number
+        writer.add(_counted(engine, recorder, benchmark, caches))
+    return 0
+
+
+def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, caches: Caches | None) -> Counted:
+    facts = engine.facts
+    kind: Operands = "random" if "random" in benchmark.operands else "zero"
+    engine.load(benchmark, kind, tiles_for(benchmark, l2_bytes_of(facts, caches), facts.sms))
+    launch = _sized(engine, facts.sms // 2, paused=False)
+    expected_s = _COUNTED_LAUNCHES * engine.time_launch(launch)
+    counters: dict[str, float] = {}
+    for group in recorder.groups:
+        series = recorder.record(group, lambda: engine.repeat(launch, _COUNTED_LAUNCHES), expected_s)
+        for name in (name for name, unit in series.units.items() if unit != "1"):
+            total = series.total(name)
+            if total is not None:
+                counters.setdefault(name, total / _COUNTED_LAUNCHES)
+    instructions = engine.instructions(benchmark, paused=False)
+    counts = benchmark.counts_per_launch(facts.architecture, launch.blocks, launch.iterations, instructions)
+    return Counted(benchmark.name, counts, counters)
+
+
+def measure_point(
+    engine: Engine, meter: Meter, point: Point, caches: Caches | None, window_s: float, settle_s: float = SETTLE_S
+) -> CalibrationWindow:
+    """One window of one benchmark.
+
+    Args:
+        engine, meter: the GPU.
+        point: what to run.
+        caches: size the footprints; None where their ends were not found.
+        window_s: length of the counted stretch, in s.
+        settle_s: of the same work before it, in s.
+    """
+    benchmark = SUITE[point.benchmark]
+    duty = DUTIES[point.duty]
+    utc = datetime.now(UTC).isoformat(timespec="seconds")
+    if not benchmark.kernel:
+        ran, power = meter(lambda: engine.run(None, settle_s, window_s))
+        return CalibrationWindow(point, 0, 0, 0, 0, ran.start, ran.end, {}, power, utc)
+    sms = engine.facts.sms
+    kinds: dict[str, Operands] = {"zero": "zero", "constant": "constant", "random": "random", "normal": "normal"}
+    engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms))
+    launch = _sized(engine, duty.blocks(sms), duty.paused)
+    ran, power = meter(lambda: engine.run(launch, settle_s, window_s))
+    counts = _counts(engine, benchmark, launch, ran)
+    return CalibrationWindow(
+        point, launch.blocks, launch.iterations, launch.sleep_ns, ran.launches, ran.start, ran.end, counts, power, utc
+    )
+
+
+def _sized(engine: Engine, blocks: int, paused: bool) -> Launch:
+    """A launch of about :data:`_LAUNCH_S`; a pause is as long as an iteration."""
+    pilot = Launch(blocks, _PILOT_ITERATIONS)
+    each = _per_iteration(engine, pilot)
+    if paused:
+        low, high = _PAUSE_NS
+        pilot = Launch(blocks, _PILOT_ITERATIONS, min(max(round(each * 1e9), low), high))
+        each = _per_iteration(engine, pilot)
+    # The pilot of a short kernel is mostly its launch: once more with a length that counts.
+    longer = Launch(blocks, max(_PILOT_ITERATIONS, min(round(_LAUNCH_S / 4 / each), 1 << 24)), pilot.sleep_ns)
+    each = _per_iteration(engine, longer)
+    return Launch(blocks, max(1, min(round(_LAUNCH_S / each), 1 << 24)), pilot.sleep_ns)
+
+
+def _per_iteration(engine: Engine, launch: Launch) -> float:
+    return max(engine.time_launch(launch) / launch.iterations, 1e-10)
+
+
+def _counts(engine: Engine, benchmark: Benchmark, launch: Launch, ran: Run) -> Mapping[str, float]:
+    occupied = {} if benchmark.name in _OCCUPYING else {SM_ACTIVE: launch.blocks * (ran.end - ran.start)}
+    if not benchmark.work(engine.facts.architecture):
+        return occupied
+    instructions = engine.instructions(benchmark, launch.sleep_ns > 0)
+    per_launch = benchmark.counts_per_launch(engine.facts.architecture, launch.blocks, launch.iterations, instructions)
+    return {unit: count * ran.launches for unit, count in per_launch.items()} | occupied

@@ -1,0 +1,302 @@
+"""The energies of one GPU as a versioned document: coefficients with intervals, how good their fit is, and its windows.
+
+Described by ``docs/schema/calibration.schema.json``. ``windows`` holds what the fit saw of each window, so the document
+refits itself; the raw readings stand in the file of windows beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joulemark.energy import goodness
+from joulemark.energy.fit import Fit, bound_reason, design_of, fit
+from joulemark.energy.microbench.suite import SUITE
+from joulemark.energy.units import UNITS, Part
+from joulemark.energy.windows import WindowFile, read_windows
+from joulemark.errors import ConfigurationError, UnreadableInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from joulemark.energy.windows import CalibrationWindow, Counted
+    from joulemark.records import Json
+
+SCHEMA = "joulemark/calibration/1"
+GAIN = 0.05
+"""Relative gain error of a board's sensors that no averaging removes; 1.96 standard deviations are meant."""
+_STORED_DRAWS = 200
+_NOT_OF_THE_GPU = frozenset({"kind", "schema", "caches", "chase", "mode"})
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """The energy of one part of one unit.
+
+    Args:
+        unit, part: see :mod:`joulemark.energy.units`.
+        value: in ``energy_unit``.
+        interval: 95 %, of repeatability: the sensors' gain is not inside.
+        energy_unit: ``W``, ``W/SM`` or ``J/`` and what is counted.
+        at_bound: whether the fit stopped at 0, with ``reason``.
+        windows: windows of the fit in which it plays a part.
+        reason: why it lies at its bound; else None.
+    """
+
+    unit: str
+    part: Part
+    value: float
+    interval: tuple[float, float]
+    energy_unit: str
+    at_bound: bool
+    windows: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The energies of one GPU.
+
+    Args:
+        gpu: name, uuid, architecture, sms and what else the header of the windows says.
+        mode: ``quick`` or ``reference``.
+        coefficients: in the units' order.
+        draws: of the bootstrap, one row per draw, in the order of ``coefficients``.
+        gain: relative error of the sensors, stated apart.
+        goodness: tables of the fit.
+        frequency_law: see :func:`joulemark.energy.goodness.frequency_law`.
+        paths: energies with everything on the way, see :func:`joulemark.energy.goodness.path_energies`.
+        activities: of operands that the fit did not use.
+        factors: unit → counter → counts of the counter per count of the unit, as measured; empty where not.
+        caches: ends of the caches.
+        windows: what the fit saw.
+        source: file of raw windows and its digest.
+        notes: what a reader must know.
+    """
+
+    gpu: Mapping[str, Json]
+    mode: str
+    coefficients: tuple[Coefficient, ...]
+    draws: tuple[tuple[float, ...], ...]
+    gain: float
+    goodness: Mapping[str, Json]
+    frequency_law: Mapping[str, Json]
+    paths: tuple[Mapping[str, Json], ...]
+    activities: tuple[Mapping[str, Json], ...]
+    factors: Mapping[str, Mapping[str, float]]
+    caches: Mapping[str, Json] | None
+    windows: tuple[Mapping[str, Json], ...]
+    source: Mapping[str, Json]
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @cached_property
+    def columns(self) -> tuple[tuple[str, Part], ...]:
+        """(unit, part) of each coefficient."""
+        return tuple((one.unit, one.part) for one in self.coefficients)
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """Coefficients, shape [p]."""
+        return np.array([one.value for one in self.coefficients])
+
+    @cached_property
+    def draw_matrix(self) -> NDArray[np.float64]:
+        """Draws, shape [d, p]."""
+        return np.array(self.draws, dtype=float).reshape(len(self.draws), len(self.coefficients))
+
+    @cached_property
+    def units(self) -> frozenset[str]:
+        """Units that have a coefficient."""
+        return frozenset(one.unit for one in self.coefficients)
+
+    def to_json(self) -> dict[str, Json]:
+        data = {"schema": SCHEMA, **asdict(self)}
+        data["coefficients"] = [{**asdict(one), "interval": list(one.interval)} for one in self.coefficients]
+        data["draws"] = [list(row) for row in self.draws]
+        return json.loads(json.dumps(data, allow_nan=False))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Calibration:
+        """The calibration of a document.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none of this version.
+        """
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA!r}")
+        coefficients = tuple(
+            Coefficient(**{**one, "interval": (float(one["interval"][0]), float(one["interval"][1]))})
+            for one in data["coefficients"]
+        )
+        for one in coefficients:
+            UNITS[one.unit]
+        return cls(
+            data["gpu"], data["mode"], coefficients, tuple(tuple(map(float, row)) for row in data["draws"]),
+            float(data["gain"]), data["goodness"], data["frequency_law"], tuple(data["paths"]),
+            tuple(data["activities"]), data["factors"], data["caches"], tuple(data["windows"]), data["source"],
+            tuple(data["notes"]),
+        )  # fmt: skip
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a calibration.
+
+    Raises:
+        UnreadableInput: the file is no calibration that this version reads.
+    """
+    try:
+        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableInput(f"calibration {path} cannot be read ({error})", "run joulemark calibrate") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableInput(
+            f"{path} is no calibration of joulemark ({type(error).__name__}: {error})",
+            "give the .json that joulemark calibrate wrote",
+        ) from error
+
+
+def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:
+    """Fit a file of windows.
+
+    Args:
+        file: with its windows.
+        path: where it stands; named in the calibration with its digest.
+
+    Raises:
+        MeasurementError: there are too few usable windows.
+    """
+    fitted = fit(design_of(file.windows))
+    left_out = fitted.design.left_out
+    return Calibration(
+        gpu={key: value for key, value in file.header.items() if key not in _NOT_OF_THE_GPU},
+        mode=str(file.header.get("mode", "unknown")),
+        coefficients=_coefficients(fitted),
+        draws=tuple(tuple(_rounded(x) for x in row) for row in fitted.draws[:_STORED_DRAWS]),
+        gain=GAIN,
+        goodness=_goodness(fitted, file.windows, file.counted),
+        frequency_law=goodness.frequency_law(fitted, file.windows),
+        paths=tuple(goodness.path_energies(fitted, file.windows)),
+        activities=tuple(goodness.activities(fitted, file.windows)),
+        factors=_factors(file.counted),
+        caches=file.header.get("caches"),
+        windows=tuple(_summary(window, left_out.get(window.point.key)) for window in file.windows),
+        source=_source(path),
+        notes=_notes(fitted, file),
+    )
+
+
+def refit(path: Path) -> Calibration:
+    """The calibration of a file of raw windows, offline.
+
+    Raises:
+        UnreadableInput: it is no such file.
+        MeasurementError: it holds too few usable windows.
+    """
+    return calibration_of(read_windows(path), path)
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration as strict JSON, in one step: a reader sees the old file or the new one.
+
+    Raises:
+        ConfigurationError: the place cannot be written.
+    """
+    text = json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n"
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"the calibration cannot be written to {path} ({error})", "choose --out") from error
+
+
+def _coefficients(fitted: Fit) -> tuple[Coefficient, ...]:
+    played = (fitted.design.rates != 0).sum(axis=0)
+    return tuple(
+        Coefficient(
+            unit, part, float(fitted.values[i]), fitted.interval(i), UNITS[unit].energy_unit,
+            bool(fitted.values[i] <= 0), int(played[i]), bound_reason(fitted, i),
+        )
+        for i, (unit, part) in enumerate(fitted.design.columns)
+    )  # fmt: skip
+
+
+def _goodness(fitted: Fit, windows: Sequence[CalibrationWindow], counted: Sequence[Counted]) -> dict[str, Json]:
+    names = [f"{unit} {part}" for unit, part in fitted.design.columns]
+    return {
+        **goodness.overall(fitted),
+        "counted": goodness.counted_checks(counted),
+        "lines": [asdict(line) for line in goodness.lines(fitted)],
+        "checks": goodness.checks(fitted, windows),
+        "orderings": goodness.orderings(fitted, windows),
+        "inseparable": [
+            {"pair": [names[i], names[j]], "correlation": rho} for i, j, rho in fitted.inseparable()
+        ],
+    }  # fmt: skip
+
+
+def _factors(counted: Sequence[Counted]) -> dict[str, dict[str, float]]:
+    """Counts of each hardware counter per count of the unit that the benchmark is about."""
+    factors: dict[str, dict[str, float]] = {}
+    for one in counted:
+        benchmark = SUITE.get(one.benchmark)
+        if benchmark is None or benchmark.role == "check" or not one.counts.get(benchmark.unit):
+            continue
+        found = {name: total / one.counts[benchmark.unit] for name, total in one.counters.items()}
+        factors.setdefault(benchmark.unit, found)  # of a unit's benchmarks the plain one comes first
+    return factors
+
+
+def _summary(window: CalibrationWindow, left_out: str | None) -> dict[str, Json]:
+    reading, state = window.reading, window.conditions
+    return {
+        "key": window.point.key,
+        "power_w": reading.power_w.value,
+        "power_interval_w": None if reading.power_w.interval is None else list(reading.power_w.interval),
+        "cross_check_ratio": reading.cross_check_ratio,
+        "updates": reading.updates,
+        "rates": {unit: float(f"{rate:.9g}") for unit, rate in window.rates.items()},
+        "sm_clock_hz": window.clock_hz,
+        "temperature_c": None if state is None else state.temperature_c,
+        "capped": window.capped,
+        "left_out": left_out,
+    }
+
+
+def _source(path: Path | None) -> dict[str, Json]:
+    if path is None:
+        return {"file": None, "sha256": None}
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def _notes(fitted: Fit, file: WindowFile) -> tuple[str, ...]:
+    notes = [
+        "intervals are of repeatability: the sensors' gain error of the board comes on top and scales all alike",
+        "stores have no L1 level of their own (the L1 is write-through): l1 counts what passes, loads and stores",
+        "wgmma units include the reads of their operands from shared memory",
+    ]
+    if file.damaged:
+        notes.append(f"{len(file.damaged)} damaged lines of the windows were left out")
+    if fitted.design.merged:
+        together = ", ".join(sorted(fitted.design.merged))
+        notes.append(
+            f"control and datapath not told apart for want of one kind of operands, both in control: {together}"
+        )
+    lacking = {unit for unit, _ in fitted.design.columns} ^ set(UNITS)
+    if lacking:
+        notes.append(f"units without a window of this GPU: {', '.join(sorted(lacking))}")
+    return tuple(notes)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,314 @@
+"""From hardware counters of a workload to counts of the model's units: the one table that joins the two (pure).
+
+A counter sees pipes and levels, the model has units. Where a pipe mixes units (the FMA pipes FP32, FP16x2 and integer
+multiply-adds; the tensor pipes their formats) or a level mixes reads and writes, a :class:`Mix` says the shares, each
+with its range, and the range goes into the interval of every prediction. How much a counter counts per unit is taken
+from the calibration where its microbenchmarks were counted (:attr:`Calibration.factors`), else nominal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS, SM_ACTIVE
+from joulemark.errors import UnreadableInput
+
+if TYPE_CHECKING:
+    from joulemark.energy.calibration import Calibration
+    from joulemark.records import Json
+
+_LANES, _WAVEFRONT_BYTES, _SECTOR_BYTES = 32.0, 128.0, 32.0
+
+
+@dataclass(frozen=True)
+class Range:
+    """A figure with the range that it may lie in."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> Range:
+        """Without doubt."""
+        return cls(value, value, value)
+
+    def __mul__(self, factor: float) -> Range:
+        return Range(self.value * factor, self.low * factor, self.high * factor)
+
+    @property
+    def rest(self) -> Range:
+        """What a share leaves to its complement."""
+        return Range(1 - self.value, 1 - self.high, 1 - self.low)
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.value + other.value, self.low + other.low, self.high + other.high)
+
+
+_FMA_SHARES: Mapping[str, Range] = {"fp32": Range(0.8, 0.5, 1.0), "integer": Range(0.2, 0.0, 0.5)}
+"""Of kernels of networks, where nobody disassembled them."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What counters do not tell apart, as shares.
+
+    Args:
+        fma: of the FMA pipes' instructions: ``fp32``, ``fp16x2`` and ``integer``; None takes them from the counter of
+            the pipe that alone multiplies integers, or assumes them.
+        tensor: of the tensor pipes' half-precision cycles: unit (``wgmma_bf16`` …) → share.
+        int8: of the integer tensor cycles, likewise.
+        shared_read: of shared-memory wavefronts, that read.
+        l2_read: of L2 bytes that are no HBM traffic, that read.
+        source: where the shares come from.
+    """
+
+    fma: Mapping[str, Range] | None = None
+    tensor: Mapping[str, Range] = field(default_factory=dict)
+    int8: Mapping[str, Range] = field(default_factory=dict)
+    shared_read: Range = Range(0.6, 0.4, 0.9)
+    l2_read: Range = Range(0.65, 0.5, 0.9)
+    source: str = "assumed"
+
+    @classmethod
+    def for_dtype(cls, dtype: str | None, architecture: str) -> Mix:
+        """What a workload in one number format most likely does; library kernels use ``wgmma`` on Hopper."""
+        key = {"fp32": None, "tf32": "tf32", "bf16": "bf16", "fp16": "fp16", "fp64": None, "int8": None, "fp8": "fp8"}
+        name = key.get(dtype or "", "bf16")
+        kind = "wgmma" if architecture == "sm_90a" else "mma"
+        tensor = {} if name is None else {f"{kind}_{name}": Range.exact(1.0)}
+        return cls(tensor=tensor, int8={f"{kind}_int8": Range.exact(1.0)}, source=f"assumed for {dtype}")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json], otherwise: Mix) -> Mix:
+        """Shares given by hand or by disassembly: a number, or ``[value, low, high]``.
+
+        Raises:
+            UnreadableInput: a share is no number.
+        """
+        try:
+            return cls(
+                _ranges(data["fma"]) if "fma" in data else otherwise.fma,
+                _ranges(data["tensor"]) if "tensor" in data else otherwise.tensor,
+                _ranges(data["int8"]) if "int8" in data else otherwise.int8,
+                _range(data["shared_read"]) if "shared_read" in data else otherwise.shared_read,
+                _range(data["l2_read"]) if "l2_read" in data else otherwise.l2_read,
+                str(data.get("source", "given" if data else otherwise.source)),
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UnreadableInput(f"the mix of a workload is unreadable ({error})", "see docs/energy.md") from error
+
+
+def _range(data: Json) -> Range:
+    if isinstance(data, list):
+        value, low, high = map(float, data)
+        return Range(value, low, high)
+    return Range.exact(float(data))
+
+
+def _ranges(data: Mapping[str, Json]) -> dict[str, Range]:
+    return {name: _range(one) for name, one in data.items()}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of a stretch of work.
+
+    Args:
+        values: unit → count with its range.
+        notes: counters that were missing or assumptions made, each with what it means.
+    """
+
+    values: Mapping[str, Range]
+    notes: tuple[str, ...] = ()
+
+
+NOMINAL: Mapping[str, Mapping[str, float]] = {
+    "sm_80": {"bf16": 512, "fp16": 512, "tf32": 256, "int8": 1024, "fp64": 32},
+    "sm_90a": {"bf16": 1024, "fp16": 1024, "tf32": 512, "int8": 2048, "fp8": 2048, "fp64": 64},
+}
+"""FLOP per cycle of one tensor pipe (a quarter of an SM), dense: peak rate over SMs, pipes and clock (NVIDIA A100 and
+H100 Tensor Core GPU Architecture white papers)."""
+
+_FP64_LANES = 16.0
+_ACCESSES_OF_REST = Range(0.6, 0.3, 0.9)
+_ACCESSES_OF_ALL = Range(0.25, 0.1, 0.4)
+"""Shares of memory instructions where no counter tells them."""
+_HEAVY_DOUBT = 0.1
+"""On a share read from the heavy pipe: FP32 is not dealt out to both pipes exactly alike."""
+
+
+def counts_of(
+    counters: Mapping[str, float], time_s: float, clock_hz: float | None, calibration: Calibration, mix: Mix
+) -> Counts:
+    """Counts of the model's units from totals of hardware counters.
+
+    Args:
+        counters: canonical name (:data:`joulemark.counter_series.COUNTERS`) → total over the stretch.
+        time_s: length of the stretch.
+        clock_hz: SM clock, for the time that SMs were active; None takes them all as active.
+        calibration: its factors and GPU.
+        mix: shares.
+    """
+    table = _Table(counters, time_s, clock_hz, calibration, mix)
+    values: dict[str, Range] = {}
+    for part in (table.issue, table.fma, table.pipes, table.tensor, table.shared, table.levels):
+        values.update(part())
+    present = {unit: one for unit, one in values.items() if one.value > 0 or one.high > 0}
+    unknown = sorted(set(present) - calibration.units)
+    notes = list(table.notes)
+    if unknown:
+        notes.append(f"the calibration has no energy for {', '.join(unknown)}: they cost nothing in this prediction")
+    return Counts(present, tuple(notes))
+
+
+class _Table:
+    """One method per group of units; each says which counters it needs and what it does without them."""
+
+    def __init__(
+        self,
+        counters: Mapping[str, float],
+        time_s: float,
+        clock_hz: float | None,
+        calibration: Calibration,
+        mix: Mix,
+    ) -> None:
+        self._counters, self._time_s, self._clock_hz = counters, time_s, clock_hz
+        self._calibration, self._mix = calibration, mix
+        self.notes: list[str] = []
+
+    def _total(self, name: str, without: str) -> float | None:
+        if name not in self._counters:
+            self.notes.append(f"{name} was not counted: {without}")
+        return self._counters.get(name)
+
+    def _factor(self, unit: str, counter: str, nominal: float) -> float:
+        """Counts of a counter per count of a unit."""
+        return self._calibration.factors.get(unit, {}).get(counter, nominal)
+
+    def issue(self) -> dict[str, Range]:
+        """Warp instructions, and the time that SMs were active."""
+        found = {}
+        instructions = self._total("instructions", "issue costs nothing here")
+        if instructions is not None:
+            found[INSTRUCTION] = Range.exact(instructions)
+            found[MEMORY_ACCESS] = self._accesses(instructions)
+        sms = float(self._calibration.gpu.get("sms", 0))
+        cycles = self._counters.get("sm_active_cycles")
+        if cycles is not None and self._clock_hz:
+            found[SM_ACTIVE] = Range.exact(min(cycles / self._clock_hz, sms * self._time_s))
+        else:
+            found[SM_ACTIVE] = Range(sms, 0.0, sms) * self._time_s
+            self.notes.append("active SMs were not counted: all are taken as active")
+        return found
+
+    def _accesses(self, instructions: float) -> Range:
+        """Memory instructions have no counter: they are among those of no arithmetic pipe, beside branches."""
+        pipes = ("pipe_fma_instructions", "pipe_alu_instructions", "pipe_xu_instructions")
+        if not all(name in self._counters for name in pipes):
+            return _ACCESSES_OF_ALL * instructions
+        return _ACCESSES_OF_REST * max(instructions - sum(self._counters[name] for name in pipes), 0.0)
+
+    def fma(self) -> dict[str, Range]:
+        """The FMA pipes, which mix formats."""
+        total = self._total("pipe_fma_instructions", "vector arithmetic costs nothing here")
+        if total is None:
+            return {}
+        return {unit: share * (total * _LANES) for unit, share in self._fma_shares(total).items()}
+
+    def _fma_shares(self, total: float) -> Mapping[str, Range]:
+        """Given, or from how much of the work ran on the heavy pipe: integers run there alone, FP32 on both alike."""
+        if self._mix.fma is not None:
+            self.notes.append(f"shares of the FMA pipes are {self._mix.source}")
+            return self._mix.fma
+        heavy = self._counters.get("pipe_fmaheavy_instructions")
+        if heavy is None or not total:
+            self.notes.append("shares of the FMA pipes are assumed")
+            return _FMA_SHARES
+        known = self._calibration.factors.get("fp32", {})
+        both = known.get("pipe_fma_instructions")
+        alone = known["pipe_fmaheavy_instructions"] / both if both and "pipe_fmaheavy_instructions" in known else 0.5
+        at = min(max((heavy / total - alone) / (1 - alone), 0.0), 1.0) if alone < 1 else 0.0
+        integer = Range(at, max(at - _HEAVY_DOUBT, 0.0), min(at + _HEAVY_DOUBT, 1.0))
+        return {"fp32": integer.rest, "integer": integer}
+
+    def pipes(self) -> dict[str, Range]:
+        """Pipes that hold one unit."""
+        found = {}
+        alu = self._total("pipe_alu_instructions", "logic costs nothing here")
+        if alu is not None:
+            found["logic"] = Range.exact(alu * _LANES)
+        xu = self._total("pipe_xu_instructions", "special functions cost nothing here")
+        if xu is not None:
+            found["special"] = Range.exact(xu * _LANES)
+        fp64 = self._counters.get("pipe_fp64_cycles")
+        if fp64 is not None:
+            found["fp64"] = Range.exact(fp64 / self._factor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES))
+        return found
+
+    def tensor(self) -> dict[str, Range]:
+        """Tensor pipes: half-precision formats share one counter, FP64 is what is left of all."""
+        found: dict[str, Range] = {}
+        half = self._counters.get("pipe_tensor_hmma_cycles", 0.0)
+        integer = self._counters.get("pipe_tensor_imma_cycles", 0.0)
+        for cycles, shares, counter in (
+            (half, self._mix.tensor, "pipe_tensor_hmma_cycles"),
+            (integer, self._mix.int8, "pipe_tensor_imma_cycles"),
+        ):
+            if cycles and not shares:
+                self.notes.append(f"{counter} counted, but the mix names no format: those cycles cost nothing here")
+            for unit, share in shares.items() if cycles else ():
+                found[unit] = share * (cycles / self._cycles_per_flop(unit, counter))
+        if "pipe_tensor_cycles" in self._counters and "pipe_tensor_hmma_cycles" in self._counters:
+            rest = self._counters["pipe_tensor_cycles"] - half - integer
+            if rest > 0.01 * self._counters["pipe_tensor_cycles"]:
+                found["mma_fp64"] = Range.exact(rest / self._cycles_per_flop("mma_fp64", "pipe_tensor_cycles"))
+        elif "pipe_tensor_cycles" in self._counters:
+            for unit, share in self._mix.tensor.items():
+                cycles = self._counters["pipe_tensor_cycles"]
+                found[unit] = share * (cycles / self._cycles_per_flop(unit, "pipe_tensor_cycles"))
+        return found
+
+    def _cycles_per_flop(self, unit: str, counter: str) -> float:
+        architecture = str(self._calibration.gpu.get("architecture"))
+        table = NOMINAL.get(architecture) or NOMINAL["sm_90a"]
+        nominal = 1 / table.get(unit.rpartition("_")[2], table["bf16"])
+        measured = self._calibration.factors.get(unit, {})
+        if counter not in measured and "pipe_tensor_cycles" not in measured:
+            self.notes.append(f"FLOP per cycle of {unit} are nominal ({1 / nominal:.0f})")
+        return measured.get(counter, measured.get("pipe_tensor_cycles", nominal))
+
+    def shared(self) -> dict[str, Range]:
+        """Shared memory by wavefronts of 128 B."""
+        wavefronts = self._total("shared_wavefronts", "shared memory costs nothing here")
+        if wavefronts is None:
+            return {}
+        share = self._mix.shared_read
+        total = wavefronts * _WAVEFRONT_BYTES
+        return {"shared_read": share * total, "shared_write": share.rest * total}
+
+    def levels(self) -> dict[str, Range]:
+        """L1 by sectors; HBM by bytes; L2 by bytes less what HBM traffic counts twice there."""
+        found: dict[str, Range] = {}
+        sectors = self._total("l1_sectors", "L1 costs nothing here")
+        if sectors is not None:
+            found["l1"] = Range.exact(sectors * _SECTOR_BYTES)
+        hbm = {}
+        for unit, counter in (("hbm_read", "dram_read_bytes"), ("hbm_write", "dram_write_bytes")):
+            total = self._total(counter, f"{unit.replace('_', ' ')} costs nothing here")
+            hbm[unit] = total or 0.0
+            found[unit] = Range.exact(hbm[unit])
+        l2 = self._total("l2_bytes", "L2 costs nothing here")
+        return found if l2 is None else found | self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
+
+    def _l2(self, total: float, hbm_read: float, hbm_write: float) -> dict[str, Range]:
+        read, write = (self._factor(unit, "l2_bytes", 1.0) for unit in ("l2_read", "l2_write"))
+        through = self._factor("hbm_read", "l2_bytes", read) * hbm_read
+        back = self._factor("hbm_write", "l2_bytes", write) * hbm_write
+        hits = max(total - through - back, 0.0)
+        share = self._mix.l2_read
+        reads = Range.exact(hbm_read) + share * (hits / read)
+        others = share.rest * (hits / write)
+        return {"l2_read": reads, "l2_write": Range.exact(hbm_write) + others}

@@ -1,0 +1,307 @@
+"""Windows to coefficients: a non-negative least-squares fit with an interval on every coefficient (pure).
+
+Power of a window is the sum over its rates of coefficient times rate. Zero operands have activity 0, so that only the
+control of a unit shows; random ones have activity 1. Levels are nested in the counts, so a coefficient is an increment.
+Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, bootstrap and other resampling methods in
+regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the residuals of its
+benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of all windows, and
+what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one clock, so stretches of
+:data:`STRETCH` windows in order of measurement each have an offset from it; the order of measurement is random, so an
+offset takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any repetition and
+is not inside the intervals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import nnls
+
+from joulemark.energy.microbench.suite import SUITE
+from joulemark.energy.units import STATIC, UNITS, Part, columns
+from joulemark.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from joulemark.energy.windows import CalibrationWindow
+
+    Array = NDArray[np.float64]
+
+ACTIVITY = {"zero": 0.0, "random": 1.0}
+"""Activity of the operands that enter the fit; that of others is estimated from it."""
+
+DRAWS = 400
+STRETCH = 30
+"""Windows that share an offset of static power: a minute and a half."""
+_OFFSET_W = 5.0
+"""Size of the offsets that is expected; what the windows do not ask for stays at 0."""
+_NOISE_W = 0.4
+_NOISE_RELATIVE = 0.004
+_LEVERAGE_MOST = 0.95
+_INSEPARABLE = 0.95
+
+
+@dataclass(frozen=True)
+class Design:
+    """The equations of a fit.
+
+    Args:
+        columns: (unit, part) of each coefficient, shape [p].
+        rates: count per second, times activity for a datapath, shape [n, p].
+        power: in W, shape [n].
+        sigma: standard deviation that a window's power is given, in W, shape [n].
+        repeat: number of the repeat, shape [n].
+        windows: which they are.
+        left_out: key of a window → why it is not in the fit.
+        merged: units whose control and datapath the windows cannot tell apart, as one kind of operands is missing;
+            their ``control`` is both.
+        stretch: key of any window → number of its stretch.
+    """
+
+    columns: tuple[tuple[str, Part], ...]
+    rates: Array
+    power: Array
+    sigma: Array
+    repeat: NDArray[np.int64]
+    windows: tuple[CalibrationWindow, ...]
+    left_out: dict[str, str]
+    merged: frozenset[str] = frozenset()
+    stretch: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def stretches(self) -> NDArray[np.int64]:
+        """Number of each used window's stretch, shape [n]."""
+        return np.array([self.stretch[window.point.key] for window in self.windows])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients and what their fit tells of them.
+
+    Args:
+        design: what was solved.
+        values: coefficients in J per count (W for time), shape [p].
+        draws: of the bootstrap, shape [d, p].
+        unbounded: least-squares coefficients without the bound at 0, shape [p]; NaN where they are not determined.
+        errors: standard errors of ``unbounded``, shape [p].
+        condition_number: of the weighted design with columns of unit length.
+        correlation: of the bootstrap draws, shape [p, p]; NaN for a coefficient that never moves.
+        offsets: of static power in each stretch, in W.
+    """
+
+    design: Design
+    values: Array
+    draws: Array
+    unbounded: Array
+    errors: Array
+    condition_number: float
+    correlation: Array
+    offsets: Array
+
+    @property
+    def fitted_w(self) -> Array:
+        """Power of each window by the coefficients and its stretch's offset, in W, shape [n]."""
+        product: Array = self.design.rates @ self.values + self.offsets[self.design.stretches]
+        return product
+
+    def offset_w(self, window: CalibrationWindow) -> float:
+        """Offset of static power when a window was measured, in W."""
+        return float(self.offsets[self.design.stretch[window.point.key]])
+
+    @property
+    def residual_w(self) -> Array:
+        """Measured minus fitted, in W, shape [n]."""
+        return self.design.power - self.fitted_w
+
+    def interval(self, column: int, confidence: float = 0.95) -> tuple[float, float]:
+        """Percentile interval of a coefficient."""
+        lo, hi = np.quantile(self.draws[:, column], ((1 - confidence) / 2, (1 + confidence) / 2))
+        return float(lo), float(hi)
+
+    def inseparable(self) -> list[tuple[int, int, float]]:
+        """Pairs of coefficients of which the data fix little more than a combination, with their correlation."""
+        p = len(self.values)
+        rho = self.correlation
+        return [
+            (i, j, float(rho[i, j]))
+            for i in range(p)
+            for j in range(i + 1, p)
+            if np.isfinite(rho[i, j]) and abs(rho[i, j]) > _INSEPARABLE
+        ]
+
+
+def reason_left_out(window: CalibrationWindow) -> str | None:
+    """Why a window does not enter the fit; None when it does."""
+    benchmark = SUITE.get(window.point.benchmark)
+    if benchmark is None:
+        return "the suite has no such benchmark"
+    if benchmark.role == "check":
+        return "measured as a check of the fit"
+    if window.point.operands not in ACTIVITY:
+        return f"activity of {window.point.operands} operands is an outcome of the fit"
+    if window.power_w is None:
+        return window.reading.reason or "no power"
+    if window.capped:
+        return "capped: the power limit or heat held the clocks down"
+    if window.clock_held is False:
+        return "the SM clock was below its highest"
+    return None
+
+
+def design_of(windows: Sequence[CalibrationWindow]) -> Design:
+    """The equations that windows give.
+
+    Raises:
+        MeasurementError: none of them can be used.
+    """
+    left_out = {window.point.key: why for window in windows if (why := reason_left_out(window)) is not None}
+    used = tuple(window for window in windows if window.point.key not in left_out)
+    if not used:
+        reasons = Counter(left_out.values()).most_common(1)
+        raise MeasurementError(f"no window of {len(windows)} can be fitted: {reasons[0][0] if reasons else 'none'}")
+    names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC}
+    chosen = columns(dict.fromkeys(names))
+    rates = np.array([rates_of(window, chosen) for window in used])
+    merged = _merged(chosen, rates)
+    single = {(unit, "datapath") for unit in merged}
+    moving = [i for i, one in enumerate(chosen) if rates[:, i].any() and one not in single]
+    power = np.array([window.power_w for window in used], dtype=float)
+    sigma = np.hypot(_NOISE_W, _NOISE_RELATIVE * power)
+    repeat = np.array([window.point.repeat for window in used])
+    kept = tuple(chosen[i] for i in moving)
+    stretch = {window.point.key: i // STRETCH for i, window in enumerate(windows)}
+    return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged, stretch)
+
+
+def _merged(chosen: Sequence[tuple[str, Part]], rates: Array) -> frozenset[str]:
+    index = {one: i for i, one in enumerate(chosen)}
+    pairs = [(unit, index[unit, "control"], i) for (unit, part), i in index.items() if part == "datapath"]
+    return frozenset(unit for unit, control, datapath in pairs if (rates[:, control] == rates[:, datapath]).all())
+
+
+def rates_of(
+    window: CalibrationWindow, chosen: Sequence[tuple[str, Part]], activity: float | None = None
+) -> list[float]:
+    """A window's row: count per second of each coefficient.
+
+    Args:
+        window: with its counts.
+        chosen: the coefficients.
+        activity: of its operands; by default that of its kind.
+    """
+    level = ACTIVITY.get(window.point.operands, 1.0) if activity is None else activity
+    rates = {**window.rates, STATIC: 1.0}
+    return [rates.get(unit, 0.0) * (level if part == "datapath" else 1.0) for unit, part in chosen]
+
+
+def fit(design: Design, draws: int = DRAWS, seed: int = 0) -> Fit:
+    """Coefficients of a design, none below 0, each with its bootstrap.
+
+    Args:
+        design: at least as many windows as coefficients.
+        draws: of the bootstrap.
+        seed: of its signs.
+
+    Raises:
+        MeasurementError: fewer windows than coefficients.
+    """
+    n, p = design.rates.shape
+    if n < p:
+        raise MeasurementError(
+            f"{n} windows cannot fix {p} coefficients", "go on with joulemark calibrate --resume until the plan is done"
+        )
+    solver = _Solver(design)
+    target = design.power / design.sigma
+    values, offsets = solver.solve(target)
+    fitted = (design.rates @ values + offsets[design.stretches]) / design.sigma
+    scatter = _scatter(design, target - fitted, solver.leverage)
+    sampled = np.array([solver.solve(fitted + noise)[0] for noise in _noise(design.repeat, *scatter, draws, seed)])
+    unbounded, errors = solver.unbounded(target)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = np.atleast_2d(np.corrcoef(sampled, rowvar=False))
+    return Fit(design, values, sampled, unbounded, errors, solver.condition_number, correlation, offsets)
+
+
+class _Solver:
+    """Weighted least squares of a design with its stretches' offsets, factored once (QR) for many right-hand sides.
+
+    Args:
+        design: to solve.
+    """
+
+    def __init__(self, design: Design) -> None:
+        n, p = design.rates.shape
+        m = max(design.stretch.values()) + 1
+        weighted = design.rates / design.sigma[:, None]
+        self._scale = np.linalg.norm(weighted, axis=0)
+        offsets = np.zeros((n, m))
+        offsets[np.arange(n), design.stretches] = 1 / design.sigma
+        system = np.block([[weighted / self._scale, offsets], [np.zeros((m, p)), np.eye(m) / _OFFSET_W]])
+        self._q, self._r = np.linalg.qr(system)
+        self._n, self._p, self._m = n, p, m
+        self.condition_number = float(np.linalg.cond(weighted / self._scale))
+        self.leverage: Array = np.minimum((self._q[:n] ** 2).sum(axis=1), _LEVERAGE_MOST)
+
+    def solve(self, target: Array) -> tuple[Array, Array]:
+        """Coefficients, none below 0, and offsets of either sign (each as the difference of two from 0 on)."""
+        p, m = self._p, self._m
+        both_signs = np.hstack([self._r, -self._r[:, p:]])
+        solution = nnls(both_signs, self._q[: self._n].T @ target)[0]
+        return solution[:p] / self._scale, solution[p : p + m] - solution[p + m :]
+
+    def unbounded(self, target: Array) -> tuple[Array, Array]:
+        """Coefficients without the bound and their standard errors; NaN where the design has no full rank."""
+        p = self._p
+        if np.linalg.matrix_rank(self._r[:p, :p]) < p:
+            nothing = np.full(p, np.nan)
+            return nothing, nothing
+        inverse = np.linalg.inv(self._r)
+        projected = self._q[: self._n].T @ target
+        residual = target - self._q[: self._n] @ projected
+        variance = float(residual @ residual) / max(self._n - p, 1)
+        errors = np.sqrt(variance * (inverse**2).sum(axis=1))
+        return (inverse @ projected)[:p] / self._scale, errors[:p] / self._scale
+
+
+def _scatter(design: Design, residual: Array, leverage: Array) -> tuple[Array, Array]:
+    """Standard deviations to draw from: of each window, shape [n], and of what each repeat has in common, shape [r]."""
+    n, p = design.rates.shape
+    repeats, index = np.unique(design.repeat, return_inverse=True)
+    common = np.array([residual[index == i].mean() for i in range(len(repeats))])
+    own = residual - common[index]
+    pooled = float(own @ own) / max(n - p, 1)
+    squares: dict[str, list[float]] = defaultdict(list)
+    for window, one, h in zip(design.windows, own, leverage, strict=True):
+        squares[window.point.benchmark].append((one / (1 - h)) ** 2)
+    by_window = [max(pooled, float(np.mean(squares[window.point.benchmark]))) for window in design.windows]
+    return np.sqrt(by_window), np.abs(common)
+
+
+def _noise(repeat: NDArray[np.int64], own: Array, common: Array, draws: int, seed: int) -> Array:
+    """What each draw adds to the fitted powers, shape [draws, n]."""
+    rng = np.random.default_rng(seed)
+    index = np.unique(repeat, return_inverse=True)[1]
+    noise: Array = rng.standard_normal((draws, len(own))) * own
+    noise += (rng.standard_normal((draws, len(common))) * common)[:, index]
+    return noise
+
+
+def bound_reason(fitted: Fit, column: int) -> str | None:
+    """Why a coefficient lies at its bound of 0; None when it does not."""
+    if fitted.values[column] > 0:
+        return None
+    free, error = fitted.unbounded[column], fitted.errors[column]
+    if not np.isfinite(free):
+        return "at 0: the windows do not fix it (their design has no full rank)"
+    unit, part = fitted.design.columns[column]
+    unit_text = UNITS[unit].energy_unit
+    seen = f"without the bound it would be {free:.3g} ± {error:.2g} {unit_text}"
+    if free > -2 * error:
+        return f"at 0: {seen}, no more than its noise: the {part} of {unit} costs nothing that was seen"
+    return f"at 0: {seen}: what lies above it or beside it in the same windows is charged too much"

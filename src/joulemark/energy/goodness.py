@@ -1,0 +1,278 @@
+"""How good a fit is: R² of dynamic energy, residuals, checks that took no part, and the law of capped clocks (pure)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joulemark.energy.fit import ACTIVITY, Fit, rates_of
+from joulemark.energy.microbench.suite import SUITE
+from joulemark.energy.units import SM_ACTIVE, STATIC, UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from joulemark.energy.windows import CalibrationWindow, Counted
+    from joulemark.records import Json
+
+    Array = NDArray[np.float64]
+
+_LINE_POINTS = 3
+_SAME_RATE = 0.02
+
+
+@dataclass(frozen=True)
+class Line:
+    """Dynamic energy against count at one window length, for one benchmark and kind of operands.
+
+    Args:
+        benchmark, operands: which.
+        n: windows.
+        levels: different rates among them.
+        slope_j: energy per count of the benchmark's unit, everything on its way included, in J.
+        offset_j: what the line leaves at count 0, in J.
+        r2: of the line; None with ``reason``.
+        reason: why there is no r2.
+    """
+
+    benchmark: str
+    operands: str
+    n: int
+    levels: int
+    slope_j: float | None
+    offset_j: float | None
+    r2: float | None
+    reason: str | None = None
+
+
+def static_power(fitted: Fit, window: CalibrationWindow) -> float:
+    """Power of a window that is not dynamic: static, and that of its active SMs, in W."""
+    values = {unit: value for (unit, _), value in zip(fitted.design.columns, fitted.values, strict=True)}
+    active = values.get(SM_ACTIVE, 0.0) * window.rates.get(SM_ACTIVE, 0.0)
+    return float(values.get(STATIC, 0.0) + fitted.offset_w(window) + active)
+
+
+def lines(fitted: Fit) -> list[Line]:
+    """The line of each benchmark and kind of operands among the windows of a fit."""
+    groups: dict[tuple[str, str], list[CalibrationWindow]] = defaultdict(list)
+    for window in fitted.design.windows:
+        if SUITE[window.point.benchmark].unit in window.counts and SUITE[window.point.benchmark].role == "fit":
+            groups[window.point.benchmark, window.point.operands].append(window)
+    return [_line(fitted, *key, windows) for key, windows in sorted(groups.items())]
+
+
+def _line(fitted: Fit, benchmark: str, operands: str, windows: Sequence[CalibrationWindow]) -> Line:
+    unit = SUITE[benchmark].unit
+    length = float(np.median([window.duration_s for window in windows]))
+    count = np.array([window.rates[unit] * length for window in windows])
+    energy = np.array([((window.power_w or 0.0) - static_power(fitted, window)) * length for window in windows])
+    levels = 1 + int((np.diff(np.sort(count)) > _SAME_RATE * count.max()).sum())
+    if len(windows) < _LINE_POINTS or levels < 2:
+        why = f"{len(windows)} windows at {levels} rates: three windows at two rates make a line that can fail"
+        return Line(benchmark, operands, len(windows), levels, None, None, None, why)
+    slope, offset = np.polyfit(count, energy, 1)
+    left = energy - slope * count - offset
+    r2 = 1 - float(left @ left) / float(((energy - energy.mean()) ** 2).sum())
+    return Line(benchmark, operands, len(windows), levels, float(slope), float(offset), r2)
+
+
+def overall(fitted: Fit) -> dict[str, Json]:
+    """R² of dynamic power over all windows of the fit, and its residuals."""
+    power, left = fitted.design.power, fitted.residual_w
+    static = np.array([static_power(fitted, window) for window in fitted.design.windows])
+    dynamic = power - static
+    busy = dynamic > 10.0
+    r2 = 1 - float(left @ left) / float(((dynamic - dynamic.mean()) ** 2).sum()) if len(power) > 1 else None
+    relative = np.abs(left[busy] / dynamic[busy])
+    temperature = np.array([_temperature(window) for window in fitted.design.windows])
+    return {
+        "windows": len(power),
+        "coefficients": len(fitted.values),
+        "r2_dynamic": r2,
+        "residual_rms_w": float(np.sqrt((left**2).mean())),
+        "residual_worst_w": float(np.abs(left).max()),
+        "dynamic_error_mean": float(relative.mean()) if relative.size else None,
+        "dynamic_error_worst": float(relative.max()) if relative.size else None,
+        "condition_number": fitted.condition_number,
+        "static_offsets_w": [float(offset) for offset in fitted.offsets],
+        "residual_temperature_correlation": _correlation(temperature, left),
+    }
+
+
+def _temperature(window: CalibrationWindow) -> float:
+    at = None if window.conditions is None else window.conditions.temperature_c
+    return np.nan if at is None else at
+
+
+def _correlation(a: Array, b: Array) -> float | None:
+    """A diagnosis only: temperature as a regressor would stand in for power itself."""
+    known = np.isfinite(a)
+    if known.sum() < 3 or np.ptp(a[known]) == 0 or np.ptp(b[known]) == 0:
+        return None
+    return float(np.corrcoef(a[known], b[known])[0, 1])
+
+
+def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
+    """Energy per count of a benchmark with everything on its way: issue, levels above, consumption of what was loaded.
+
+    This is what most publications print. Of each benchmark and kind of operands: by the windows (median and range),
+    and by the coefficients.
+    """
+    groups: dict[tuple[str, str], list[CalibrationWindow]] = defaultdict(list)
+    for window in windows:
+        usable = window.power_w is not None and not window.capped and window.clock_held is not False
+        if usable and window.counts.get(SUITE[window.point.benchmark].unit) and SUITE[window.point.benchmark].kernel:
+            groups[window.point.benchmark, window.point.operands].append(window)
+    rows = []
+    for (benchmark, operands), group in sorted(groups.items()):
+        unit = SUITE[benchmark].unit
+        if UNITS[unit].group == "static":
+            continue
+        seen = [((one.power_w or 0.0) - static_power(fitted, one)) / one.rates[unit] for one in group]
+        by_model = None
+        if operands in ACTIVITY:
+            by_model = float(np.median([_dynamic(fitted, one) / one.rates[unit] for one in group]))
+        rows.append(
+            {
+                "benchmark": benchmark, "operands": operands, "unit": unit, "per": UNITS[unit].counted,
+                "measured_j": float(np.median(seen)), "range_j": [float(min(seen)), float(max(seen))],
+                "model_j": by_model, "n": len(seen),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _dynamic(fitted: Fit, window: CalibrationWindow, activity: float | None = None) -> float:
+    row = np.array(rates_of(window, fitted.design.columns, activity))
+    return float(row @ fitted.values) + fitted.offset_w(window) - static_power(fitted, window)
+
+
+def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
+    """Windows that took no part, as the fit predicts them: other access patterns."""
+    rows = []
+    for window in windows:
+        known = window.point.benchmark in SUITE and SUITE[window.point.benchmark].role == "check"
+        if not known or window.power_w is None or window.capped or window.point.operands not in ACTIVITY:
+            continue
+        static = static_power(fitted, window)
+        measured, predicted = window.power_w - static, _dynamic(fitted, window)
+        rows.append(
+            {
+                "benchmark": window.point.benchmark, "operands": window.point.operands,
+                "measured_dynamic_w": measured, "predicted_dynamic_w": predicted,
+                "relative_error": (predicted - measured) / measured if measured > 1.0 else None,
+            }
+        )  # fmt: skip
+    return rows
+
+
+_EXPECTED = (
+    ("instructions", "instruction", 1.0),
+    ("shared_wavefronts", "shared_read", 1 / 128),
+    ("shared_wavefronts", "shared_write", 1 / 128),
+    ("l1_sectors", "l1", 1 / 32),
+    ("dram_read_bytes", "hbm_read", 1.0),
+    ("dram_write_bytes", "hbm_write", 1.0),
+)
+"""Counter, unit that it should count, and counts per unit."""
+
+
+def counted_checks(counted: Iterable[Counted]) -> list[dict[str, Json]]:
+    """Hardware counters over the analytic counts, where a counter sees exactly one unit: 1 where both agree."""
+    return [
+        {
+            "benchmark": one.benchmark,
+            "counter": counter,
+            "unit": unit,
+            "ratio": one.counters[counter] / (one.counts[unit] * per_unit),
+        }
+        for one in counted
+        for counter, unit, per_unit in _EXPECTED
+        if counter in one.counters and one.counts.get(unit)
+    ]
+
+
+def orderings(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
+    """What must hold on any chip: zeros cheaper than random operands, and each level dearer than the one above."""
+    path = {(row["benchmark"], row["operands"]): float(row["measured_j"]) for row in path_energies(fitted, windows)}
+    rows = [
+        {"statement": f"{name}: zeros cheaper than random", "holds": path[name, "zero"] < path[name, "random"]}
+        for name, operands in sorted(path)
+        if operands == "random" and (name, "zero") in path
+    ]
+    for low, high in (("l1_read", "l2_read"), ("l2_read", "hbm_read"), ("l2_write", "hbm_write")):
+        if (low, "random") in path and (high, "random") in path:
+            holds = path[low, "random"] < path[high, "random"]
+            rows.append({"statement": f"{low} cheaper than {high}, per byte", "holds": holds})
+    return rows
+
+
+def activities(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
+    """Activity of constant and normal operands: where their power lies between control (0) and random (1)."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for window in windows:
+        benchmark = SUITE.get(window.point.benchmark)
+        if benchmark is None or window.point.operands in ACTIVITY or window.power_w is None or window.capped:
+            continue
+        still, moving = _dynamic(fitted, window, 0.0), _dynamic(fitted, window, 1.0)
+        if moving - still > 5.0:
+            seen = window.power_w - static_power(fitted, window)
+            groups[benchmark.name, window.point.operands].append((seen - still) / (moving - still))
+    return [
+        {"benchmark": name, "operands": operands, "activity": float(np.median(values)), "n": len(values)}
+        for (name, operands), values in sorted(groups.items())
+    ]
+
+
+def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str, Json]:
+    """How the energy of core units falls with the clock, from windows that the power limit slowed down.
+
+    ``e(f) = e(f_max) · (1 - β (1 - f/f_max))²``: the voltage falls linearly with the clock. β is the least-squares
+    fit over the capped windows; static power and HBM keep theirs. β = 1 is the law f², β = 0 a constant voltage.
+    """
+    known = {(one.point.benchmark, one.point.operands) for one in fitted.design.windows}
+    slowed = [one for one in windows if (one.point.benchmark, one.point.operands) in known]
+    points = [point for window in slowed if (point := _law_point(fitted, window)) is not None]
+    spread = max((x for x, _ in points), default=1.0) - min((x for x, _ in points), default=1.0)
+    if len(points) < 3 or spread < 0.02:
+        why = f"{len(points)} capped windows over {spread:.1%} of the clock; three over 2 % are needed"
+        return {"beta": None, "interval": None, "n": len(points), "clock_range": None, "points": points, "reason": why}
+    drop = np.array([1 - x for x, _ in points])
+    voltage = np.array([1 - np.sqrt(max(s, 0.0)) for _, s in points])
+    beta = float(drop @ voltage / (drop @ drop))
+    left = voltage - beta * drop
+    error = float(np.sqrt((left @ left) / max(len(points) - 1, 1) / (drop @ drop)))
+    low, high = min(x for x, _ in points), max(x for x, _ in points)
+    return {
+        "beta": beta,
+        "interval": [beta - 2 * error, beta + 2 * error],
+        "n": len(points),
+        "clock_range": [low, high],
+        "points": points,
+        "reason": None,
+    }
+
+
+def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | None:
+    """(clock over its highest, core energy over that at the highest clock) of a capped window."""
+    state = window.conditions
+    if not window.capped or window.power_w is None or state is None or window.clock_held is not False:
+        return None
+    if state.sm_clock_hz is None or state.max_sm_clock_hz is None:
+        return None
+    row = np.array(rates_of(window, fitted.design.columns))
+    parts = row * fitted.values
+    core = sum(
+        part
+        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
+        if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
+    )
+    rest = float(parts.sum()) - core + fitted.offset_w(window)
+    if core <= 10.0:
+        return None
+    return state.sm_clock_hz / state.max_sm_clock_hz, float((window.power_w - rest) / core)

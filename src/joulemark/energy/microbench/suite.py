@@ -1,0 +1,299 @@
+"""The microbenchmarks: what each keeps busy, what it counts per launch, its operands and its geometry (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from joulemark.energy.microbench.compile import number_of
+from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Role = Literal["static", "fit", "check"]
+Level = Literal["none", "shared", "l1", "l2", "hbm"]
+Operands = Literal["zero", "constant", "random", "normal"]
+
+WARP = 32
+TILE_BYTES = 8 * 1024 * 16
+"""What a block touches per iteration of a sequential global kernel."""
+L1_BLOCK_BYTES = 65536
+"""Distance between the regions of two blocks in the L1 kernels."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Instructions of the measured loop that do what the benchmark is for.
+
+    Args:
+        opcode: regular expression of the whole opcode.
+        count: per warp and iteration.
+        slack: how many more the loop may hold (addresses that use the same instruction).
+    """
+
+    opcode: str
+    count: int
+    slack: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A benchmark on architectures from ``since`` on.
+
+    Args:
+        since: number of the first architecture.
+        work: see :class:`Work`.
+        counts: unit of the model → count per warp and iteration, without ``instruction``.
+    """
+
+    since: int
+    work: tuple[Work, ...]
+    counts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A kernel with everything that is known of it before it runs.
+
+    Args:
+        name: of the benchmark.
+        kernel: entry point.
+        family: source file.
+        unit: of the model, that the benchmark is about.
+        format: of the operands, see :mod:`joulemark.energy.microbench.operands`.
+        threads: per block; one block per SM.
+        overhead: instructions per iteration beside the work, nominal (read from the machine code when it runs).
+        variants: by architecture, ascending.
+        level: where the footprint is pinned.
+        footprint: of the whole grid, as a multiple of the L2's size (``hbm``); a tile per SM, and at most this
+            fraction of it (``l2``).
+        lane_bytes: between neighbouring lanes of a global access.
+        role: ``fit`` enters the fit; ``check`` is measured, predicted and reported; ``static`` has no work.
+        only: architectures; None for all from the first variant on.
+        operands: kinds that are measured.
+        about: one clause.
+    """
+
+    name: str
+    kernel: str
+    family: str
+    unit: str
+    format: str
+    threads: int
+    overhead: int
+    variants: tuple[Variant, ...]
+    level: Level = "none"
+    footprint: float = 0.0
+    lane_bytes: int = 16
+    role: Role = "fit"
+    only: frozenset[int] | None = None
+    operands: tuple[Operands, ...] = ("zero", "constant", "random")
+    about: str = ""
+
+    def runs_on(self, architecture: str) -> bool:
+        """Whether the kernel exists there."""
+        number = number_of(architecture)
+        if self.family == "wgmma":
+            return architecture == "sm_90a"
+        return number >= self.variants[0].since and (self.only is None or number in self.only)
+
+    def variant(self, architecture: str) -> Variant:
+        """What holds on an architecture.
+
+        Raises:
+            KeyError: the benchmark does not run there.
+        """
+        if not self.runs_on(architecture):
+            raise KeyError(f"{self.name} does not run on {architecture}")
+        return [one for one in self.variants if one.since <= number_of(architecture)][-1]
+
+    def work(self, architecture: str) -> tuple[Work, ...]:
+        """The instructions that the loop must hold."""
+        return self.variant(architecture).work
+
+    def counts_per_launch(self, architecture: str, blocks: int, iterations: int, instructions: int) -> dict[str, float]:
+        """Unit of the model → count in one launch.
+
+        Args:
+            architecture: as in ``sm_90a``.
+            blocks, iterations: of the launch.
+            instructions: warp instructions per warp and iteration.
+
+        Returns:
+            Counts in the units' own terms (operations of threads, FLOP, bytes, warp instructions).
+        """
+        warps = blocks * self.threads / WARP
+        counts = {unit: count * warps * iterations for unit, count in self.variant(architecture).counts.items()}
+        return {INSTRUCTION: float(instructions) * warps * iterations, **counts}
+
+
+def _vector(name: str, opcodes: Sequence[tuple[str, int]], counts: Mapping[str, float], about: str) -> Benchmark:
+    work = tuple(Work(opcode, count) for opcode, count in opcodes)
+    return Benchmark(name, name, "vector", name, name, 1024, 5, (Variant(75, work, counts),), about=about)
+
+
+def _mma(key: str, shapes: Sequence[tuple[int, str, int]], only: frozenset[int] | None = None) -> Benchmark:
+    """``shapes``: first architecture, opcode, FLOP of one warp instruction (2·m·n·k)."""
+    unit = f"mma_{key}"
+    variants = tuple(Variant(since, (Work(opcode, 32),), {unit: 32.0 * flop}) for since, opcode, flop in shapes)
+    about = f"mma.sync on {key} operands in registers"
+    format_ = "mma_fp64" if key == "fp64" else key
+    return Benchmark(unit, unit, "tensor", unit, format_, 512, 7, variants, only=only, about=about)
+
+
+def _wgmma(key: str, opcode: str, k: int) -> Benchmark:
+    unit = f"wgmma_{key}"
+    counts = {unit: 8 * 2.0 * 64 * 256 * k / 4}  # a product is issued by each of a warpgroup's four warps
+    variant = Variant(90, (Work(opcode, 8),), counts)
+    about = f"wgmma on {key} operands in shared memory, which its energy includes"
+    return Benchmark(unit, unit, "wgmma", unit, key, 256, 30, (variant,), about=about)
+
+
+_LDS, _STS = r"LDS(\.U)?", r"STS"
+_LDG, _STG = r"LDG\.E", r"STG\.E"
+_TAIL = r"(\.\w+)*"
+_XOR = "LOP3.LUT"
+_WAVEFRONT_BYTES = 128
+_SECTOR_BYTES = 32
+
+
+def _memory(
+    name: str,
+    kernel: str,
+    unit: str,
+    work: tuple[Work, ...],
+    counts: Mapping[str, float],
+    level: Level,
+    footprint: float = 0.0,
+    lane_bytes: int = 16,
+    role: Role = "fit",
+    overhead: int = 10,
+) -> Benchmark:
+    """The first work is the access itself: each is a memory instruction."""
+    pattern = kernel.rpartition("_")[2]
+    how = pattern if pattern in ("narrow", "strided") else "sequential"
+    kinds: tuple[Operands, ...] = ("zero", "constant", "random") if how == "sequential" else ("zero", "random")
+    variant = Variant(75, work, {MEMORY_ACCESS: float(work[0].count), **counts})
+    return Benchmark(
+        name, kernel, "memory", unit, "word", 1024, overhead, (variant,), level=level, footprint=footprint,
+        lane_bytes=lane_bytes, role=role, operands=kinds, about=f"{unit.replace('_', ' ')}, {how}",
+    )  # fmt: skip
+
+
+def _global(level: Level, footprint: float) -> list[Benchmark]:
+    """Loads and stores whose footprint lies in the L2 or far beyond it; 8 accesses per iteration."""
+    full, sectors = 8.0 * WARP * 16, 8.0 * WARP * _SECTOR_BYTES
+    reads = {"l2": ("l2_read",), "hbm": ("l2_read", "hbm_read")}[level]
+    writes = {"l2": ("l2_write",), "hbm": ("l2_write", "hbm_write")}[level]
+    read, write = reads[-1], writes[-1]
+    load = (Work(_LDG + r"\.128" + _TAIL, 8), Work(_XOR, 16, 2))
+    load_strided = (Work(_LDG + r"(\.(?!128)\w+)*", 8), Work(_XOR, 4, 2))
+    store = (Work(_STG + r"\.128" + _TAIL, 8),)
+    return [
+        _memory(read, "global_read", read, load, {"l1": full, "logic": 16.0 * WARP, **dict.fromkeys(reads, full)},
+                level, footprint),
+        _memory(f"{read}_strided", "global_read_strided", read, load_strided,
+                {"l1": sectors, "logic": 4.0 * WARP, **dict.fromkeys(reads, sectors)}, level, footprint, 32, "check"),
+        _memory(write, "global_write", write, store, {"l1": full, **dict.fromkeys(writes, full)}, level, footprint),
+        _memory(f"{write}_strided", "global_write_strided", write, store,
+                {"l1": full, **dict.fromkeys(writes, full)}, level, footprint, 32, "check"),
+    ]  # fmt: skip
+
+
+def _on_chip() -> list[Benchmark]:
+    """Shared memory and L1 hits; 32 accesses per iteration."""
+    full, wide = 32.0 * WARP * 16, 32.0 * 2 * _WAVEFRONT_BYTES
+    narrow = 32.0 * WARP * 4
+    xor, xor_narrow = {"logic": 64.0 * WARP}, {"logic": 16.0 * WARP}
+    narrow_load = (Work(_LDS, 32), Work(_XOR, 16, 2))
+    return [
+        _memory("shared_read", "shared_read", "shared_read", (Work(_LDS + r"\.128", 32), Work(_XOR, 64, 2)),
+                {"shared_read": full, **xor}, "shared", overhead=8),
+        _memory("shared_read_narrow", "shared_read_narrow", "shared_read", narrow_load,
+                {"shared_read": narrow, **xor_narrow}, "shared", overhead=7),
+        _memory("shared_read_strided", "shared_read_strided", "shared_read", narrow_load,
+                {"shared_read": wide, **xor_narrow}, "shared", role="check", overhead=7),
+        _memory("shared_write", "shared_write", "shared_write", (Work(_STS + r"\.128", 32),),
+                {"shared_write": full}, "shared", overhead=7),
+        _memory("shared_write_strided", "shared_write_strided", "shared_write", (Work(_STS, 32),),
+                {"shared_write": wide}, "shared", role="check", overhead=7),
+        _memory("l1_read", "l1_read", "l1", (Work(_LDG + r"\.128" + _TAIL, 32), Work(_XOR, 64, 2)),
+                {"l1": full, **xor}, "l1", overhead=10),
+        _memory("l1_read_narrow", "l1_read_narrow", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
+                {"l1": narrow, **xor_narrow}, "l1", overhead=10),
+        _memory("l1_read_strided", "l1_read_strided", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
+                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_narrow}, "l1", lane_bytes=32, role="check", overhead=10),
+    ]  # fmt: skip
+
+
+def _static() -> list[Benchmark]:
+    nothing = (Variant(75, (), {}),)
+    zero: tuple[Operands, ...] = ("zero",)
+    predicated = (Variant(75, (Work("FFMA", 128),), {}),)
+    return [
+        Benchmark("idle", "", "", "static", "word", 0, 0, nothing, role="static", operands=zero,
+                  about="a context and no work"),
+        Benchmark("empty", "empty", "control", "static", "word", 32, 0, nothing, role="check", operands=zero,
+                  about="grids without work, one after the other: static power and what launching itself costs"),
+        Benchmark("sleep_one_warp", "sleep", "control", "sm_active", "word", 32, 0, nothing, role="static",
+                  operands=zero, about="one sleeping warp per SM"),
+        Benchmark("sleep", "sleep", "control", "sm_active", "word", 1024, 0, nothing, role="static",
+                  operands=zero, about="32 sleeping warps per SM"),
+        Benchmark("issue", "issue", "control", INSTRUCTION, "fp32", 1024, 11, predicated, operands=zero,
+                  about="instructions whose predicate is false"),
+    ]  # fmt: skip
+
+
+def _suite() -> list[Benchmark]:
+    warp = float(WARP)
+    return [
+        *_static(),
+        _vector("fp32", (("FFMA", 128),), {"fp32": 128 * warp}, "FP32 multiply-add"),
+        _vector("fp64", (("DFMA", 128),), {"fp64": 128 * warp}, "FP64 multiply-add"),
+        _vector("fp16x2", ((r"HFMA2(\.MMA)?", 128),), {"fp16x2": 128 * warp}, "FP16x2 multiply-add"),
+        _vector("integer", (("IMAD", 128),), {"integer": 128 * warp}, "32-bit integer multiply-add"),
+        _vector("logic", ((r"SHF\.L\.W\.U32\.HI", 64), (_XOR, 64)), {"logic": 128 * warp}, "shift and logic"),
+        _vector("special", ((r"MUFU\.SQRT", 64), (_XOR, 64)), {"special": 64 * warp, "logic": 64 * warp},
+                "square root"),
+        _mma("fp16", ((75, r"HMMA\.1688\.F32", 2048), (80, r"HMMA\.16816\.F32", 4096))),
+        _mma("bf16", ((80, r"HMMA\.16816\.F32\.BF16", 4096),)),
+        _mma("tf32", ((80, r"HMMA\.1688\.F32\.TF32", 2048),)),
+        _mma("fp64", ((80, r"DMMA\.(884|8x8x4)", 512),)),
+        _mma("int8", ((75, r"IMMA\.8816\.S8\.S8", 2048), (80, r"IMMA\.16832\.S8\.S8", 8192))),
+        _mma("fp8", ((89, r"QMMA\.16832\.F32\.E4M3\.E4M3", 8192),), only=frozenset({89, 120, 121})),
+        _wgmma("fp16", r"HGMMA\.64x256x16\.F32", 16),
+        _wgmma("bf16", r"HGMMA\.64x256x16\.F32\.BF16", 16),
+        _wgmma("tf32", r"HGMMA\.64x256x8\.F32\.TF32", 8),
+        _wgmma("fp8", r"QGMMA\.64x256x32\.F32\.E4M3\.E4M3", 32),
+        _wgmma("int8", r"IGMMA\.64x256x32\.S8\.S8", 32),
+        *_on_chip(),
+        *_global("l2", 0.5),
+        *_global("hbm", 32.0),
+    ]  # fmt: skip
+
+
+SUITE: Mapping[str, Benchmark] = {one.name: one for one in _suite()}
+"""Every microbenchmark by name."""
+
+
+def benchmarks_for(architecture: str) -> list[Benchmark]:
+    """Those that run on an architecture, in the suite's order."""
+    return [one for one in SUITE.values() if one.runs_on(architecture)]
+
+
+def tiles_for(benchmark: Benchmark, l2_bytes: int, sms: int) -> int:
+    """How many tiles the footprint has (1 where the footprint is not in global memory).
+
+    Args:
+        benchmark: its level and footprint count.
+        l2_bytes: where the L2 ends, as measured.
+        sms: streaming multiprocessors of the GPU.
+    """
+    if benchmark.level == "l1":
+        return 1 << (sms - 1).bit_length()
+    if benchmark.level not in ("l2", "hbm"):
+        return 1
+    tile = TILE_BYTES * benchmark.lane_bytes // 16 if "read" in benchmark.kernel else TILE_BYTES
+    fitting = max(1, int(benchmark.footprint * l2_bytes / tile))
+    return min(fitting, sms) if benchmark.level == "l2" else fitting

@@ -1,0 +1,254 @@
+"""Power and energy from counts, with an interval; under a power limit, from the clock that the limit allows (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joulemark.energy.counters import Counts, Range
+from joulemark.energy.microbench.suite import SUITE
+from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, UNITS, Part
+from joulemark.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from joulemark.energy.calibration import Calibration
+
+    Array = NDArray[np.float64]
+
+_ASSUMED_ACTIVITY = Range(0.8, 0.5, 1.0)
+_ACTIVITY_SPREAD = 0.15
+_BITS: Mapping[str, tuple[int, int]] = {
+    "bf16": (8, 8), "fp16": (11, 5), "fp32": (24, 8), "tf32": (24, 8), "fp64": (53, 11), "int8": (8, 0),
+}  # fmt: skip
+"""Bits of sign and mantissa, and of the exponent."""
+_LOWEST_CLOCK = 0.2
+_STATIC_UNITS = frozenset({STATIC, SM_ACTIVE})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a stretch of work should cost.
+
+    Args:
+        energy_j, power_w: of all.
+        interval_j: 95 %: coefficients, drift of static power, shares, activity; the sensors' gain is not inside.
+        dynamic_j: without static power and active SMs.
+        dynamic_interval_j: likewise.
+        parts: (unit, part) → J.
+        time_s: of the work.
+        clock: SM clock over its highest that was assumed.
+        activities: unit → activity of its operands that was taken.
+        notes: what was assumed.
+    """
+
+    energy_j: float
+    power_w: float
+    interval_j: tuple[float, float]
+    dynamic_j: float
+    dynamic_interval_j: tuple[float, float]
+    parts: Mapping[tuple[str, Part], float]
+    time_s: float
+    clock: float
+    activities: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+def activities_of(calibration: Calibration, given: float | None = None, dtype: str | None = None) -> dict[str, Range]:
+    """Activity of each unit's operands: given, or that of normal values where it was measured, or assumed 0.8.
+
+    Args:
+        calibration: with what was measured.
+        given: one activity for all units.
+        dtype: number format of what lies in memory; bf16 unless it is said.
+    """
+    if given is not None:
+        return dict.fromkeys(calibration.units, Range.exact(given))
+    measured = {
+        SUITE[row["benchmark"]].unit: float(row["activity"])
+        for row in calibration.activities
+        if row["operands"] == "normal" and row["benchmark"] in SUITE
+    }
+    return {
+        unit: _around(_in_memory(measured[unit], dtype) if UNITS[unit].group in MOVEMENT_GROUPS else measured[unit])
+        if unit in measured
+        else _ASSUMED_ACTIVITY
+        for unit in calibration.units
+    }
+
+
+def _around(activity: float) -> Range:
+    at = min(max(activity, 0.0), 1.2)
+    return Range(at, max(at - _ACTIVITY_SPREAD, 0.0), at + _ACTIVITY_SPREAD)
+
+
+def _in_memory(bf16: float, dtype: str | None) -> float:
+    """Activity of normal values of a format in memory, from that of bf16, which was measured.
+
+    Sign and mantissa toggle like random bits; what bf16's eight bits of exponent add is taken over by bit.
+    """
+    sign_and_mantissa, exponent = _BITS.get(dtype or "bf16", _BITS["bf16"])
+    kept, moving = _BITS["bf16"]
+    per_bit = min(max((bf16 * (kept + moving) - kept) / moving, 0.0), 1.0)
+    return (sign_and_mantissa + per_bit * exponent) / (sign_and_mantissa + exponent)
+
+
+class Model:
+    """A calibration as a predictor.
+
+    Args:
+        calibration: of the GPU.
+        activity: of all operands; by default as :func:`activities_of` says.
+        dtype: number format of what lies in memory.
+        scale: unit → factor on its energy, for what-if questions.
+        seed: of the draws for intervals.
+    """
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        activity: float | None = None,
+        scale: Mapping[str, float] | None = None,
+        seed: int = 0,
+        dtype: str | None = None,
+    ) -> None:
+        self.calibration = calibration
+        self._activity = activities_of(calibration, activity, dtype)
+        factors = np.array([(scale or {}).get(unit, 1.0) for unit, _ in calibration.columns])
+        self._values = calibration.values * factors
+        self._draws = calibration.draw_matrix * factors
+        self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
+        self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
+        self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
+        self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
+        self._seed = seed
+
+    def predict(self, counts: Counts, time_s: float, clock: float = 1.0) -> Prediction:
+        """Energy and power of counts in a time.
+
+        Args:
+            counts: of the whole stretch.
+            time_s: its length.
+            clock: SM clock over its highest; below 1 the frequency law scales the core's dynamic energy.
+
+        Raises:
+            MeasurementError: the clock is below its highest and the calibration has no law.
+        """
+        row = self._row(counts, time_s)
+        scale = self._scale(clock, self.beta if clock < 1.0 else 0.0)
+        parts = row * self._values * scale
+        sampled = self._sampled(counts, time_s, clock)
+        dynamic = sampled[:, ~self._static].sum(axis=1)
+        energy = float(parts.sum())
+        return Prediction(
+            energy,
+            energy / time_s,
+            _interval(sampled.sum(axis=1)),
+            float(parts[~self._static].sum()),
+            _interval(dynamic),
+            dict(zip(self.calibration.columns, map(float, parts), strict=True)),
+            time_s,
+            clock,
+            {unit: one.value for unit, one in self._activity.items() if UNITS[unit].has_datapath},
+            counts.notes,
+        )
+
+    @property
+    def beta(self) -> float:
+        """Of the frequency law.
+
+        Raises:
+            MeasurementError: the calibration has none.
+        """
+        beta = self.calibration.frequency_law.get("beta")
+        if beta is None:
+            raise MeasurementError(
+                f"no law of energy over clock in this calibration: {self.calibration.frequency_law.get('reason')}",
+                "calibrate without --quick on a GPU whose power limit some microbenchmark meets",
+            )
+        return float(beta)
+
+    def _row(self, counts: Counts, time_s: float) -> Array:
+        row = []
+        for unit, part in self.calibration.columns:
+            count = time_s if unit == STATIC else counts.values.get(unit, Range.exact(0.0)).value
+            row.append(count * (self._activity[unit].value if part == "datapath" else 1.0))
+        return np.array(row)
+
+    def _scale(self, clock: float, beta: float | Array) -> Array:
+        voltage = np.asarray((1 - np.asarray(beta) * (1 - clock)) ** 2)
+        scaled: Array = np.where(self._core & ~self._static, voltage[..., None], 1.0)
+        return scaled
+
+    def _sampled(self, counts: Counts, time_s: float, clock: float) -> Array:
+        """Energy of each coefficient in each draw, shape [d, p]: coefficients, shares and activity drawn together."""
+        rng = np.random.default_rng(self._seed)
+        draws = len(self._draws)
+        share = {unit: _draw(one, rng, draws) for unit, one in counts.values.items()}
+        activity = {unit: _draw(one, rng, draws) for unit, one in sorted(self._activity.items())}
+        columns = []
+        for unit, part in self.calibration.columns:
+            count = np.full(draws, time_s) if unit == STATIC else share.get(unit, np.zeros(draws))
+            columns.append(count * activity[unit] if part == "datapath" else count)
+        energy: Array = np.column_stack(columns) * self._draws
+        energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
+        return energy * self._scale(clock, self._beta_draws(clock, rng, draws))
+
+    def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
+        if clock >= 1.0:
+            return np.zeros(draws)
+        lo, hi = self.calibration.frequency_law["interval"]
+        return rng.normal(self.beta, (hi - lo) / 4, draws)
+
+    def under_limit(
+        self, counts: Counts, time_s: float, limit_w: float, clock: float = 1.0, core_share: float = 1.0
+    ) -> Prediction:
+        """What the same counts cost under a power limit, at the clock that it allows.
+
+        The core's share of the time grows as the clock falls, the rest (bound by memory) keeps its length.
+
+        Args:
+            counts: of the whole stretch.
+            time_s: its length at ``clock``.
+            limit_w: power limit.
+            clock: SM clock over its highest at which ``time_s`` holds.
+            core_share: of the time, that follows the SM clock; 1 for work bound by arithmetic.
+
+        Raises:
+            MeasurementError: the calibration has no frequency law, or no clock is slow enough.
+        """
+
+        def length(x: float) -> float:
+            return time_s * (core_share * clock / x + 1 - core_share)
+
+        def power(x: float) -> float:
+            row = self._row(counts, length(x))
+            return float((row * self._values * self._scale(x, self.beta if x < 1.0 else 0.0)).sum() / length(x))
+
+        if power(1.0) <= limit_w:
+            return self.predict(counts, length(1.0), 1.0)
+        low, high = _LOWEST_CLOCK, 1.0
+        if power(low) > limit_w:
+            raise MeasurementError(
+                f"no clock holds this work under {limit_w:.0f} W: at {low:.0%} of it {power(low):.0f} W are left"
+            )
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if power(middle) <= limit_w else (low, middle)
+        return self.predict(counts, length(low), low)
+
+
+def _draw(one: Range, rng: np.random.Generator, draws: int) -> Array:
+    """Uniform over the range, so that its ends are as likely as its middle."""
+    if one.low == one.high:
+        return np.full(draws, one.value)
+    return rng.uniform(one.low, one.high, draws)
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    lo, hi = np.quantile(values, (0.025, 0.975))
+    return float(lo), float(hi)

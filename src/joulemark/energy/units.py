@@ -1,0 +1,100 @@
+"""The units and memory levels that a calibration gives an energy, and what is counted of each (pure).
+
+``E = P_static·T + P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``. Control is what zero operands cost,
+datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for Energy Analysis and Attribution of
+GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is counted at HBM, L2 and L1, so that each
+level's coefficient is the increment over the level above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Part = Literal["static", "control", "datapath"]
+Group = Literal["static", "issue", "vector", "integer", "special", "tensor", "shared", "l1", "l2", "hbm"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something that spends energy whenever it is used.
+
+    Args:
+        name: key in counts and calibrations.
+        group: what it is part of in a split.
+        counted: what one count is: ``s``, ``SM.s``, ``inst`` (warp instruction), ``op`` (one thread's operation: an FMA
+            is one), ``FLOP`` (tensor pipes: a multiply-add is two; integer operations alike) or ``B``.
+        title: for tables.
+        has_datapath: whether operands toggle in it.
+        scales_with_core_voltage: False for what the memory clock feeds.
+    """
+
+    name: str
+    group: Group
+    counted: Literal["s", "SM.s", "inst", "op", "FLOP", "B"]
+    title: str
+    has_datapath: bool = True
+    scales_with_core_voltage: bool = True
+
+    @property
+    def energy_unit(self) -> str:
+        """Unit of the coefficient: W for time, else J per count."""
+        return {"s": "W", "SM.s": "W/SM"}.get(self.counted, f"J/{self.counted}")
+
+
+STATIC, SM_ACTIVE, INSTRUCTION, MEMORY_ACCESS = "static", "sm_active", "instruction", "memory_access"
+
+_DTYPES = (("fp16", "FP16"), ("bf16", "BF16"), ("tf32", "TF32"), ("fp64", "FP64"), ("int8", "INT8"), ("fp8", "FP8"))
+
+UNITS: Mapping[str, Unit] = {
+    unit.name: unit
+    for unit in (
+        Unit(STATIC, "static", "s", "static", has_datapath=False),
+        Unit(SM_ACTIVE, "static", "SM.s", "SM active", has_datapath=False),
+        Unit(INSTRUCTION, "issue", "inst", "instruction issue", has_datapath=False),
+        Unit(MEMORY_ACCESS, "issue", "inst", "memory instruction", has_datapath=False),
+        Unit("fp32", "vector", "op", "FP32 FMA"),
+        Unit("fp64", "vector", "op", "FP64 FMA"),
+        Unit("fp16x2", "vector", "op", "FP16x2 FMA"),
+        Unit("integer", "integer", "op", "integer multiply-add"),
+        Unit("logic", "integer", "op", "logic and shift"),
+        Unit("special", "special", "op", "special function"),
+        *(Unit(f"mma_{key}", "tensor", "FLOP", f"tensor {title}") for key, title in _DTYPES),
+        *(Unit(f"wgmma_{key}", "tensor", "FLOP", f"tensor {title} (wgmma)") for key, title in _DTYPES if key != "fp64"),
+        Unit("shared_read", "shared", "B", "shared memory read"),
+        Unit("shared_write", "shared", "B", "shared memory write"),
+        Unit("l1", "l1", "B", "L1"),
+        Unit("l2_read", "l2", "B", "L2 read"),
+        Unit("l2_write", "l2", "B", "L2 write"),
+        Unit("hbm_read", "hbm", "B", "HBM read", scales_with_core_voltage=False),
+        Unit("hbm_write", "hbm", "B", "HBM write", scales_with_core_voltage=False),
+    )
+}
+"""Every unit by name. Stores have no L1 level of their own: a write-through L1 holds no store back from the L2, so
+``l1`` counts what passes, loads and stores alike, as the counter of L1 sectors does."""
+
+MOVEMENT_GROUPS: frozenset[Group] = frozenset({"shared", "l1", "l2", "hbm"})
+"""Groups that move data and compute nothing."""
+
+
+def columns(units: Mapping[str, object]) -> list[tuple[str, Part]]:
+    """The coefficients of some units, in the order of :data:`UNITS`.
+
+    Args:
+        units: names, those of :data:`UNITS`.
+
+    Raises:
+        KeyError: a name that is no unit.
+    """
+    for name in units:
+        UNITS[name]
+    chosen: list[tuple[str, Part]] = []
+    for name, unit in UNITS.items():
+        if name in units:
+            chosen.append((name, "static" if unit.group == "static" else "control"))
+            if unit.has_datapath:
+                chosen.append((name, "datapath"))
+    return chosen

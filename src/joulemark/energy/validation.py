@@ -1,0 +1,283 @@
+"""Measured workloads as a calibration predicts them, beside simple models of the same calibration (pure).
+
+A file of measured workloads (``docs/schema/energy-measurements.schema.json``) holds per row what was counted and what
+the sensors showed, so that every prediction is recomputed from it, offline.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joulemark.energy.baselines import baselines
+from joulemark.energy.counters import Counts, Mix, counts_of
+from joulemark.energy.model import Model, Prediction
+from joulemark.energy.split import Split, split
+from joulemark.errors import MeasurementError, UnreadableInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from joulemark.energy.baselines import Baseline
+    from joulemark.energy.calibration import Calibration
+    from joulemark.records import Json
+
+MEASUREMENTS_SCHEMA = "joulemark/energy-measurements/1"
+_GPU_DIFFERS = "the calibration is of {one}, the measurement of {other}: boards differ by 3 to 5 %"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A workload as measured over one window.
+
+    Args:
+        workload: its name.
+        window_s: length of the window.
+        measured_j: energy over it.
+        counters: canonical name → total over it.
+        dtype, batch_size, kind: of the workload; ``kind`` is ``network`` for training and inference of a model.
+        items: processed in the window; None where nothing is counted.
+        sm_clock_hz, max_sm_clock_hz: median and highest SM clock.
+        capped: whether the power limit held the clocks down, at ``power_limit_w``.
+        core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
+        mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
+        activity: of its operands, where known.
+    """
+
+    workload: str
+    window_s: float
+    measured_j: float
+    counters: Mapping[str, float]
+    dtype: str | None = None
+    batch_size: int | None = None
+    kind: str | None = None
+    items: float | None = None
+    sm_clock_hz: float | None = None
+    max_sm_clock_hz: float | None = None
+    capped: bool = False
+    power_limit_w: float | None = None
+    core_share: float | None = None
+    mix: Mapping[str, Json] = field(default_factory=dict)
+    activity: float | None = None
+
+    @property
+    def clock(self) -> float:
+        """SM clock over its highest; 1 where it was not read."""
+        if not self.sm_clock_hz or not self.max_sm_clock_hz:
+            return 1.0
+        return min(self.sm_clock_hz / self.max_sm_clock_hz, 1.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A workload with what the model says of it.
+
+    Args:
+        measured: as measured.
+        prediction: of the model; under the limit for a capped one.
+        split: of the measured energy.
+        counts: that the counters gave.
+        baselines: simple model → predicted energy in J.
+        reason: why there is no prediction; the others are None then.
+    """
+
+    measured: Measured
+    prediction: Prediction | None
+    split: Split | None
+    counts: Counts | None
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Signed relative error of energy: per item for a capped workload, whose length is predicted too."""
+        if self.prediction is None:
+            return None
+        return self.prediction.energy_j / self.measured.measured_j - 1
+
+    @property
+    def dynamic_error(self) -> float | None:
+        """Signed relative error of dynamic energy; None for a capped workload."""
+        if self.prediction is None or self.measured.capped:
+            return None
+        static = self.prediction.energy_j - self.prediction.dynamic_j
+        measured = self.measured.measured_j - static
+        return self.prediction.dynamic_j / measured - 1 if measured > 0 else None
+
+    def to_json(self) -> dict[str, Json]:
+        one, seen = self.prediction, self.measured
+        static = None if one is None else one.energy_j - one.dynamic_j
+        return {
+            "workload": seen.workload, "kind": seen.kind, "dtype": seen.dtype, "batch_size": seen.batch_size,
+            "items": seen.items, "window_s": seen.window_s, "capped": seen.capped,
+            "power_limit_w": seen.power_limit_w, "core_share": seen.core_share,
+            "sm_clock_hz": seen.sm_clock_hz, "max_sm_clock_hz": seen.max_sm_clock_hz,
+            "mix": dict(seen.mix), "activity": seen.activity, "counters": dict(seen.counters),
+            "measured_j": seen.measured_j,
+            "predicted_j": None if one is None else one.energy_j,
+            "interval": None if one is None else list(one.interval_j),
+            "dynamic_measured_j": None if static is None or seen.capped else seen.measured_j - static,
+            "dynamic_predicted_j": None if one is None or seen.capped else one.dynamic_j,
+            "predicted_clock": None if one is None else one.clock,
+            "error": self.error, "dynamic_error": self.dynamic_error,
+            "baselines_j": dict(self.baselines),
+            "split": None if self.split is None else self.split.to_json(),
+            "notes": {"prediction": self.reason} if self.reason else {},
+            "assumptions": [] if self.counts is None else list(self.counts.notes),
+        }  # fmt: skip
+
+
+def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
+    """Read a file of measured workloads (or a validation, which holds the same).
+
+    Returns:
+        The document and its rows.
+
+    Raises:
+        UnreadableInput: it is no such file, or a row lacks what it needs.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] not in (MEASUREMENTS_SCHEMA, SCHEMA):
+            raise ValueError(f"schema {document['schema']!r}")
+        return document, [_measured(row) for row in document["rows"]]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableInput(f"measured workloads: {path} cannot be read ({error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableInput(
+            f"{path} holds no measured workloads ({type(error).__name__}: {error})",
+            f"give a document of schema {MEASUREMENTS_SCHEMA} or {SCHEMA}",
+        ) from error
+
+
+SCHEMA = "joulemark/energy/1"
+"""Of what ``joulemark energy`` prints and of ``validation.json``."""
+
+
+_OPTIONAL = (
+    "dtype", "batch_size", "kind", "items", "sm_clock_hz", "max_sm_clock_hz", "power_limit_w", "activity",
+)  # fmt: skip
+
+
+def _measured(row: Mapping[str, Json]) -> Measured:
+    window, energy = float(row["window_s"]), float(row["measured_j"])
+    if not (0 < window < float("inf")) or not (0 < energy < float("inf")):
+        raise ValueError(f"{row['workload']!r} has a window of {window} s with {energy} J")
+    counters = {str(name): float(total) for name, total in row["counters"].items()}
+    if any(not 0 <= total < float("inf") for total in counters.values()):
+        raise ValueError(f"{row['workload']!r} has a counter that is no count")
+    optional = {
+        name: row[name]
+        for name in (
+            "dtype",
+            "batch_size",
+            "kind",
+            "items",
+            "sm_clock_hz",
+            "max_sm_clock_hz",
+            "power_limit_w",
+            "activity",
+        )
+        if row.get(name) is not None
+    }
+    return Measured(
+        str(row["workload"]), window, energy, counters, **optional, capped=bool(row.get("capped", False)),
+        core_share=None if row.get("core_share") is None else float(row["core_share"]), mix=dict(row.get("mix") or {}),
+    )  # fmt: skip
+
+
+def evaluate(calibration: Calibration, rows: Sequence[Measured]) -> list[Outcome]:
+    """Each workload as the calibration predicts it."""
+    simple = baselines(calibration)
+    return [_outcome(calibration, row, simple) for row in rows]
+
+
+def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]) -> Outcome:
+    architecture = str(calibration.gpu.get("architecture"))
+    mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
+    counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
+    model = Model(calibration, row.activity, dtype=row.dtype)
+    try:
+        prediction = _predict(model, counts, row)
+    except MeasurementError as lack:
+        return Outcome(row, None, None, counts, reason=str(lack))
+    rates = {unit: one.value / row.window_s for unit, one in counts.values.items()}
+    others = {one.name: one.power_w(rates, calibration) * row.window_s for one in simple}
+    at_clock = prediction if not row.capped else _as_measured(model, counts, row)
+    return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:
+    if not row.capped:
+        return model.predict(counts, row.window_s)
+    if row.power_limit_w is None:
+        raise MeasurementError(f"{row.workload} was capped, but its power limit is not in the file")
+    share = core_share(model.calibration, counts, row) if row.core_share is None else row.core_share
+    return model.under_limit(counts, row.window_s, row.power_limit_w, row.clock, share)
+
+
+def core_share(calibration: Calibration, counts: Counts, row: Measured) -> float:
+    """Share of a workload's time that follows the SM clock: what HBM, at the highest rate calibrated, leaves of it."""
+    rates = [one["rates"].get("hbm_read", 0.0) + one["rates"].get("hbm_write", 0.0) for one in calibration.windows]
+    most = max(rates, default=0.0)
+    moved = sum(counts.values[unit].value for unit in ("hbm_read", "hbm_write") if unit in counts.values)
+    return 1.0 - min(moved / row.window_s / most, 1.0) if most else 1.0
+
+
+def _as_measured(model: Model, counts: Counts, row: Measured) -> Prediction:
+    return model.predict(counts, row.window_s, row.clock)
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Json]:
+    """Errors over workloads: uncapped, networks among them, capped ones apart, and the simple models beside."""
+    known = [one for one in outcomes if one.error is not None]
+    free = [one for one in known if not one.measured.capped]
+    names = {name for one in free for name in one.baselines}
+    return {
+        "uncapped": _errors([one.error for one in free]),
+        "uncapped_dynamic": _errors([one.dynamic_error for one in free]),
+        "networks": _errors([one.error for one in free if one.measured.kind == "network"]),
+        "capped": _errors([one.error for one in known if one.measured.capped]),
+        "baselines": {
+            name: _errors([one.baselines[name] / one.measured.measured_j - 1 for one in free if name in one.baselines])
+            for name in sorted(names)
+        },
+        "without_prediction": [one.measured.workload for one in outcomes if one.error is None],
+    }
+
+
+def _errors(values: Sequence[float | None]) -> dict[str, Json]:
+    known = np.array([value for value in values if value is not None])
+    if not known.size:
+        return {"n": 0, "mean_absolute": None, "bias": None, "worst": None}
+    return {
+        "n": int(known.size),
+        "mean_absolute": float(np.abs(known).mean()),
+        "bias": float(known.mean()),
+        "worst": float(np.abs(known).max()),
+    }
+
+
+def document(
+    calibration: Calibration, source: Mapping[str, Json], outcomes: Sequence[Outcome], extra: Mapping[str, Json]
+) -> dict[str, Json]:
+    """The document of some workloads, which :func:`read_measurements` reads again."""
+    notes = []
+    one, other = calibration.gpu.get("gpu_uuid"), source.get("gpu_uuid")
+    if one != other:
+        notes.append(_GPU_DIFFERS.format(one=one, other=other))
+    return {
+        "schema": SCHEMA,
+        "gpu": source.get("gpu"),
+        "gpu_uuid": other,
+        "calibration": {"gpu_uuid": one, "mode": calibration.mode, "source": dict(calibration.source)},
+        "gain": calibration.gain,
+        "rows": [outcome.to_json() for outcome in outcomes],
+        "summary": summary(outcomes),
+        "notes": notes,
+        **extra,
+    }

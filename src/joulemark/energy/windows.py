@@ -1,0 +1,350 @@
+"""Windows of a calibration as they were measured: what ran, its counts, and the raw readings of the sensors.
+
+A file of windows is JSONL: a header line that says on which GPU and how, then one line per window. Everything later,
+energy included, is recomputed from it (pure).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from joulemark.collect.energy import (
+    ConditionReading,
+    EnergyEdge,
+    EnergyReading,
+    PowerReading,
+    PowerWindow,
+    conditions_of,
+    energy_of,
+)
+from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.records import Conditions, Json, canonical_json
+
+SCHEMA = "joulemark/calibration-windows/1"
+
+_HINDERED_SHARE = 0.5
+_CLOCK_HELD = 0.985
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell of the plan.
+
+    Args:
+        benchmark: name in the suite.
+        operands: ``zero``, ``constant``, ``random`` or ``normal``.
+        duty: name of the level, see :data:`joulemark.energy.plan.DUTIES`.
+        repeat: number of the repeat, from 0.
+    """
+
+    benchmark: str
+    operands: str
+    duty: str
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        """``fp32/random/half/0``."""
+        return f"{self.benchmark}/{self.operands}/{self.duty}/{self.repeat}"
+
+
+def clock_held(conditions: Conditions | None) -> bool | None:
+    """Whether the SM clock stayed at its highest; None where the clocks were not read."""
+    if conditions is None or conditions.sm_clock_hz is None or conditions.max_sm_clock_hz is None:
+        return None
+    return conditions.sm_clock_hz >= _CLOCK_HELD * conditions.max_sm_clock_hz
+
+
+def hindered(conditions: Conditions | None) -> bool:
+    """Whether the power limit, or heat, held the clocks down.
+
+    NVML goes on naming the limit for a moment after work that met it, so a name alone counts only if it stands in most
+    samples.
+    """
+    if conditions is None:
+        return False
+    share = max(conditions.reasons.get(name, 0.0) for name in ("power_cap", "thermal", "hw_slowdown"))
+    return share > _HINDERED_SHARE or (share > 0 and clock_held(conditions) is False)
+
+
+@dataclass(frozen=True)
+class CalibrationWindow:
+    """One window of steady work.
+
+    Args:
+        point: what was asked for.
+        blocks, iterations, sleep_ns: of each launch.
+        launches: completed between ``start`` and ``end``.
+        start, end: of the counted launches, in s on the readings' clock.
+        counts: unit of the model → count between ``start`` and ``end``.
+        power: readings of the sensors.
+        utc: when it began.
+    """
+
+    point: Point
+    blocks: int
+    iterations: int
+    sleep_ns: int
+    launches: int
+    start: float
+    end: float
+    counts: Mapping[str, float]
+    power: PowerWindow
+    utc: str = ""
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the counted stretch."""
+        return self.end - self.start
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Unit → count per second."""
+        return {unit: count / self.duration_s for unit, count in self.counts.items()}
+
+    @cached_property
+    def reading(self) -> EnergyReading:
+        """Energy and mean power between the counter's own updates inside the window."""
+        return energy_of(self.power, self.start, self.end)
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power; None with the reason in ``reading``."""
+        return self.reading.power_w.value
+
+    @cached_property
+    def conditions(self) -> Conditions | None:
+        """Clocks, temperature and clock-event reasons."""
+        return conditions_of(self.power, self.start, self.end)
+
+    @property
+    def clock_hz(self) -> float | None:
+        """Median SM clock."""
+        return None if self.conditions is None else self.conditions.sm_clock_hz
+
+    @property
+    def clock_held(self) -> bool | None:
+        """Whether the SM clock stayed at its highest; None where the clocks were not read."""
+        return clock_held(self.conditions)
+
+    @property
+    def capped(self) -> bool:
+        """Whether the power limit, or heat, held the clocks down."""
+        return hindered(self.conditions)
+
+    def to_json(self) -> dict[str, Json]:
+        zero = self.start
+        first = self.power.edges[0].energy_j if self.power.edges else 0.0
+        return {
+            "kind": "window",
+            "benchmark": self.point.benchmark,
+            "operands": self.point.operands,
+            "duty": self.point.duty,
+            "repeat": self.point.repeat,
+            "blocks": self.blocks,
+            "iterations": self.iterations,
+            "sleep_ns": self.sleep_ns,
+            "launches": self.launches,
+            "utc": self.utc,
+            "window_s": self.duration_s,
+            "counts": dict(self.counts),
+            "tiers": [self.power.energy_tier, self.power.power_tier],
+            "instant": self.power.power_is_instant,
+            "edges": [
+                [round(edge.t - zero, 6), round(edge.energy_j - first, 6), round(edge.uncertainty_s, 6)]
+                for edge in self.power.edges
+            ],
+            "power": [[round(one.t - zero, 5), round(one.power_w, 3)] for one in _changes(self.power.readings)],
+            "states": [[round(t - zero, 4), _state_json(state)] for t, state in self.power.states],
+            "problem": None if self.power.problem is None else str(self.power.problem),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> CalibrationWindow:
+        """The window of a line; times begin at its start.
+
+        Raises:
+            KeyError, TypeError, ValueError: the line is not one of a window.
+        """
+        counter, integral = data["tiers"]
+        power = PowerWindow(counter, integral, bool(data["instant"]), end=float(data["window_s"]))
+        power.edges = [EnergyEdge(float(t), float(e), float(u)) for t, e, u in data["edges"]]
+        power.readings = [PowerReading(float(t), float(w)) for t, w in data["power"]]
+        power.states = [(float(t), _state_of(state)) for t, state in data["states"]]
+        return cls(
+            Point(data["benchmark"], data["operands"], data["duty"], int(data["repeat"])),
+            int(data["blocks"]), int(data["iterations"]), int(data["sleep_ns"]), int(data["launches"]),
+            0.0, float(data["window_s"]), {k: float(v) for k, v in data["counts"].items()}, power,
+            str(data.get("utc", "")),
+        )  # fmt: skip
+
+
+def _changes(readings: Iterable[PowerReading]) -> Iterator[PowerReading]:
+    """The first and last reading of each value: the sensor updates every 100 ms and is read far more often."""
+    held: PowerReading | None = None
+    shown: PowerReading | None = None
+    for one in readings:
+        if shown is None or one.power_w != shown.power_w:
+            if held is not None and held is not shown:
+                yield held
+            shown = one
+            yield one
+        held = one
+    if held is not None and held is not shown:
+        yield held
+
+
+def _state_json(state: ConditionReading) -> list[Json]:
+    reasons = None if state.reasons is None else sorted(state.reasons)
+    return [state.sm_clock_hz, state.memory_clock_hz, state.max_sm_clock_hz, state.temperature_c, reasons]
+
+
+def _state_of(data: list[Json]) -> ConditionReading:
+    sm_clock, memory_clock, top, temperature, reasons = data
+    return ConditionReading(sm_clock, memory_clock, top, temperature, None if reasons is None else frozenset(reasons))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A benchmark under hardware counters, to learn how much they count per unit.
+
+    Args:
+        benchmark: name in the suite.
+        counts: unit of the model → count per launch.
+        counters: canonical name → total per launch.
+    """
+
+    benchmark: str
+    counts: Mapping[str, float]
+    counters: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "kind": "counted",
+            "benchmark": self.benchmark,
+            "counts": dict(self.counts),
+            "counters": dict(self.counters),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Counted:
+        """The counters of a line.
+
+        Raises:
+            KeyError, TypeError, ValueError: the line is none of counters.
+        """
+        counts, counters = ({k: float(v) for k, v in data[key].items()} for key in ("counts", "counters"))
+        return cls(str(data["benchmark"]), counts, counters)
+
+
+@dataclass(frozen=True)
+class WindowFile:
+    """A file of windows as read.
+
+    Args:
+        header: its first line.
+        windows: in order of measurement.
+        counted: benchmarks under hardware counters, the last of each.
+        damaged: numbers of lines that could not be read (a run that was killed leaves one).
+    """
+
+    header: Mapping[str, Json]
+    windows: tuple[CalibrationWindow, ...]
+    counted: tuple[Counted, ...] = ()
+    damaged: tuple[int, ...] = ()
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Keys of the points that have a window."""
+        return frozenset(window.point.key for window in self.windows)
+
+
+def read_windows(path: Path) -> WindowFile:
+    """Read a file of windows; a line that was cut off is left out and named.
+
+    Raises:
+        UnreadableInput: the file cannot be read, or its first line is no header of windows.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableInput(f"windows of a calibration: {path} cannot be read ({error})") from error
+    header = _header(lines[0] if lines else "", path)
+    windows: list[CalibrationWindow] = []
+    counted: dict[str, Counted] = {}
+    damaged: list[int] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            data = json.loads(line)
+            if data["kind"] == "counted":
+                counted[data["benchmark"]] = Counted.from_json(data)
+            else:
+                windows.append(CalibrationWindow.from_json(data))
+        except (ValueError, KeyError, TypeError):
+            damaged.append(number)
+    return WindowFile(header, tuple(windows), tuple(counted.values()), tuple(damaged))
+
+
+def _header(line: str, path: Path) -> Mapping[str, Json]:
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        seen = header.get("schema") if isinstance(header, dict) else line[:40]
+        raise UnreadableInput(
+            f"{path} holds no windows of a calibration (its first line says {seen!r}, not {SCHEMA!r})",
+            "give the .jsonl that joulemark calibrate wrote",
+        )
+    return header
+
+
+class WindowWriter:
+    """Appends windows to a file, each on disk before the next is measured.
+
+    Args:
+        path: new, or a file of windows that is gone on with.
+        header: facts of the run; compared with a file that is there.
+
+    Raises:
+        ConfigurationError: the file is there and of another GPU.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Json]) -> None:
+        self.path = path
+        self.done: frozenset[str] = frozenset()
+        self.counted: frozenset[str] = frozenset()
+        if path.exists():
+            self._go_on(header)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write({"kind": "header", "schema": SCHEMA, **header})
+
+    def _go_on(self, header: Mapping[str, Json]) -> None:
+        there = read_windows(self.path)
+        for fact in ("gpu_uuid", "architecture"):
+            if there.header.get(fact) != header.get(fact):
+                raise ConfigurationError(
+                    f"{self.path} is of another GPU ({fact} {there.header.get(fact)!r}, here {header.get(fact)!r})",
+                    "calibrate into another file with --out",
+                )
+        self.done = there.done
+        self.counted = frozenset(one.benchmark for one in there.counted)
+        if not self.path.read_bytes().endswith(b"\n"):
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+
+    def add(self, line: CalibrationWindow | Counted) -> None:
+        """Append a window, or what was counted of a benchmark."""
+        self._write(line.to_json())
+
+    def _write(self, line: Mapping[str, Json]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(canonical_json(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

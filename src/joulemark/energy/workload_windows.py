@@ -1,0 +1,140 @@
+"""Measures a workload as the energy model needs it: one window of steady steps, then the same steps under counters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from joulemark.collect.energy import conditions_of, energy_of
+from joulemark.energy.engine import CounterRecorder, Meter, Run
+from joulemark.energy.windows import hindered
+from joulemark.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from joulemark.records import Json
+
+    Step = Callable[[], object]
+
+WINDOW_S = 2.3
+_SETTLE_S = 0.5
+_CHUNK_S = 0.1
+_COUNTED_S = 0.3
+_PILOT_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a workload before it is measured; see :class:`joulemark.energy.validation.Measured`."""
+
+    workload: str
+    kind: str
+    dtype: str
+    batch_size: int | None = None
+    items_per_step: float | None = None
+
+
+class Stepper:
+    """Runs steps in chunks, so that the host waits seldom and the device never for long.
+
+    Args:
+        step: launches one step.
+        synchronize: waits for the device.
+        clock: in s.
+    """
+
+    def __init__(
+        self, step: Step, synchronize: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._step, self._synchronize, self._clock = step, synchronize, clock
+        self.run(_PILOT_STEPS)
+        begin = clock()
+        self.run(_PILOT_STEPS)
+        self.step_s = max((clock() - begin) / _PILOT_STEPS, 1e-7)
+
+    def run(self, steps: int) -> None:
+        """Exactly that many steps, from an idle device to an idle device."""
+        for _ in range(steps):
+            self._step()
+        self._synchronize()
+
+    def steps_in(self, seconds: float) -> int:
+        """How many steps take about that long, at least one."""
+        return max(1, round(seconds / self.step_s))
+
+    def steady(self, settle_s: float, seconds: float) -> Run:
+        """Steps for a time, the first of it uncounted."""
+        chunk = self.steps_in(_CHUNK_S)
+        begin = self._clock()
+        while self._clock() - begin < settle_s:
+            self.run(chunk)
+        start = self._clock()
+        done = 0
+        while (now := self._clock()) - start < seconds:
+            self.run(chunk)
+            done += chunk
+        return Run(done, start, now)
+
+
+def measure_workload(
+    facts: Facts,
+    stepper: Stepper,
+    meter: Meter,
+    recorder: CounterRecorder | None,
+    power_limit_w: float | None = None,
+    window_s: float = WINDOW_S,
+) -> dict[str, Json]:
+    """A row of a file of measured workloads.
+
+    Args:
+        facts: of the workload.
+        stepper: runs it.
+        meter: reads the sensors.
+        recorder: of hardware counters; None leaves ``counters`` empty.
+        power_limit_w: of the GPU, stored for capped windows.
+        window_s: length of the window.
+
+    Raises:
+        MeasurementError: the sensors gave no energy; the message says why.
+    """
+    ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
+    reading, state = energy_of(power, ran.start, ran.end), conditions_of(power, ran.start, ran.end)
+    if reading.power_w.value is None:
+        raise MeasurementError(f"{facts.workload}: no energy ({reading.reason})", "repeat with a longer window")
+    length = ran.end - ran.start
+    per_step = {} if recorder is None else _counters(stepper, recorder)
+    return {
+        "workload": facts.workload,
+        "kind": facts.kind,
+        "dtype": facts.dtype,
+        "batch_size": facts.batch_size,
+        "items": None if facts.items_per_step is None else facts.items_per_step * ran.launches,
+        "steps": ran.launches,
+        "window_s": length,
+        "measured_j": reading.power_w.value * length,
+        "power_interval_w": None if reading.power_w.interval is None else list(reading.power_w.interval),
+        "cross_check_ratio": reading.cross_check_ratio,
+        "findings": [finding.code for finding in reading.findings],
+        "counters": {name: total * ran.launches for name, total in per_step.items()},
+        "sm_clock_hz": None if state is None else state.sm_clock_hz,
+        "max_sm_clock_hz": None if state is None else state.max_sm_clock_hz,
+        "temperature_c": None if state is None else state.temperature_c,
+        "reasons": {} if state is None else dict(state.reasons),
+        "capped": hindered(state),
+        "power_limit_w": power_limit_w,
+    }
+
+
+def _counters(stepper: Stepper, recorder: CounterRecorder) -> dict[str, float]:
+    """Counts per step: every group sees the same number of steps."""
+    steps = stepper.steps_in(_COUNTED_S)
+    found: dict[str, float] = {}
+    for group in recorder.groups:
+        series = recorder.record(group, lambda: stepper.run(steps), steps * stepper.step_s)
+        for name in (name for name, unit in series.units.items() if unit != "1"):
+            total = series.total(name)
+            if total is not None:
+                found.setdefault(name, total / steps)
+    return found

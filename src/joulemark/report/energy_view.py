@@ -1,0 +1,221 @@
+"""A calibration, and workloads split by it, as text for a terminal or in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from joulemark.energy.calibration import Calibration
+from joulemark.energy.units import UNITS
+from joulemark.metrics import format_value
+from joulemark.records import Json, Table
+from joulemark.report import markdown, terminal
+
+Format = Literal["terminal", "markdown"]
+
+
+def render(tables: Iterable[Table], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
+    """Tables as text, ending with a line break."""
+    text = terminal.render(tables) if format == "terminal" else markdown.render(tables)
+    return text.rstrip("\n") + "\n"
+
+
+def calibration_tables(calibration: Calibration) -> list[Table]:
+    """Coefficients, how good they are, and the energies with everything on the way."""
+    return [_coefficients(calibration), _goodness(calibration), _lines(calibration), _paths(calibration)]
+
+
+def _coefficients(calibration: Calibration) -> Table:
+    rows = [
+        (
+            UNITS[one.unit].title,
+            one.part,
+            _energy(one.value, one.energy_unit),
+            f"{_energy(one.interval[0], one.energy_unit)} to {_energy(one.interval[1], one.energy_unit)}",
+            str(one.windows),
+        )
+        for one in calibration.coefficients
+    ]
+    notes = [f"{UNITS[one.unit].title}, {one.part}: {one.reason}" for one in calibration.coefficients if one.reason]
+    notes += [
+        f"hardly told apart: {' and '.join(row['pair'])} (correlation {row['correlation']:.2f})"
+        for row in calibration.goodness["inseparable"]
+    ]
+    notes += [f"the sensors' gain error of ±{calibration.gain:.0%} comes on top", *calibration.notes[1:]]
+    title = f"energies of {calibration.gpu.get('gpu', 'the GPU')} ({calibration.mode})"
+    return _table(title, ("unit", "part", "energy", "95 % interval", "windows"), rows, {2, 4}, notes)
+
+
+def _goodness(calibration: Calibration) -> Table:
+    good, law = calibration.goodness, calibration.frequency_law
+    rows = [
+        ("windows in the fit", str(good["windows"])),
+        ("R² of dynamic power", _number(good["r2_dynamic"], 5)),
+        ("mean error of dynamic power", _percent(good["dynamic_error_mean"])),
+        ("worst error of dynamic power", _percent(good["dynamic_error_worst"])),
+        ("condition number", _number(good["condition_number"], 3)),
+        ("energy over clock: β", _number(law["beta"], 3)),
+    ]
+    notes = [f"β: {law['reason']}"] if law["reason"] else []
+    notes += [f"does not hold: {row['statement']}" for row in good["orderings"] if not row["holds"]]
+    notes += [
+        f"{row['benchmark']}: {row['counter']} counts {row['ratio']:.3f} of what was worked out"
+        for row in good["counted"]
+        if abs(row["ratio"] - 1) > _COUNTS_AGREE
+    ]
+    for row in good["checks"]:
+        error = row["relative_error"]
+        if error is not None and row["operands"] == "random":
+            notes.append(f"{row['benchmark']}, not in the fit: predicted {error:+.1%} of its dynamic power")
+    return _table("fit", ("figure", "value"), rows, {1}, notes)
+
+
+def _lines(calibration: Calibration) -> Table:
+    rows = [
+        (row["benchmark"], row["operands"], str(row["n"]), str(row["levels"]), _number(row["r2"], 5))
+        for row in calibration.goodness["lines"]
+        if row["r2"] is not None
+    ]
+    left_out = len(calibration.goodness["lines"]) - len(rows)
+    notes = [f"{left_out} more have too few windows or rates for a line"] if left_out else []
+    columns = ("benchmark", "operands", "windows", "rates", "R² of dynamic energy")
+    return _table("dynamic energy against count at one window length", columns, rows, {2, 3, 4}, notes)
+
+
+def _paths(calibration: Calibration) -> Table:
+    rows = [
+        (row["benchmark"], row["operands"], _energy(row["measured_j"], f"J/{row['per']}"), str(row["n"]))
+        for row in calibration.paths
+    ]
+    title = "energies with everything on the way (issue, levels above, use of what was loaded)"
+    return _table(title, ("benchmark", "operands", "energy", "windows"), rows, {2, 3}, [])
+
+
+def workload_tables(document: Mapping[str, Json]) -> list[Table]:
+    """Predictions and splits of measured workloads."""
+    rows: Sequence[Mapping[str, Any]] = document["rows"]
+    tables = [_predictions(rows, document), _splits(rows)]
+    if document.get("what_if"):
+        tables.append(_what_if(document["what_if"]))
+    return tables
+
+
+def _predictions(rows: Sequence[Mapping[str, Any]], document: Mapping[str, Json]) -> Table:
+    shown = [
+        (
+            row["workload"],
+            "capped" if row["capped"] else "",
+            format_value(row["measured_j"], "J"),
+            format_value(row["predicted_j"], "J"),
+            "n/a" if row["interval"] is None else " to ".join(format_value(one, "J") for one in row["interval"]),
+            _signed(row["error"]),
+            _signed(row["dynamic_error"]),
+        )
+        for row in rows
+    ]
+    columns = ("workload", "", "measured", "predicted", "95 % interval", "error", "dynamic")
+    notes = [f"{row['workload']}: {row['notes']['prediction']}" for row in rows if row["notes"]]
+    return _table("energy, measured and predicted", columns, shown, {2, 3, 5, 6}, [*notes, *_summary(document)])
+
+
+def _summary(document: Mapping[str, Json]) -> list[str]:
+    found = []
+    for name, title in (
+        ("uncapped", "uncapped"),
+        ("uncapped_dynamic", "uncapped, dynamic energy"),
+        ("networks", "networks"),
+        ("capped", "capped, energy per item"),
+    ):
+        one = document["summary"][name]
+        if one["n"]:
+            found.append(
+                f"{title}: mean absolute error {one['mean_absolute']:.1%}, bias {one['bias']:+.1%}, worst "
+                f"{one['worst']:.1%} (n = {one['n']})"
+            )
+    for name, one in document["summary"]["baselines"].items():
+        if one["n"]:
+            found.append(f"simple model, {name}: mean absolute error {one['mean_absolute']:.1%} (n = {one['n']})")
+    return [*found, *document["notes"]]
+
+
+_COUNTS_AGREE = 0.02
+_MOVEMENT = (
+    "shares of measured energy; movement is of dynamic energy: shared memory, L1, L2 and HBM alone, or each level with "
+    "its whole path"
+)
+_GROUPS = ("static", "issue", "vector", "integer", "special", "tensor", "shared", "l1", "l2", "hbm")
+
+
+def _splits(rows: Sequence[Mapping[str, Any]]) -> Table:
+    shown = []
+    for row in rows:
+        parts = row["split"]
+        if parts is None:
+            continue
+        shares = [sum(parts["parts"].get(group, {}).values()) / parts["measured_j"] for group in _GROUPS]
+        shown.append(
+            (
+                row["workload"],
+                *(_percent(share) for share in shares),
+                _signed(parts["residual_share"]),
+                _percent(parts["movement_share"]),
+                _percent(parts["path_share"]),
+            )
+        )
+    columns = ("workload", *_GROUPS, "residual", "movement", "with path")
+    return _table("where the joules went", columns, shown, set(range(1, len(columns))), [_MOVEMENT])
+
+
+def _what_if(rows: Sequence[Mapping[str, Any]]) -> Table:
+    shown = [
+        (
+            row["workload"],
+            row["change"],
+            format_value(row["energy_j"], "J"),
+            format_value(row["new_energy_j"], "J"),
+            row["largest"] or "n/a",
+            row["new_largest"] or "n/a",
+            "n/a" if row["slowdown"] is None else f"{row['slowdown']:.2f}×",
+        )
+        for row in rows
+    ]
+    columns = ("workload", "change", "energy", "then", "largest part", "then", "time")
+    notes = [f"{row['workload']}, {row['change']}: {row['reason']}" for row in rows if row["reason"]]
+    return _table("what if", columns, shown, {2, 3, 6}, notes)
+
+
+def trend_table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
+    """Published energies beside this GPU's."""
+    names = list(dict.fromkeys(f"{one['gpu']} ({one['process']})" for row in rows for one in row["published"]))
+    shown = []
+    for row in rows:
+        published = {f"{one['gpu']} ({one['process']})": one["value_j"] for one in row["published"]}
+        per = f"J/{row['per']}" if row["per"] else "J"
+        own = (_energy(row["this_random_j"], per), _energy(row["this_zero_j"], per))
+        shown.append((row["quantity"], *own, *(_energy(published.get(name), per) for name in names)))
+    columns = ("quantity", f"{gpu}, random", f"{gpu}, zeros", *names)
+    citations = sorted({one["citation"] for row in rows for one in row["published"]})
+    notes = ["scopes differ between publications: compare order and trend rather than values", *citations]
+    return _table("beside published energies", columns, shown, set(range(1, len(columns))), notes)
+
+
+def _energy(value: float | None, unit: str) -> str:
+    return format_value(value, unit, 3)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:.{digits}g}"
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.1%}"
+
+
+def _signed(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:+.1%}"
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: set[int], notes: Sequence[str]
+) -> Table:
+    return Table(tuple(columns), tuple(map(tuple, rows)), frozenset(numeric), tuple(notes), title)

@@ -1,0 +1,113 @@
+"""The script that measures workloads, with a simulated GPU's sensors and counters beside work on the CPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+
+pytest.importorskip("torch", exc_type=ImportError)
+
+from bench_energy import measure_workloads
+from bench_energy.splits import SPLITS
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "energy-measurements.schema.json"
+UUID = "GPU-5a3c0000-0000-4000-8000-000000000000"
+
+
+class Recorder:
+    groups = ("a",)
+
+    def record(self, group, run, expected_s=None):
+        run()
+        return SimpleNamespace(units={"instructions": "inst"}, total=lambda name: 1e6)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    scenario = {
+        "gpus": [
+            {"name": "NVIDIA H200", "uuid": UUID, "pci": "0", "power_mw": 200000, "power_instant_mw": 200000,
+             "energy": {"counter_from_power": True, "period_s": 0.02}}
+        ]
+    }  # fmt: skip
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps(scenario))
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
+    counters = SimpleNamespace(open_counters=lambda uuid, device: ladder)
+    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", counters)
+    monkeypatch.setattr(
+        measure_workloads,
+        "measure_workload",
+        lambda *args: measure_workloads_original(*args, window_s=0.4),
+    )
+    return tmp_path / "out" / "measured.json"
+
+
+measure_workloads_original = measure_workloads.measure_workload
+
+
+def run(out, *more):
+    return measure_workloads.main(["--out", str(out), "--device", "cpu", *more])
+
+
+def test_rows_are_valid_and_gone_on_with(machine, capsys):
+    assert run(machine, "--only", "copy") == 0
+    document = json.loads(machine.read_text())
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    (row,) = document["rows"]
+    assert row["measured_j"] / row["window_s"] == pytest.approx(200, rel=0.05)
+    assert row["counters"]["instructions"] > 0
+    assert run(machine, "--only", "triad") == 0
+    assert [row["workload"] for row in json.loads(machine.read_text())["rows"]] == ["copy", "triad-fp64"]
+    capsys.readouterr()
+    assert run(machine, "--only", "copy") == 0
+    assert "0 workloads" in capsys.readouterr().out
+
+
+def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
+    def refuse(device, tiny):
+        raise RuntimeError("out of memory")
+
+    broken = measure_workloads.HeldOut("broken", "hpc", "fp32", refuse)
+    copy = next(one for one in measure_workloads.HELD_OUT if one.name == "copy")
+    monkeypatch.setitem(measure_workloads.LISTS, "held_out", (broken, copy))
+    assert run(machine) == 0
+    document = json.loads(machine.read_text())
+    assert document["failed"] == {"broken": "RuntimeError: out of memory"}
+    assert [row["workload"] for row in document["rows"]] == ["copy"]
+
+
+def test_time_that_is_up(machine):
+    assert run(machine, "--limit", "10") == 3
+
+
+def test_another_gpus_file_is_not_mixed(machine, capsys):
+    machine.parent.mkdir()
+    text = json.dumps({"schema": "joulemark/energy-measurements/1", "gpu_uuid": "GPU-2", "rows": []})
+    machine.write_text(text)
+    assert run(machine) == 2
+    assert "another GPU" in capsys.readouterr().err
+    assert machine.read_text() == text
+
+
+def test_without_a_gpu(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "none.json"
+    path.write_text('{"gpus": []}')
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    assert run(tmp_path / "x.json") == 2
+    assert "no GPU is visible" in capsys.readouterr().err
+
+
+def test_splits_hold_resnet50_training_over_batch_sizes():
+    sizes = {(one.dtype, one.batch_size) for one in SPLITS if one.name.startswith("resnet50-train")}
+    assert {dtype for dtype, _ in sizes} == {"bf16", "fp32"}
+    assert len(sizes) >= 10
+    assert len({one.name for one in SPLITS}) == len(SPLITS)
+    SPLITS[0].build("cpu", True)()

@@ -1,0 +1,297 @@
+"""The commands `calibrate` and `energy`, on simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import jsonschema
+import pytest
+
+from joulemark.cli import main
+from joulemark.energy.counters import Counts, Range
+from joulemark.synthetic_gpu import SyntheticGpu
+
+ROOT = Path(__file__).parents[2]
+UUID = "GPU-00000000-0000-4000-8000-000000000000"
+
+
+def validate(text: str, schema: str):
+    document = json.loads(text, parse_constant=pytest.fail)
+    description = json.loads((ROOT / "docs" / "schema" / f"{schema}.schema.json").read_text())
+    jsonschema.Draft202012Validator(description).validate(document)
+    return document
+
+
+def run(capsys, *args):
+    code = main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with one synthetic GPU, seen by NVML and by CUDA alike."""
+    scenario = {
+        "gpus": [
+            {"name": "Synthetic GPU", "uuid": UUID, "pci": "00000000:1B:00.0", "power_mw": 120000, "limit_mw": 700000}
+        ]
+    }
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps(scenario))
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    gpu = SyntheticGpu(seed=11, limit_w=420.0, peak_w=400.0)
+
+    class Engine(SyntheticGpu):
+        def __enter__(self):
+            return gpu
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr("joulemark.energy.microbench.cuda_engine.CudaEngine", lambda *_: Engine())
+    monkeypatch.setattr("joulemark.energy.calibrate.SampledMeter", lambda _: gpu.meter)
+    return gpu
+
+
+@pytest.fixture
+def calibrated(machine, capsys):
+    assert run(capsys, "calibrate", "--quick")[0] == 0
+    return Path("results/calibration/synthetic-gpu-quick.json")
+
+
+def test_quick_calibrates_writes_and_shows(machine, capsys):
+    code, out, err = run(capsys, "calibrate", "--quick")
+    assert code == 0
+    document = validate(Path("results/calibration/synthetic-gpu-quick.json").read_text(), "calibration")
+    assert document["gpu"]["power_limit_w"] == 700
+    assert document["caches"]["l2"]["fits_bytes"] > 30 << 20
+    assert len(document["windows"]) == 117
+    assert document["source"]["file"] == "synthetic-gpu-quick-windows.jsonl"
+    assert "HBM read" in out
+    assert "R² of dynamic power" in out
+    assert "wrote results/calibration/synthetic-gpu-quick.json" in err
+    assert "fp32/random/full/0:" in err
+
+
+def test_time_that_is_up_is_gone_on_with(machine, capsys, monkeypatch):
+    ticks = iter(range(0, 10**7, 20))
+    monkeypatch.setattr("joulemark.energy.calibrate.time.perf_counter", lambda: float(next(ticks)))
+    from joulemark.energy import calibrate
+
+    original = calibrate.measure
+    monkeypatch.setattr(
+        "joulemark.energy.calibrate.measure",
+        lambda *args, **kwargs: original(*args, clock=lambda: float(next(ticks)), **kwargs),
+    )
+    code, _, err = run(capsys, "calibrate", "--quick", "--limit", "300")
+    assert code == 3
+    assert "run the same command with --resume" in err
+    assert "no fit yet" in err
+    assert not Path("results/calibration/synthetic-gpu-quick.json").exists()
+    assert run(capsys, "calibrate", "--quick")[0] == 2  # nothing is overwritten
+    assert run(capsys, "calibrate", "--quick", "--resume", "--limit", "100000")[0] == 0
+    assert Path("results/calibration/synthetic-gpu-quick.json").exists()
+
+
+def test_a_refit_needs_no_gpu_and_gives_the_same(calibrated, capsys, monkeypatch):
+    monkeypatch.delenv("JOULEMARK_FAKE_GPUS")
+    windows = calibrated.with_name("synthetic-gpu-quick-windows.jsonl")
+    code, out, _ = run(capsys, "calibrate", "--refit", windows, "--json")
+    assert code == 0
+    assert validate(out, "calibration") == json.loads(calibrated.read_text())
+
+
+def test_without_a_gpu_calibrate_says_so(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "none.json"
+    path.write_text('{"gpus": []}')
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    code, out, err = run(capsys, "calibrate", "--quick")
+    assert (code, out) == (2, "")
+    assert "no GPU is visible" in err
+
+
+def test_a_gpu_that_cuda_does_not_reach(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"gpus": [{"name": "NVIDIA H200", "uuid": UUID, "pci": "0", "power_mw": 1000}]}))
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code, _, err = run(capsys, "calibrate", "--quick", "--out", tmp_path / "c.json")
+    assert code == 2
+    assert "CUDA does not answer" in err or "no microbenchmark can run" in err
+    assert not list(tmp_path.glob("c*"))
+
+
+@pytest.fixture
+def measured(tmp_path):
+    counters = {
+        "instructions": 1e12, "sm_active_cycles": 132 * 1.9e9, "pipe_fma_instructions": 1e11,
+        "pipe_alu_instructions": 1e11, "pipe_xu_instructions": 1e9, "pipe_tensor_cycles": 1e11,
+        "pipe_tensor_hmma_cycles": 1e11, "shared_wavefronts": 1e10, "l1_sectors": 3e10, "l2_bytes": 2e12,
+        "dram_read_bytes": 8e11, "dram_write_bytes": 3e11,
+    }  # fmt: skip
+    row = {
+        "workload": "resnet50 <b>\x1b[31m", "kind": "network", "dtype": "bf16", "batch_size": 64, "window_s": 1.0,
+        "measured_j": 420.0, "counters": counters, "sm_clock_hz": 1.98e9, "max_sm_clock_hz": 1.98e9,
+    }  # fmt: skip
+    document = {"schema": "joulemark/energy-measurements/1", "gpu": "Synthetic GPU", "gpu_uuid": UUID, "rows": [row]}
+    validate(json.dumps(document), "energy-measurements")
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_energy_predicts_splits_and_asks_what_if(calibrated, measured, capsys):
+    arguments = ("energy", measured, "--calibration", calibrated, "--scale", "hbm=0.5")
+    code, out, _ = run(capsys, *arguments, "--published", ROOT / "results" / "published", "--json")
+    assert code == 0
+    document = validate(out, "energy")
+    (row,) = document["rows"]
+    assert row["split"]["parts"]["hbm"]["control"] > 0
+    assert document["what_if"][0]["new_energy_j"] < document["what_if"][0]["energy_j"]
+    assert len(document["trends"]) == 9
+    code, out, _ = run(capsys, *arguments, "--published", ROOT / "results" / "published")
+    assert code == 0
+    assert "where the joules went" in out
+    assert "\x1b" not in out
+    assert "SC'25" in out
+    code, out, _ = run(capsys, *arguments, "--format", "markdown")
+    assert code == 0
+    assert "<b>" not in out
+
+
+def test_a_power_cap_without_a_law_says_why(calibrated, measured, capsys):
+    """At two duties and one repeat, few windows meet the limit."""
+    document = json.loads(calibrated.read_text())
+    document["frequency_law"] |= {"beta": None, "interval": None, "reason": "0 capped windows"}
+    calibrated.write_text(json.dumps(document))
+    code, out, _ = run(capsys, "energy", measured, "--calibration", calibrated, "--power-cap", "150", "--json")
+    assert code == 0
+    (row,) = validate(out, "energy")["what_if"]
+    assert row["new_energy_j"] is None
+    assert "0 capped windows" in row["reason"]
+
+
+def test_the_calibration_alone(calibrated, capsys):
+    code, out, _ = run(capsys, "energy", "--calibration", calibrated)
+    assert code == 0
+    assert "energies of Synthetic GPU (quick)" in out
+    code, out, _ = run(capsys, "energy", "--calibration", calibrated, "--json")
+    assert validate(out, "energy")["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--scale", "warp=2"), "give NAME=FACTOR"),
+        (("--power-cap", "-5"), "give watts"),
+        (("--published", "PUBLISHED"), "holds no published energies"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(calibrated, measured, capsys, tmp_path, arguments, words):
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "x.json").write_text("{}")
+    given = [folder if one == "PUBLISHED" else one for one in arguments]
+    code, out, err = run(capsys, "energy", measured, "--calibration", calibrated, *given)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_files_that_cannot_be_read(calibrated, measured, capsys, tmp_path):
+    assert run(capsys, "energy", measured, "--calibration", tmp_path / "none.json")[0] == 2
+    assert run(capsys, "energy", tmp_path / "none.json", "--calibration", calibrated)[0] == 2
+    assert run(capsys, "energy", calibrated, "--calibration", calibrated)[0] == 2
+    assert run(capsys, "calibrate", "--refit", measured)[0] == 2
+    for wrong in (("--repeats", "0"), ("--limit", "-1"), ("--window", "0.1"), ("--window", "nan")):
+        code, out, err = run(capsys, "calibrate", *wrong)
+        assert (code, out) == (2, "")
+        assert wrong[0] in err
+
+
+def test_shorter_windows(machine, capsys):
+    assert run(capsys, "calibrate", "--quick", "--window", "1.2")[0] == 0
+    document = json.loads(Path("results/calibration/synthetic-gpu-quick.json").read_text())
+    assert document["gpu"]["window_s"] == 1.2
+    assert {8, 9, 10, 11} >= {row["updates"] for row in document["windows"]}
+
+
+def test_counting_comes_before_windows_too(machine, capsys, counted):
+    code, _, err = run(capsys, "calibrate", "--quick", "--count")
+    assert code == 3
+    assert "no fit yet" in err
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0
+    document = json.loads(Path("results/calibration/synthetic-gpu-quick.json").read_text())
+    assert document["factors"]["fp32"]["instructions"] > 0
+
+
+def test_counting_says_what_it_lacks(machine, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", None)
+    code, _, err = run(capsys, "calibrate", "--quick", "--count")
+    assert code == 2
+    assert "leave --count out" in err
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Hardware counters that always count 500 instructions per launch."""
+
+    class Series:
+        units: ClassVar = {"instructions": "inst"}
+
+        def total(self, name):
+            return 40 * 500.0
+
+    class Source:
+        groups = ("all",)
+
+        def record(self, group, run, expected_s):
+            run()
+            return Series()
+
+    class Ladder:
+        source = Source()
+        refused: ClassVar = {}
+
+        def close(self):
+            pass
+
+    fake = SimpleNamespace(open_counters=lambda uuid, device: Ladder())
+    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", fake)
+
+
+def test_counting_writes_factors(machine, calibrated, capsys, counted):
+    assert run(capsys, "calibrate", "--quick", "--resume", "--count")[0] == 0
+    factors = json.loads(calibrated.read_text())["factors"]
+    assert len(factors) >= 20
+    assert factors["fp32"]["instructions"] > 0
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0
+    assert json.loads(calibrated.read_text())["factors"] == factors
+
+
+def test_published_energies_are_valid():
+    for path in (ROOT / "results" / "published").glob("*.json"):
+        validate(path.read_text(), "published-energies")
+
+
+def test_counts_hold_ranges():
+    assert Counts({"fp32": Range.exact(1.0)}).notes == ()
+
+
+def test_caches_whose_ends_do_not_show_cost_no_calibration(machine, capsys):
+    machine.chase = lambda size: 300.0
+    code, _, err = run(capsys, "calibrate", "--quick")
+    assert code == 0
+    assert "no end of the L1" in err
+    document = validate(Path("results/calibration/synthetic-gpu-quick.json").read_text(), "calibration")
+    assert document["caches"] is None
+    header = json.loads(Path("results/calibration/synthetic-gpu-quick-windows.jsonl").read_text().splitlines()[0])
+    assert len(header["chase"]) > 20
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0

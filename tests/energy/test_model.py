@@ -1,0 +1,391 @@
+"""Counters to counts to joules: by hand, with intervals, under a limit, and split."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from joulemark.energy import trends, validation
+from joulemark.energy.baselines import baselines
+from joulemark.energy.calibrate import measure, measure_caches
+from joulemark.energy.calibration import Calibration, refit
+from joulemark.energy.counters import Counts, Mix, Range, counts_of
+from joulemark.energy.model import Model, activities_of
+from joulemark.energy.plan import plan
+from joulemark.energy.split import split
+from joulemark.energy.units import UNITS
+from joulemark.energy.windows import WindowWriter
+from joulemark.errors import ConfigurationError, MeasurementError, UnreadableInput
+from joulemark.synthetic_gpu import Noise, SyntheticGpu
+
+ROOT = Path(__file__).parents[2]
+SILENT = Noise(window=0.0005, drift_w=0.0, jitter_s=0.0, edge_s=0.0, quantum_j=1e-6)
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return SyntheticGpu(noise=SILENT, limit_w=420.0, beta=0.9, peak_w=400.0)
+
+
+@pytest.fixture(scope="module")
+def calibration(gpu, tmp_path_factory) -> Calibration:
+    path = tmp_path_factory.mktemp("model") / "w.jsonl"
+    caches = measure_caches(gpu)
+    header = {
+        "gpu": gpu.facts.name, "gpu_uuid": gpu.facts.uuid, "architecture": "sm_90a", "sms": 132, "mode": "reference",
+    }  # fmt: skip
+    writer = WindowWriter(path, header)
+    measure(gpu, gpu.meter, plan("sm_90a", repeats=1), caches, writer, clock=lambda: 0.0)
+    return refit(path)
+
+
+def exact(**counts: float) -> Counts:
+    return Counts({unit: Range.exact(count) for unit, count in counts.items()})
+
+
+def true_energy(gpu: SyntheticGpu, counts: Counts, time_s: float, activity: float, clock: float = 1.0) -> float:
+    energy = gpu.coefficients["static", "static"] * time_s
+    for unit, one in counts.values.items():
+        scaled = UNITS[unit].scales_with_core_voltage and unit != "sm_active"
+        voltage = (1 - gpu.beta * (1 - clock)) ** 2 if scaled else 1.0
+        for part, level in (("static", 1.0), ("control", 1.0), ("datapath", activity)):
+            energy += voltage * level * one.value * gpu.coefficients.get((unit, part), 0.0)
+    return energy
+
+
+WORK = exact(
+    instruction=2e12, sm_active=132.0, fp32=2e13, logic=5e12, wgmma_bf16=1e14, shared_read=4e12, l1=3e12,
+    l2_read=2e12, l2_write=8e11, hbm_read=1.2e12, hbm_write=5e11,
+)  # fmt: skip
+
+
+def test_a_prediction_is_the_sum_of_its_parts_and_right(gpu, calibration):
+    prediction = Model(calibration, activity=0.7).predict(WORK, 1.0)
+    assert prediction.energy_j == pytest.approx(true_energy(gpu, WORK, 1.0, 0.7), rel=0.01)
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.energy_j)
+    assert prediction.power_w == prediction.energy_j
+    static = prediction.parts["static", "static"] + prediction.parts["sm_active", "static"]
+    assert prediction.dynamic_j == pytest.approx(prediction.energy_j - static)
+    assert prediction.interval_j[0] < prediction.energy_j < prediction.interval_j[1]
+
+
+def test_doubt_in_shares_and_activity_widens_the_interval(calibration):
+    sure = Model(calibration, activity=0.8).predict(WORK, 1.0)
+    unsure = Model(calibration).predict(WORK, 1.0)
+    vague = dict(WORK.values) | {"fp32": Range(2e13, 1e13, 3e13)}
+    vaguer = Model(calibration).predict(Counts(vague), 1.0)
+
+    def width(prediction):
+        return prediction.interval_j[1] - prediction.interval_j[0]
+
+    assert width(sure) < width(unsure) < width(vaguer)
+
+
+def test_activities_are_those_of_normal_values_where_measured(calibration):
+    found = activities_of(calibration)
+    assert found["hbm_read"].value == pytest.approx(0.8, abs=0.05)
+    assert found["wgmma_bf16"].value == pytest.approx(0.8, abs=0.05)
+    assert (found["fp64"].low, found["fp64"].high) == (0.5, 1.0)
+    assert set(activities_of(calibration, 0.3).values()) == {Range.exact(0.3)}
+
+
+def test_activity_in_memory_follows_the_format(calibration):
+    bf16 = activities_of(calibration)["hbm_read"].value
+    by_hand = 16 * bf16 - 8  # what the exponent adds, in bits
+    assert activities_of(calibration, dtype="fp32")["hbm_read"].value == pytest.approx((24 + by_hand) / 32)
+    assert activities_of(calibration, dtype="fp64")["hbm_read"].value > bf16
+    assert activities_of(calibration, dtype="int8")["l1"].value == 1
+    unchanged = activities_of(calibration, dtype="fp64")["wgmma_bf16"]
+    assert unchanged == activities_of(calibration)["wgmma_bf16"]
+
+
+def test_under_a_limit_power_is_the_limit_and_time_grows(gpu, calibration):
+    model = Model(calibration, activity=1.0)
+    work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=7e14, shared_read=2e12)
+    free = model.predict(work, 1.0)
+    assert free.power_w > 500
+    held = model.under_limit(work, 1.0, 420.0)
+    assert held.power_w == pytest.approx(420, rel=1e-3)
+    assert 0.5 < held.clock < 1.0
+    assert held.time_s == pytest.approx(1.0 / held.clock)
+    assert held.energy_j < free.energy_j + 118 * (held.time_s - 1.0)
+    truth = true_energy(gpu, work, held.time_s, 1.0, held.clock)
+    assert held.energy_j == pytest.approx(truth, rel=0.03)
+    assert model.under_limit(work, 1.0, 5000.0).clock == 1.0
+    bound_by_memory = model.under_limit(work, 1.0, 420.0, core_share=0.5)
+    assert bound_by_memory.time_s < held.time_s * 1.05
+    with pytest.raises(MeasurementError, match="no clock"):
+        model.under_limit(work, 1.0, 100.0)
+
+
+def test_starting_from_a_capped_measurement_gives_the_same(calibration):
+    model = Model(calibration, activity=1.0)
+    work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=7e14)
+    free = model.under_limit(work, 1.0, 420.0)
+    again = model.under_limit(work, 1.0 / 0.8, 420.0, clock=0.8)
+    assert again.energy_j == pytest.approx(free.energy_j, rel=1e-6)
+
+
+def test_without_a_law_a_limit_is_refused(calibration):
+    lawless = dataclasses.replace(calibration, frequency_law={"beta": None, "reason": "0 capped windows"})
+    with pytest.raises(MeasurementError, match="0 capped windows"):
+        Model(lawless).under_limit(WORK, 0.5, 300.0)
+    assert Model(lawless).predict(WORK, 1.0).energy_j > 0
+
+
+# Counters to counts
+
+
+COUNTERS = {
+    "instructions": 1e12, "sm_active_cycles": 132 * 1.9e9, "pipe_fma_instructions": 3e11, "pipe_alu_instructions": 2e11,
+    "pipe_xu_instructions": 1e10, "pipe_tensor_cycles": 1.1e11, "pipe_tensor_hmma_cycles": 1e11,
+    "pipe_tensor_imma_cycles": 0.0, "pipe_fp64_cycles": 0.0, "shared_wavefronts": 3e10, "l1_sectors": 9e10,
+    "l2_bytes": 4e12, "dram_read_bytes": 1e12, "dram_write_bytes": 5e11,
+}  # fmt: skip
+
+
+def test_counters_become_counts(calibration):
+    counts = counts_of(COUNTERS, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a")).values
+    assert counts["instruction"].value == 1e12
+    assert counts["memory_access"].value == pytest.approx(0.6 * (1e12 - 3e11 - 2e11 - 1e10))
+    assert counts["sm_active"].value == pytest.approx(132 * 1.9 / 1.98)
+    assert counts["fp32"].value == pytest.approx(0.8 * 3e11 * 32)
+    assert counts["logic"].value == 2e11 * 32
+    assert counts["wgmma_bf16"].value == pytest.approx(1e11 * 1024)
+    assert counts["mma_fp64"].value == pytest.approx(1e10 * 64)
+    assert counts["shared_read"].value + counts["shared_write"].value == pytest.approx(3e10 * 128)
+    assert counts["l1"].value == 9e10 * 32
+    assert counts["hbm_read"].value == 1e12
+    assert counts["l2_read"].value + counts["l2_write"].value == pytest.approx(4e12)
+    assert counts["l2_read"].value >= counts["hbm_read"].value
+
+
+@pytest.mark.parametrize(("heavy", "integer"), [(0.5, 0.0), (0.75, 0.5), (1.0, 1.0)])
+def test_integers_are_told_by_the_pipe_that_alone_multiplies_them(calibration, heavy, integer):
+    counters = COUNTERS | {"pipe_fmaheavy_instructions": heavy * 3e11}
+    counts = counts_of(counters, 1.0, None, calibration, Mix()).values
+    assert counts["fp32"].value == pytest.approx((1 - integer) * 3e11 * 32)
+    assert counts["integer"].value == pytest.approx(integer * 3e11 * 32)
+    given = Mix(fma={"fp16x2": Range.exact(1.0)}, source="disassembly")
+    found = counts_of(counters, 1.0, None, calibration, given)
+    assert "fp32" not in found.values
+    assert "shares of the FMA pipes are disassembly" in found.notes
+    factors = {"fp32": {"pipe_fma_instructions": 0.03125, "pipe_fmaheavy_instructions": 0.6 * 0.03125}}
+    measured = dataclasses.replace(calibration, factors=factors)
+    counters["pipe_fmaheavy_instructions"] = 0.6 * 3e11
+    assert counts_of(counters, 1.0, None, measured, Mix()).values["fp32"].value == pytest.approx(3e11 * 32)
+
+
+def test_an_l2_that_counts_hbm_traffic_more_than_once_is_corrected(calibration):
+    """As seen on an H200: 1.5 bytes of L2 traffic per byte from HBM, one per hit."""
+    factors = {"l2_read": {"l2_bytes": 1.0}, "hbm_read": {"l2_bytes": 1.5}, "hbm_write": {"l2_bytes": 2.0}}
+    measured = dataclasses.replace(calibration, factors=factors)
+    counts = counts_of(COUNTERS, 1.0, None, measured, Mix(l2_read=Range.exact(1.0))).values
+    hits = 4e12 - 1.5e12 - 1e12
+    assert counts["l2_read"].value == pytest.approx(1e12 + hits)
+    assert counts["l2_write"].value == pytest.approx(5e11)
+
+
+def test_measured_factors_replace_nominal_ones(calibration):
+    measured = dataclasses.replace(calibration, factors={"wgmma_bf16": {"pipe_tensor_hmma_cycles": 1 / 900}})
+    mix = Mix.for_dtype("bf16", "sm_90a")
+    found = counts_of(COUNTERS, 1.0, None, measured, mix)
+    assert found.values["wgmma_bf16"].value == pytest.approx(1e11 * 900)
+    assert not any("FLOP per cycle of wgmma_bf16" in note for note in found.notes)
+    nominal = counts_of(COUNTERS, 1.0, None, calibration, mix)
+    assert any("FLOP per cycle of wgmma_bf16 are nominal (1024)" in note for note in nominal.notes)
+
+
+def test_a_counter_that_is_missing_is_named_and_not_zero(calibration):
+    few = {"instructions": 1e12, "dram_read_bytes": 1e12}
+    found = counts_of(few, 1.0, None, calibration, Mix())
+    assert "shared_read" not in found.values
+    assert any(note.startswith("shared_wavefronts was not counted") for note in found.notes)
+    assert any("active SMs were not counted" in note for note in found.notes)
+
+
+def test_a_unit_without_an_energy_is_named(calibration):
+    found = counts_of(COUNTERS, 1.0, None, calibration, Mix(tensor={"mma_fp8": Range.exact(1.0)}))
+    assert any("no energy for mma_fp8" in note for note in found.notes)
+
+
+def test_mixes_are_read_and_wrong_ones_refused():
+    otherwise = Mix.for_dtype("fp16", "sm_80")
+    mix = Mix.from_json({"fma": {"fp32": [0.9, 0.8, 1.0]}, "l2_read": 0.5, "source": "disassembly"}, otherwise)
+    assert mix.fma == {"fp32": Range(0.9, 0.8, 1.0)}
+    assert mix.tensor == {"mma_fp16": Range.exact(1.0)}
+    assert (mix.l2_read, mix.source) == (Range.exact(0.5), "disassembly")
+    with pytest.raises(UnreadableInput, match="mix of a workload"):
+        Mix.from_json({"fma": {"fp32": "most"}}, otherwise)
+
+
+# Split
+
+
+def test_parts_and_residual_sum_to_the_measured_energy(calibration):
+    prediction = Model(calibration).predict(WORK, 1.0)
+    result = split(calibration, prediction, WORK, 600.0)
+    total = sum(energy for parts in result.parts.values() for energy in parts.values())
+    assert total + result.residual_j == pytest.approx(600)
+    assert result.residual_share == pytest.approx((600 - prediction.energy_j) / 600)
+    assert set(result.parts) >= {"static", "issue", "vector", "tensor", "shared", "l1", "l2", "hbm"}
+    assert set(result.parts["hbm"]) == {"control", "datapath"}
+
+
+def test_data_movement_by_both_definitions(calibration):
+    prediction = Model(calibration).predict(WORK, 1.0)
+    result = split(calibration, prediction, WORK, prediction.energy_j)
+    groups = ("shared", "l1", "l2", "hbm")
+    movement = sum(sum(result.parts[group].values()) for group in groups)
+    assert result.movement_share == pytest.approx(movement / prediction.dynamic_j)
+    energies = {
+        row["benchmark"]: row["measured_j"] for row in calibration.paths if row["operands"] == "normal"
+    }  # fmt: skip
+    by_hand = (
+        1.2e12 * energies["hbm_read"] + 5e11 * energies["hbm_write"] + 8e11 * energies["l2_read"]
+        + 3e11 * energies["l2_write"] + 2e11 * energies["l1_read"] + 4e12 * energies["shared_read"]
+    )  # fmt: skip
+    assert result.path_share == pytest.approx(by_hand / prediction.dynamic_j)
+    assert result.path_share > result.movement_share
+
+
+def test_energy_below_static_has_no_shares(calibration):
+    prediction = Model(calibration).predict(WORK, 1.0)
+    result = split(calibration, prediction, WORK, 50.0)
+    assert result.movement_share is None
+    assert result.path_share is None
+    assert "below static energy" in result.notes[-1]
+
+
+# Trends
+
+
+def test_published_energies_are_read_and_stand_beside_ours(calibration):
+    published = trends.read_published((ROOT / "results" / "published").glob("*.json"))
+    assert {one.gpu for one in published} == {"NVIDIA A100", "NVIDIA GH200", "AMD MI250X GCD", "AMD MI300A"}
+    a100 = {one.quantity: one for one in published if one.gpu == "NVIDIA A100"}
+    assert a100["hbm"].value_j == pytest.approx(13.11e-12)
+    assert a100["hbm"].control_j + a100["hbm"].datapath_j == pytest.approx(a100["hbm"].value_j)
+    assert a100["load_hbm"].value_j == pytest.approx(2090e-12 / 32)
+    rows = {row["quantity"]: row for row in trends.beside(calibration, published)}
+    assert len(rows["hbm"]["published"]) == 4
+    path = {row["benchmark"]: row["measured_j"] for row in calibration.paths if row["operands"] == "random"}
+    assert rows["hbm"]["this_random_j"] == pytest.approx(path["hbm_read"] / 8)
+    assert rows["vector_fp64"]["this_random_j"] == pytest.approx(path["fp64"] / 2)
+    assert rows["hbm"]["this_zero_j"] < rows["hbm"]["this_random_j"]
+
+
+def test_what_if_a_part_cost_less(calibration):
+    result = trends.scaled(calibration, WORK, 1.0, trends.scale_of(["hbm=0.5"]))
+    prediction = Model(calibration).predict(WORK, 1.0)
+    hbm = sum(energy for (unit, _), energy in prediction.parts.items() if UNITS[unit].group == "hbm")
+    assert result.energy_j - result.new_energy_j == pytest.approx(hbm / 2)
+    nothing = trends.scaled(calibration, WORK, 1.0, trends.scale_of([f"{result.largest}=0"]))
+    assert nothing.new_largest != result.largest
+
+
+def test_what_if_the_limit_were_lower(calibration):
+    work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=4e14)
+    result = trends.limited(Model(calibration), work, 1.0, 300.0)
+    assert result.new_time_s > result.time_s
+    assert result.new_energy_j / result.new_time_s == pytest.approx(300, rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["hbm", "hbm=", "hbm=-1", "hbm=nan", "memory=0.5", "=2", "hbm=inf"])
+def test_a_wrong_scale_is_refused_with_the_names(text):
+    with pytest.raises(ConfigurationError, match="give NAME=FACTOR"):
+        trends.scale_of([text])
+
+
+def test_scales_of_groups_and_units():
+    assert trends.scale_of(["hbm=0.5", "fp64=2"]) == {"hbm_read": 0.5, "hbm_write": 0.5, "fp64": 2.0}
+
+
+# Validation
+
+
+def measured_rows(gpu: SyntheticGpu, calibration: Calibration) -> list[dict]:
+    rows = []
+    for i, factor in enumerate((0.2, 0.5, 1.0)):
+        counters = {name: total * factor for name, total in COUNTERS.items()}
+        counters["pipe_tensor_cycles"] = counters["pipe_tensor_hmma_cycles"]
+        counts = counts_of(counters, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a"))
+        rows.append(
+            {
+                "workload": f"work{i}", "kind": "network" if i else "kernel", "dtype": "bf16", "window_s": 1.0,
+                "measured_j": true_energy(gpu, counts, 1.0, 0.8), "counters": counters, "sm_clock_hz": 1.98e9,
+                "max_sm_clock_hz": 1.98e9,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def test_a_validation_recomputes_itself(gpu, calibration, tmp_path):
+    source = {
+        "schema": "joulemark/energy-measurements/1", "gpu": "Synthetic GPU", "gpu_uuid": gpu.facts.uuid,
+        "rows": measured_rows(gpu, calibration),
+    }  # fmt: skip
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(source))
+    document, rows = validation.read_measurements(path)
+    outcomes = validation.evaluate(calibration, rows)
+    result = validation.document(calibration, document, outcomes, {})
+    assert result["summary"]["uncapped"]["n"] == 3
+    assert result["summary"]["uncapped"]["mean_absolute"] < 0.04
+    assert result["summary"]["networks"]["n"] == 2
+    assert all(row["interval"][0] <= row["measured_j"] <= row["interval"][1] for row in result["rows"])
+    assert set(result["summary"]["baselines"]) == {
+        "constant power", "a + b SM-active", "tensor + HBM", "instructions + HBM",
+    }  # fmt: skip
+    assert result["notes"] == []
+    path.write_text(json.dumps(result))
+    again, rows = validation.read_measurements(path)
+    assert validation.document(calibration, again, validation.evaluate(calibration, rows), {}) == result
+
+
+def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
+    work = exact(instruction=2e12, memory_access=0.25 * 2e12, sm_active=132.0, wgmma_bf16=7e14)
+    truth = Model(calibration, activity=1.0).under_limit(work, 1.0, 420.0)
+    row = validation.Measured(
+        "gemm", truth.time_s, truth.energy_j,
+        {"instructions": 2e12, "pipe_tensor_cycles": 7e14 / 1024, "sm_active_cycles": 132 * 1.98e9},
+        "bf16", sm_clock_hz=1.98e9 * truth.clock, max_sm_clock_hz=1.98e9, capped=True, power_limit_w=420.0,
+        activity=1.0,
+    )  # fmt: skip
+    (outcome,) = validation.evaluate(calibration, [row])
+    assert abs(outcome.error) < 0.03
+    assert outcome.dynamic_error is None
+    assert outcome.prediction.power_w == pytest.approx(420, rel=1e-3)
+    unknown = dataclasses.replace(row, power_limit_w=None)
+    (outcome,) = validation.evaluate(calibration, [unknown])
+    assert outcome.error is None
+    assert "power limit is not in the file" in outcome.reason
+    assert outcome.to_json()["predicted_j"] is None
+
+
+def test_simple_models_are_fitted_to_the_same_windows(calibration):
+    found = {one.name: one for one in baselines(calibration)}
+    used = [row for row in calibration.windows if row["left_out"] is None]
+    mean = np.mean([row["power_w"] for row in used])
+    assert found["constant power"].coefficients == pytest.approx((mean,))
+    assert all(len(one.coefficients) > 1 for name, one in found.items() if name != "constant power")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "other"},
+        {"rows": [{}]},
+        {"rows": None},
+        {"rows": [{"workload": "w", "window_s": 0, "measured_j": 1, "counters": {}}]},
+    ],
+)
+def test_what_holds_no_measured_workloads_is_refused(tmp_path, change):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({"schema": validation.MEASUREMENTS_SCHEMA, "rows": [], **change}))
+    with pytest.raises(UnreadableInput, match="no measured workloads"):
+        validation.read_measurements(path)

@@ -1,0 +1,105 @@
+"""Counts per launch by hand, and what the suite promises of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from joulemark.energy.microbench.operands import _FORMATS, BLOCK_BYTES
+from joulemark.energy.microbench.suite import SUITE, TILE_BYTES, benchmarks_for, tiles_for
+from joulemark.energy.units import UNITS, columns
+
+
+def test_counts_of_a_vector_launch():
+    counts = SUITE["fp32"].counts_per_launch("sm_90a", blocks=132, iterations=10, instructions=132)
+    threads = 132 * 1024
+    assert counts == {"instruction": 132 * 10 * threads / 32, "fp32": 128 * 10 * threads}
+
+
+def test_counts_of_a_tensor_launch_follow_the_shape_of_the_architecture():
+    new = SUITE["mma_fp16"].counts_per_launch("sm_80", 1, 1, 38)
+    old = SUITE["mma_fp16"].counts_per_launch("sm_75", 1, 1, 38)
+    warps = 512 / 32
+    assert new["mma_fp16"] == warps * 32 * 2 * 16 * 8 * 16
+    assert old["mma_fp16"] == warps * 32 * 2 * 16 * 8 * 8
+
+
+def test_a_warpgroup_product_is_counted_once():
+    counts = SUITE["wgmma_bf16"].counts_per_launch("sm_90a", blocks=1, iterations=1, instructions=45)
+    assert counts["wgmma_bf16"] == 2 * 8 * (2 * 64 * 256 * 16)  # two warpgroups, eight products each
+
+
+def test_levels_are_nested():
+    hbm = SUITE["hbm_read"].counts_per_launch("sm_90a", 1, 1, 34)
+    assert hbm["hbm_read"] == hbm["l2_read"] == hbm["l1"] == TILE_BYTES
+    write = SUITE["hbm_write"].counts_per_launch("sm_90a", 1, 1, 19)
+    assert write["hbm_write"] == write["l2_write"] == write["l1"] == TILE_BYTES
+    assert "l2_read" not in write
+    assert "l2_read" not in SUITE["l1_read"].counts_per_launch("sm_90a", 1, 1, 108)
+
+
+def test_strided_loads_move_a_sector_per_lane():
+    counts = SUITE["l2_read_strided"].counts_per_launch("sm_90a", 1, 1, 21)
+    assert counts["l2_read"] == 8 * 1024 * 32
+    assert counts["logic"] == 4 * 1024
+    assert counts["memory_access"] == 8 * 1024 / 32
+
+
+def test_narrow_accesses_move_a_quarter_of_the_bytes_per_instruction():
+    for name, unit in (("shared_read", "shared_read"), ("l1_read", "l1")):
+        one, other = (SUITE[wide].counts_per_launch("sm_90a", 1, 1, 1) for wide in (name, f"{name}_narrow"))
+        assert one["memory_access"] == other["memory_access"] == 32 * 1024 / 32
+        assert one[unit] == 4 * other[unit] == 32 * 1024 * 16
+
+
+@pytest.mark.parametrize("l2_mib", [4, 30, 50, 126])
+def test_footprints_are_pinned_to_their_level(l2_mib):
+    l2 = l2_mib << 20
+    for name in ("l2_read", "l2_read_strided", "l2_write", "l2_write_strided"):
+        tile = TILE_BYTES * (2 if name == "l2_read_strided" else 1)
+        tiles = tiles_for(SUITE[name], l2, 132)
+        assert tiles * tile <= l2 / 2
+        assert tiles == 132 or (tiles + 1) * tile > l2 / 2
+    for name in ("hbm_read", "hbm_write"):
+        assert tiles_for(SUITE[name], l2, 132) * TILE_BYTES >= 16 * l2
+    assert tiles_for(SUITE["l1_read"], l2, 132) == 256
+    assert tiles_for(SUITE["fp32"], l2, 132) == 1
+
+
+def test_every_count_is_of_a_unit_and_every_unit_has_a_benchmark_that_fits_it():
+    for benchmark in SUITE.values():
+        for variant in benchmark.variants:
+            assert set(variant.counts) <= set(UNITS)
+        assert benchmark.unit in UNITS
+        assert benchmark.format in _FORMATS
+        if benchmark.role == "fit" and UNITS[benchmark.unit].has_datapath:
+            assert {"zero", "random"} <= set(benchmark.operands)
+    fitted = {unit for one in SUITE.values() if one.role != "check" for unit in (one.unit, *one.variants[-1].counts)}
+    assert fitted == set(UNITS)
+
+
+def test_what_runs_where():
+    names = {
+        arch: {one.name for one in benchmarks_for(arch)} for arch in ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_100")
+    }
+    assert "mma_bf16" not in names["sm_75"]
+    assert {"mma_bf16", "mma_fp64"} <= names["sm_80"]
+    assert [arch for arch, found in names.items() if "mma_fp8" in found] == ["sm_89"]
+    assert [arch for arch, found in names.items() if "wgmma_fp8" in found] == ["sm_90a"]
+    with pytest.raises(KeyError, match="does not run"):
+        SUITE["wgmma_bf16"].work("sm_100")
+
+
+def test_columns_stand_in_the_units_order():
+    assert columns({"fp32": 1, "static": 1, "hbm_read": 1}) == [
+        ("static", "static"),
+        ("fp32", "control"),
+        ("fp32", "datapath"),
+        ("hbm_read", "control"),
+        ("hbm_read", "datapath"),
+    ]
+    with pytest.raises(KeyError):
+        columns({"fp31": 1})
+
+
+def test_a_block_of_operands_holds_what_the_kernels_read():
+    assert BLOCK_BYTES == (1 << 18) * 16

@@ -1,0 +1,117 @@
+"""A workload measured for the model: steps, energy and counters per window."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from joulemark.energy.workload_windows import Facts, Stepper, measure_workload
+from joulemark.errors import MeasurementError
+from joulemark.testing import FakeClock, FakeGpu, simulate_window
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "energy-measurements.schema.json"
+
+
+class Work:
+    """A step of 2 ms on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(0.0)
+        self.steps = 0
+        self._queued = 0
+
+    def step(self) -> None:
+        self._queued += 1
+
+    def synchronize(self) -> None:
+        self.steps += self._queued
+        self.clock.sleep(2e-3 * self._queued)
+        self._queued = 0
+
+
+class Recorder:
+    groups = ("a", "b")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.seen: list[tuple[str, int]] = []
+
+    def record(self, group, run, expected_s=None):
+        before, self._began = self._work.steps, self._work.clock.now
+        run()
+        steps = self._work.steps - before
+        assert expected_s == pytest.approx(self._work.clock.now - self._began)
+        self.seen.append((group, steps))
+
+        class Series:
+            def __init__(self) -> None:
+                self.units = {"instructions": "inst", "sm_active": "1", f"only_{group}": "B"}
+
+            def total(self, name):
+                return {"instructions": 10.0 * steps}.get(name, 7.0 * steps)
+
+        return Series()
+
+
+def meter_of(work: Work, gpu: FakeGpu):
+    def meter(run):
+        ran = run()
+        gpu.clock = FakeClock(ran.start - 0.05)
+        gpu.born = ran.start - 10.0
+        window = simulate_window(gpu, ran.end - ran.start, lead_s=0.05)
+        return ran, window
+
+    return meter
+
+
+@pytest.fixture
+def work():
+    return Work()
+
+
+def test_a_row_holds_energy_and_counters_of_one_window(work):
+    stepper = Stepper(work.step, work.synchronize, work.clock)
+    assert stepper.step_s == pytest.approx(2e-3)
+    recorder = Recorder(work)
+    row = measure_workload(
+        Facts("gemm", "gemm", "bf16", items_per_step=4.0), stepper, meter_of(work, FakeGpu(power_w=300.0)), recorder
+    )
+    assert row["measured_j"] == pytest.approx(300 * row["window_s"], rel=0.01)
+    assert row["steps"] == pytest.approx(row["window_s"] / 2e-3)
+    assert row["items"] == 4 * row["steps"]
+    assert row["counters"]["instructions"] == pytest.approx(10 * row["steps"])
+    assert set(row["counters"]) == {"instructions", "only_a", "only_b"}
+    assert {steps for _, steps in recorder.seen} == {150}
+    assert row["capped"] is False
+    document = {"schema": "joulemark/energy-measurements/1", "gpu_uuid": "GPU-1", "rows": [row]}
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+
+
+def test_a_capped_window_says_so(work):
+    gpu = FakeGpu(power_w=700.0, sm_clock_hz=1.5e9, reasons=frozenset({"power_cap"}))
+    stepper = Stepper(work.step, work.synchronize, work.clock)
+    row = measure_workload(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), None, 700.0)
+    assert row["capped"] is True
+    assert (row["power_limit_w"], row["counters"], row["items"]) == (700.0, {}, None)
+
+
+def test_without_energy_there_is_no_row(work):
+    gpu = FakeGpu(errors={"energy": 3, "power": 3, "power_instant": 3})
+    stepper = Stepper(work.step, work.synchronize, work.clock)
+    with pytest.raises(MeasurementError, match="gemm: no energy"):
+        measure_workload(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), None)
+
+
+def test_long_steps_are_run_one_by_one(work):
+    def slow():
+        work.clock.sleep(1.0)
+        work.step()
+
+    stepper = Stepper(slow, work.synchronize, work.clock)
+    assert stepper.steps_in(0.3) == 1
+    ran = stepper.steady(0.5, 2.3)
+    assert ran.launches == 3
+    assert ran.end - ran.start == pytest.approx(3.006)
