@@ -189,10 +189,60 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     assert document["spread"]["source"] == "assumed"
 
 
+def test_compare_in_markdown_is_for_a_jobs_page(capsys, stored):
+    code, out, err = run(capsys, "compare", stored, stored, "--format", "markdown")
+    assert (code, err) == (0, "")
+    assert out.startswith("### ")
+    assert "| :--- |" in out
+
+
 def test_compare_looks_at_the_metrics_that_are_named(capsys, stored):
     code, out, _ = run(capsys, "compare", stored, stored, "--json", "--metrics", "host_time_s, warmup_s")
     assert code == 0
     assert {row["metric"] for row in strict(out, "compare")["rows"]} == {"host_time_s"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), 1),
+        (("--threshold", "40%"), 0),  # 30 % slower, and only more than 40 % would have to be seen
+        (("--spread", "0.2"), 3),
+        (("--min-effect", "35%"), 3),
+    ],
+)
+def test_compare_takes_what_counts_as_options(capsys, options, expected):
+    args = ("compare", RUNS / "baseline.json", RUNS / "candidate.json", *options)
+    assert run(capsys, *args)[0] == expected
+
+
+@pytest.mark.parametrize(("form", "part"), [("markdown", "| REGRESSED |"), ("csv", ",regressed,True,assumed,1..1,")])
+def test_compare_has_formats(capsys, form, part):
+    code, out, _ = run(capsys, "compare", RUNS / "baseline.json", RUNS / "candidate.json", "--format", form)
+    assert code == 1
+    assert part in out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("aa",), "aa got no results"),
+        (("aa", "gone.jsonl"), "cannot read gone.jsonl"),
+        (("aa", RUNS / "baseline.json"), "nothing to judge the gate on"),
+        (("aa", "--processes", "0"), "'0' is not a positive number"),
+        (("aa", RUNS / "baseline.json", "--metric", "power_w"), "not judged on 'power_w'"),
+        (("ab", "--old", "nowhere"), "--new"),
+        (("ab", "--old", "nowhere", "--new", "nowhere"), "nowhere is neither a Python interpreter"),
+        (("ab", "--old", "x", "--new", "y", "--metrics", "nothing"), "'nothing' is unknown"),
+        (("ab", "--old", "x", "--new", "y", "--spread", "3"), "the spread 3.0"),
+        (("compare", RUNS / "baseline.json", RUNS / "candidate.json", "--min-effect", "2"), "the minimal effect 2.0"),
+    ],
+)
+def test_wrong_use_of_verdicts_is_one_line(capsys, args, says):
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
 
 
 def test_env_without_a_gpu_says_why_and_is_no_failure(capsys, fake_gpus):
@@ -231,6 +281,11 @@ def test_env_shows_a_gpu_and_its_state(capsys, fake_gpus):
     [
         ({"util": 50}, "busy: utilization 50%"),
         ({"throttle": 0x40}, "throttled: thermal"),
+        ({"util": 0, "processes": [4242]}, "shared: 1 other process(es) hold a context (pid 4242)"),
+        ({"util": 0, "mem_used": 20 * 2**30}, "shared: 20 GiB of its memory in use"),
+        ({"util": 0, "temp": 87}, "hot: 87 °C, 3 K before it slows down"),
+        ({"util": 0, "remap_pending": True}, "faulty memory: bad rows wait to be replaced"),
+        ({"util": 0, "uncorrected_errors": 2}, "faulty memory: 2 uncorrected errors"),
         ({"lost_after_calls": 60}, ""),
     ],
 )
@@ -247,6 +302,23 @@ def test_env_check_passes_an_idle_gpu(capsys, fake_gpus):
     code, out, _ = run(capsys, "env", "--check", "--json")
     assert code == 0
     assert strict(out, "env")["check"]["passed"] is True
+
+
+def test_env_check_notes_what_moves_figures(capsys, fake_gpus):
+    fake_gpus(gpus=[gpu(util=0, persistence=False)])
+    code, out, err = run(capsys, "env", "--check", "--json")
+    assert code == 0
+    (note,) = strict(out, "env")["check"]["notes"]
+    assert err == f"joulemark: note: {note}\n"
+    assert "persistence mode is off" in note
+
+
+def test_env_check_refuses_a_shared_board(capsys, fake_gpus):
+    mig = [{"name": "NVIDIA H200 MIG 1g", "uuid": f"MIG-{n}"} for n in (1, 2)]
+    fake_gpus(gpus=[gpu(util=0, mig=mig)])
+    code, _, err = run(capsys, "env", "--check", "--json")
+    assert code == 1
+    assert "2 MIG instances draw on one board's power and clocks" in err
 
 
 def test_env_hides_what_cuda_hides(capsys, fake_gpus, monkeypatch):

@@ -1,10 +1,11 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from joulemark.collect import rapl
 from joulemark.device.gpu import Gpu, GpuState, Inventory, VisibleGpu, probe_gpus
-from joulemark.device.nvml import Process
+from joulemark.device.nvml import MemoryFaults, Process
 from joulemark.environment import anonymous, gather, package_versions, preflight, tiers_of
 from joulemark.errors import GpuLost, NvmlUnavailable
 from joulemark.records import canonical_json
@@ -123,6 +124,11 @@ def state(**changes):
             "throttled: thermal (SM clock 345 MHz, 90 °C)",
         ),
         (GpuLost("GPU is lost", "reboot"), "GPU is lost: reboot"),
+        (state(memory_used_bytes=10**10), "shared: 9.31 GiB of its memory in use by processes that cannot be seen"),
+        (state(temperature_c=88.0, slowdown_margin_k=2.0), "hot: 88 °C, 2 K before it slows down"),
+        (state(faults=MemoryFaults(3, False, False)), "faulty memory: 3 uncorrected errors"),
+        (state(faults=MemoryFaults(0, True, False)), "faulty memory: bad rows wait to be replaced: reset the GPU"),
+        (state(faults=MemoryFaults(0, False, True)), "faulty memory: a bad row has no spare left"),
     ],
 )
 def test_a_gpu_that_is_not_fit_is_refused_with_its_reason(current, says):
@@ -130,6 +136,39 @@ def test_a_gpu_that_is_not_fit_is_refused_with_its_reason(current, says):
     assert len(found.refusals) == 1
     assert says in found.refusals[0]
     assert UUID in found.refusals[0]
+
+
+@pytest.mark.parametrize(
+    "current",
+    [
+        state(memory_used_bytes=10**9),
+        state(slowdown_margin_k=40.0),
+        state(faults=MemoryFaults(0, False, False)),
+        state(processes=(Process(1, 10**10),), memory_used_bytes=10**9),
+    ],
+)
+def test_a_driver_that_reserves_memory_and_a_cool_gpu_pass(current):
+    assert preflight(ONE, {UUID: current}, own_pid=1).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "current", "says"),
+    [
+        ({"persistence": False}, IDLE, "persistence mode is off"),
+        ({}, state(graphics_processes=(Process(7, None),)), "1 process(es) draw with it (pid 7)"),
+        ({}, state(reasons=frozenset({"application_clocks"})), "clocks are set by hand"),
+        ({"power_limit_w": 500.0, "default_power_limit_w": 700.0}, IDLE, "power limit is 500 W, as delivered 700 W"),
+    ],
+)
+def test_what_moves_figures_is_noted_and_no_refusal(gpu, current, says):
+    board = replace(H200, **gpu)
+    found = preflight(
+        replace(ONE, visible=(VisibleGpu(board, 0, True, "the only GPU here"),)), {UUID: current}, own_pid=1
+    )
+    assert (found.refusals, found.doubts) == ((), ())
+    (note,) = found.notes
+    assert says in note
+    assert UUID in note
 
 
 def test_what_cannot_be_read_is_a_doubt_and_no_refusal():

@@ -13,9 +13,8 @@ from joulemark.tandem import tandem_document
 from joulemark.utilization.summary import document_of
 
 ROOT = Path(__file__).parents[1]
-RUNS = sorted((ROOT / "results").glob("nvidia-*/sweep-*.jsonl"))
-
-
+RUNS = sorted((ROOT / "results").glob("nvidia-*/*-*Z-*.jsonl"))
+TRIALS = sorted((ROOT / "results").glob("nvidia-*/aa.json"))
 UTILIZATIONS = sorted((ROOT / "results").glob("nvidia-*/utilization.json"))
 TANDEMS = sorted((ROOT / "results").glob("nvidia-*/tandem.json"))
 
@@ -105,3 +104,12 @@ def test_a_committed_utilization_is_valid_and_made_of_committed_runs(path):
     assert waterfalls
     for one in waterfalls:
         assert sum(bar["time_s"] for bar in one["bars"]) == pytest.approx(one["step_s"])
+
+
+def test_committed_trials_of_the_gate_are_valid_and_their_sources_are_there():
+    schema = json.loads((ROOT / "docs" / "schema" / "aa.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for path in TRIALS:
+        trials = json.loads(path.read_text(encoding="utf-8"))
+        jsonschema.Draft202012Validator(schema).validate(trials)
+        assert all((ROOT / source).exists() for source in trials["sources"])

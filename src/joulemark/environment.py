@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -41,6 +42,10 @@ PACKAGES = (
 
 _NO_COUNTERS = "counters were not asked for (--bench-collect counters)"
 BUSY_UTILIZATION = 0.05
+HIDDEN_USE = 0.05
+"""Share of a GPU's memory that is in use although nobody is seen to use it: more than a driver reserves."""
+HEADROOM_K = 5.0
+"""A GPU nearer than this to its slowdown temperature will slow down under load."""
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]{7,}")
 _PATH = re.compile(r"(?<![^\s=:,'\"])(?:~|\.{1,2})?/[^\s,:=]*")
@@ -276,14 +281,16 @@ class Preflight:
     Args:
         refusals: why not, one line each.
         doubts: what could not be found out.
+        notes: what does not stand in the way, and yet moves figures.
     """
 
     refusals: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def preflight(inventory: Inventory, states: Mapping[str, GpuState | DeviceError], own_pid: int) -> Preflight:
-    """Refuse GPUs that are missing, busy, throttled or shared.
+    """Refuse GPUs that are missing, busy, throttled, hot, shared, or whose memory is faulty.
 
     Args:
         inventory: of :func:`joulemark.device.gpu.probe_gpus`.
@@ -296,6 +303,7 @@ def preflight(inventory: Inventory, states: Mapping[str, GpuState | DeviceError]
         return Preflight((f"{missing}{remedy}",))
     refusals: list[str] = []
     doubts: list[str] = []
+    notes: list[str] = []
     for one in inventory.visible:
         name = f"{one.gpu.name} ({one.gpu.uuid})"
         if not one.verified:
@@ -304,28 +312,59 @@ def preflight(inventory: Inventory, states: Mapping[str, GpuState | DeviceError]
         if isinstance(state, DeviceError):
             refusals.append(f"{name}: {state}")
             continue
-        refusals += [f"{name}: {why}" for why in _unfit(state, own_pid)]
+        refusals += [f"{name}: {why}" for why in (*_taken(one.gpu, state, own_pid), *_unfit(state))]
+        notes += [f"{name}: {what}" for what in _worth_knowing(one.gpu, state)]
         doubts += [f"{name}: {what} cannot be read here" for what in _unread(state)]
         siblings = [
             gpu for gpu in inventory.gpus if gpu.parent_uuid is not None and gpu.parent_uuid == one.gpu.parent_uuid
         ]
         if len(siblings) > 1:
             refusals.append(f"{name}: shared: {len(siblings)} MIG instances draw on one board's power and clocks")
-    return Preflight(tuple(refusals), tuple(doubts))
+    return Preflight(tuple(refusals), tuple(doubts), tuple(notes))
 
 
-def _unfit(state: GpuState, own_pid: int) -> Iterable[str]:
+def _taken(gpu: Gpu, state: GpuState, own_pid: int) -> Iterable[str]:
     others = [process.pid for process in state.processes or () if process.pid != own_pid]
     if others:
         pids = ", ".join(str(pid) for pid in others)
         yield f"shared: {len(others)} other process(es) hold a context (pid {pids}): end them, or choose another GPU"
+    elif state.memory_used_bytes is not None and state.memory_used_bytes > HIDDEN_USE * (gpu.memory_bytes or math.inf):
+        used = format_value(state.memory_used_bytes, "B")
+        yield f"shared: {used} of its memory in use by processes that cannot be seen from here: ask who uses it"
     if state.utilization is not None and state.utilization > BUSY_UTILIZATION:
         yield f"busy: utilization {state.utilization:.0%}: wait until it is idle"
+
+
+def _unfit(state: GpuState) -> Iterable[str]:
+    heat = format_value(state.temperature_c, "degC")
     hindered = sorted(HINDERING & (state.reasons or frozenset()))
     if hindered:
         clock = format_value(state.sm_clock_hz, "Hz")
-        heat = format_value(state.temperature_c, "degC")
         yield f"throttled: {', '.join(hindered)} (SM clock {clock}, {heat}): let it cool down, check power and cooling"
+
+    margin = state.slowdown_margin_k
+    if margin is not None and margin < HEADROOM_K:
+        yield f"hot: {heat}, {margin:.0f} K before it slows down: let it cool down, check its cooling"
+    faults = state.faults
+    if faults.remap_failed:
+        yield "faulty memory: a bad row has no spare left: replace the board"
+    if faults.remap_pending:
+        yield "faulty memory: bad rows wait to be replaced: reset the GPU (nvidia-smi --gpu-reset) or reboot"
+    if faults.uncorrected:
+        yield f"faulty memory: {faults.uncorrected} uncorrected errors since the driver was loaded: reset the GPU"
+
+
+def _worth_knowing(gpu: Gpu, state: GpuState) -> Iterable[str]:
+    if gpu.persistence is False:
+        yield "persistence mode is off: the driver may unload between runs, start them slowly and drop its settings"
+    if state.graphics_processes:
+        pids = ", ".join(str(process.pid) for process in state.graphics_processes)
+        yield f"{len(state.graphics_processes)} process(es) draw with it (pid {pids}): a display moves figures"
+    if "application_clocks" in (state.reasons or ()):
+        yield "its clocks are set by hand: figures compare with runs at the same clocks only"
+    limit, delivered = gpu.power_limit_w, gpu.default_power_limit_w
+    if limit is not None and delivered is not None and limit < delivered:
+        yield f"its power limit is {format_value(limit, 'W')}, as delivered {format_value(delivered, 'W')}"
 
 
 def _unread(state: GpuState) -> Iterable[str]:

@@ -11,7 +11,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any, Literal, Self
 
 SCHEMA = "joulemark/sweep/1"
@@ -40,13 +41,19 @@ def digest(value: Json) -> str:
 
 def _known(cls: type, data: Mapping[str, Json]) -> dict[str, Json]:
     """The entries of ``data`` that ``cls`` has a field for: newer files may hold more."""
-    names = {f.name for f in fields(cls)}
+    names = _field_names(cls)
     return {key: value for key, value in data.items() if key in names}
 
 
-def _fields_of(one: Any) -> dict[str, Json]:
+@cache
+def _field_names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
+
+
+def _fields_of(one: object) -> dict[str, Json]:
     """The fields of a flat dataclass in their order; ``asdict`` copies each value deeply, at six times the cost."""
-    return {f.name: getattr(one, f.name) for f in fields(one)}
+    cls: type = type(one)
+    return {name: getattr(one, name) for name in _field_names(cls)}
 
 
 @dataclass(frozen=True)
@@ -263,6 +270,8 @@ class Record:
         measured_windows_utc: the windows whose samples are stored.
         processes: per measuring process its own medians, by metric name.
         tables: rows by the table's name, in base units (see ``docs/metrics.md``).
+        sample_counts: how many samples each of ``processes`` has in ``samples``, by name; empty in files that older
+            versions wrote.
         rank_gpu_uuids: GPUs of a case with several ranks, in order of rank; empty for one, and on the CPU.
     """
 
@@ -282,6 +291,7 @@ class Record:
     measured_windows_utc: tuple[tuple[float, float], ...] = ()
     processes: tuple[Mapping[str, float], ...] = ()
     tables: Mapping[str, list[Row]] = field(default_factory=dict)
+    sample_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rank_gpu_uuids: tuple[str, ...] = ()
 
     @property
@@ -292,6 +302,16 @@ class Record:
         """The figure of a metric, None when it was not measured."""
         found = self.metrics.get(metric)
         return None if found is None else found.value
+
+    def samples_by_process(self, name: str) -> list[list[float]] | None:
+        """Raw samples of one name, a list per measuring process; None where the record does not tell them apart."""
+        samples, counts = self.samples.get(name, []), self.sample_counts.get(name)
+        if counts is None and len(self.processes) < 2:
+            counts = (len(samples),)
+        if counts is None or sum(counts) != len(samples):
+            return None
+        ends = list(accumulate(counts))
+        return [samples[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -313,6 +333,7 @@ class Record:
             "measured_windows_utc": [list(window) for window in self.measured_windows_utc],
             "processes": [dict(process) for process in self.processes],
             "tables": _tables_to_json(self.tables),
+            "sample_counts": {name: list(counts) for name, counts in self.sample_counts.items()},
             "environment_id": self.environment_id,
             **({"rank_gpu_uuids": list(self.rank_gpu_uuids)} if self.rank_gpu_uuids else {}),
         }
@@ -325,6 +346,7 @@ class Record:
         known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
         known["measured_windows_utc"] = tuple((lo, hi) for lo, hi in data.get("measured_windows_utc", ()))
         known["processes"] = tuple(data.get("processes", ()))
+        known["sample_counts"] = {name: tuple(counts) for name, counts in data.get("sample_counts", {}).items()}
         known["rank_gpu_uuids"] = tuple(data.get("rank_gpu_uuids", ()))
         if data.get("window_utc") is not None:
             known["window_utc"] = tuple(data["window_utc"])

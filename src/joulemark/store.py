@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from joulemark.errors import ConfigurationError, JoulemarkError, UnreadableInput
 from joulemark.records import OUTCOMES, SCHEMA, Case, Environment, Json, Outcome, Record, Run
@@ -334,8 +334,9 @@ class _Reading:
         elif kind == "record":
             record = Record.from_json(data)
             check_record(record)
-            self.records.pop(record.case_id, None)  # the place of its last line
-            self.records[record.case_id] = record
+            case_id = record.case_id
+            self.records.pop(case_id, None)  # the place of its last line
+            self.records[case_id] = record
         elif kind == "end":
             self.ends.append({**data, "wall_s": _number(data["wall_s"]), "measured_s": _number(data["measured_s"])})
         else:
@@ -376,6 +377,13 @@ def check_record(record: Record) -> None:
     for series in record.samples.values():
         for sample in series:
             _number(sample)
+    for process in record.processes:
+        for figure in process.values():
+            _number(figure)
+    for counts in record.sample_counts.values():
+        for count in counts:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"{count!r} is no number of samples")
 
 
 def _check_case(case: Case) -> None:
@@ -475,11 +483,9 @@ def find_runs(
     Raises:
         ConfigurationError: there is no such folder.
     """
-    if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
     runs: list[Run] = []
     unusable: list[str] = []
-    for path in _files(folder, suffixes):
+    for path in result_files(folder, suffixes):
         try:
             run = read(path)
         except UnreadableInput as error:
@@ -493,6 +499,12 @@ def find_runs(
     return Listing(tuple(runs), tuple(unusable))
 
 
-def _files(folder: Path, suffixes: Sequence[str]) -> Iterable[Path]:
-    found: list[Any] = [path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file()]
-    return sorted(found)
+def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Files under a folder that may hold runs, by their names.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())

@@ -9,7 +9,9 @@
 holds ``driver`` (text), ``cuda_driver`` (number), ``init_error`` (NVML error number) and ``gpus``, a list of objects
 with ``name``, ``uuid``, ``pci``, ``mig`` (list of ``{name, uuid}``), ``lost_after_calls`` and the sensors
 ``power_mw``, ``power_instant_mw``, ``energy``, ``sm_clock``, ``mem_clock``, ``max_sm_clock`` (MHz), ``temp``,
-``throttle`` (bit mask), ``limit_mw``, ``mem_total``, ``mem_used``, ``util`` (per cent). A sensor is a number,
+``throttle`` (bit mask), ``limit_mw``, ``mem_total``, ``mem_used``, ``util`` (per cent), and ``processes``,
+``graphics_processes`` (pids), ``persistence``, ``slowdown_temp``, ``uncorrected_errors``, ``remap_pending``,
+``remap_failed``. A sensor is a number,
 ``{"error": NVML error number}`` or ``{"series": [[seconds, number], …]}``, a step function of time; ``energy`` is
 ``{"counter_from_power": true, "period_s": …, "start_mj": …}`` or an error. ``counters`` of a GPU holds per tier, best
 first (``pm_sampling``, ``gpm``), the name of a refusal (``permission``, ``unsupported``, ``library``, ``busy``,
@@ -100,13 +102,16 @@ class FakeGpu:
         sm_clock_hz, memory_clock_hz, max_sm_clock_hz, temperature_c, utilization: its other sensors.
         reasons: active clock-event reasons, by joulemark's names.
         errors: sensor → NVML error number; sensors are called ``energy``, ``power``, ``power_instant``,
-            ``sm_clock``, ``memory_clock``, ``temperature``, ``reasons``, ``utilization``, ``power_limit``.
+            ``sm_clock``, ``memory_clock``, ``temperature``, ``reasons``, ``utilization``, ``power_limit``,
+            ``slowdown_margin``, ``slowdown_temperature``, ``memory_faults``, ``processes``.
         gpm: GPM metric id → level in NVML's unit (per cent, MiB/s), or ``{"error": NVML error number}``; None for a
             GPU without GPM.
         gpm_lag_s: how far behind the present GPM's levels are.
         gpm_blind_s: two GPM samples less than this apart read 0, without an error.
-        processes: pids with a compute context.
+        processes, graphics_processes: pids with a compute context, and of those that draw.
         mig: UUIDs of MIG instances.
+        slowdown_temperature_c, persistence: what the driver tells of them.
+        uncorrected_errors, remap_pending, remap_failed: faults of its memory.
         lost_after_s: time after which the GPU is lost, in s since ``born``.
         lost_after_calls: number of calls after which it is lost.
         read_s: time that one read of the energy counter takes on ``clock``, if that has a ``sleep``.
@@ -134,7 +139,13 @@ class FakeGpu:
     gpm_lag_s: float = 0.0
     gpm_blind_s: float = 0.04
     processes: tuple[int, ...] = ()
+    graphics_processes: tuple[int, ...] = ()
     mig: tuple[str, ...] = ()
+    slowdown_temperature_c: float = 90.0
+    persistence: bool = True
+    uncorrected_errors: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
     memory_bytes: int = 141 * 2**30
     memory_used_bytes: int = 2**30
     power_limit_w: float = 700.0
@@ -379,8 +390,25 @@ class FakeNvml:
         return [1, 1]
 
     def nvmlDeviceGetPersistenceMode(self, device: Any) -> int:
-        self._touch(device, "persistence")
-        return 1
+        return int(self._touch(device, "persistence").persistence)
+
+    def nvmlDeviceGetTotalEccErrors(self, device: Any, kind: int, counter: int) -> int:
+        gpu = self._touch(device, "memory_faults", "memory_faults")
+        return gpu.uncorrected_errors if (kind, counter) == (1, 0) else 0
+
+    def nvmlDeviceGetRemappedRows(self, device: Any) -> list[int]:
+        gpu = self._touch(device, "memory_faults", "memory_faults")
+        return [0, 0, int(gpu.remap_pending), int(gpu.remap_failed)]
+
+    def nvmlDeviceGetMarginTemperature(self, device: Any) -> int:
+        gpu = self._touch(device, "slowdown_margin", "slowdown_margin")
+        return round(gpu.slowdown_temperature_c - gpu.level(gpu.temperature_c))
+
+    def nvmlDeviceGetTemperatureThreshold(self, device: Any, threshold: int) -> int:
+        gpu = self._touch(device, "slowdown_temperature", "slowdown_temperature")
+        if threshold != 1:
+            raise FakeNvmlError(_NOT_SUPPORTED)
+        return round(gpu.slowdown_temperature_c)
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
         mode = int(bool(self._touch(device, "mig").mig))
@@ -443,6 +471,10 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, device: Any) -> list[SimpleNamespace]:
         gpu = self._touch(device, "processes", "processes")
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.processes]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, device: Any) -> list[SimpleNamespace]:
+        gpu = self._touch(device, "graphics_processes", "processes")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.graphics_processes]
 
 
 class ReplayCollector:
@@ -634,6 +666,13 @@ def _gpu_of(entry: Mapping[str, Any], clock: Callable[[], float], born: float) -
         memory_used_bytes=int(entry.get("mem_used", 2**30)),
         power_limit_w=float(_number(entry.get("limit_mw", 700000))) * _SI_PREFIX_STEP,
         lost_after_calls=entry.get("lost_after_calls"),
+        processes=tuple(entry.get("processes", ())),
+        graphics_processes=tuple(entry.get("graphics_processes", ())),
+        persistence=bool(entry.get("persistence", True)),
+        uncorrected_errors=int(entry.get("uncorrected_errors", 0)),
+        remap_pending=bool(entry.get("remap_pending", False)),
+        remap_failed=bool(entry.get("remap_failed", False)),
+        slowdown_temperature_c=float(entry.get("slowdown_temp", 90.0)),
         clock=clock,
         born=born,
     )

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from joulemark.device.nvml import FAKE_GPUS, Nvml, load_backend, read_or_none, translate
+from joulemark.device.nvml import FAKE_GPUS, MemoryFaults, Nvml, load_backend, read_or_none, translate
 from joulemark.errors import DeviceError, GpuLost, NotPermitted, NotSupported, NvmlUnavailable
 from joulemark.testing import FakeGpu, FakeNvml, FakeNvmlError
 
@@ -162,3 +162,24 @@ def test_the_installed_module_has_every_function_that_is_called() -> None:
     assert {name for name in wanted if not callable(getattr(pynvml, name, None))} == set()
     assert pynvml.NVML_FI_DEV_POWER_INSTANT == 186
     assert (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_TEMPERATURE_GPU) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("errors", "margin"),
+    [({}, 45.0), ({"slowdown_margin": 3}, 45.0), ({"slowdown_margin": 3, "slowdown_temperature": 3}, None)],
+)
+def test_the_thermal_margin_is_told_or_is_what_the_threshold_leaves(
+    errors: dict[str, int], margin: float | None
+) -> None:
+    gpu = FakeGpu(temperature_c=45.0, slowdown_temperature_c=90.0, errors=errors)
+    with Nvml(FakeNvml([gpu])) as nvml:
+        assert read_or_none(nvml.device(gpu.uuid).slowdown_margin_k) == margin
+
+
+def test_memory_faults_are_told_where_the_gpu_tells_them() -> None:
+    sound, faulty = FakeGpu(), FakeGpu(uuid="GPU-1", uncorrected_errors=2, remap_pending=True, remap_failed=True)
+    silent = FakeGpu(uuid="GPU-2", errors={"memory_faults": 3})
+    with Nvml(FakeNvml([sound, faulty, silent])) as nvml:
+        assert nvml.device(sound.uuid).memory_faults() == MemoryFaults(0, False, False)
+        assert nvml.device("GPU-1").memory_faults() == MemoryFaults(2, True, True)
+        assert nvml.device("GPU-2").memory_faults() == MemoryFaults(None, None, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from joulemark.measure.assemble import assemble
@@ -55,6 +57,33 @@ def test_several_processes_give_the_median_of_their_figures():
     assert value.confidence == pytest.approx(0.75)
     assert [one["host_time_s"] for one in made.processes] == [0.002, 0.009, 0.003]
     assert len(made.samples["host_time_s"]) == 24
+
+
+def test_the_process_of_each_sample_and_the_clock_of_each_process_are_kept():
+    def power(process, clock):
+        return Measurement("power", {"power_w": Value(1.0, "W")}, conditions=Conditions(clock), process=process)
+
+    made = record(
+        [
+            latency(0.001, 0, (0.001, 0.002)),
+            latency(0.004, 1, (0.004,) * 3),
+            power(0, 1.9e9),
+            power(1, 1.8e9),
+            Measurement("steady", samples={"device_time_s": [0.5]}, process=1),
+        ]
+    )
+    assert made.samples_by_process("host_time_s") == [[0.001, 0.002], [0.004] * 3]
+    assert made.samples_by_process("device_time_s") == [[], [0.5]]
+    assert [one["sm_clock_hz"] for one in made.processes] == [1.9e9, 1.8e9]
+    assert made.value("sm_clock_hz") == pytest.approx(1.85e9)
+    assert Record.from_json(made.to_json()) == made
+
+
+def test_samples_of_an_older_file_are_told_apart_where_one_process_took_them():
+    made = record([latency(), latency(process=1)])
+    older = replace(made, sample_counts={})
+    assert older.samples_by_process("host_time_s") is None
+    assert replace(older, processes=made.processes[:1]).samples_by_process("host_time_s") == [[0.002] * 16]
 
 
 def test_a_figure_that_no_process_has_stays_null():

@@ -13,9 +13,11 @@ import pytest
 # An inner session forgets the modules that it was the first to import, and numpy cannot be loaded twice.
 import joulemark.cli
 import joulemark.environment
+import joulemark.plugin.baseline
 import joulemark.plugin.child
 import joulemark.plugin.parent
 import joulemark.plugin.session
+import joulemark.report.comparison_table
 import joulemark.report.output
 import joulemark.workloads.loader
 import joulemark.workloads.zoo  # noqa: F401

@@ -458,3 +458,16 @@ def test_mig_instances_of_one_board_are_not_measured_side_by_side(machine):
     refused.stderr.fnmatch_lines(["*MIG instances of one board, which has one power sensor*--bench-collect timing*"])
     assert project.pytest(*TIMING, "-n", "2", "--bench-gpus=MIG-111,MIG-222").ret == 0
     assert len({one["gpu_uuid"] for one in measured(project)}) == 2
+
+
+def test_workers_hold_their_cases_against_the_baseline(machine):
+    project = machine(h200(0), h200(1))
+    project.write({"bench_a.py": FEW})
+    assert project.pytest(*TIMING, "-n", "2").ret == 0
+    project.write({"bench_a.py": FEW.replace("(0.01,)", "(0.01 if n else 0.05,)")})
+    result = project.pytest(*TIMING, "-n", "2", "--bench-baseline=latest")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["*joulemark: baseline: *", "*regressed against *", "*compared 6 cases*", "REGRESSED *bench_sleep*0*"]
+    )
+    assert result.parseoutcomes()["failed"] == 1

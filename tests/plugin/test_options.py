@@ -136,6 +136,12 @@ def test_a_slow_first_case_does_not_starve_the_next_ones():
     assert Sweep._overhead(seen) == 1.0
 
 
+def test_the_baseline_has_an_ini_twin(project):
+    project.pytester.makeini("[pytest]\nbench_baseline = latest\n")
+    assert options(project).baseline == "latest"
+    assert options(project, "--bench-baseline=old.jsonl").baseline == "old.jsonl"
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -11,6 +11,14 @@ def outcomes(project):
     return {name: one["outcome"].replace("flagged", "ok") for name, one in project.records.items()}
 
 
+def junit(project):
+    """Properties of the test cases of junit.xml, by the case's name."""
+    return {
+        case.get("name"): {one.get("name"): one.get("value") for one in case.iter("property")}
+        for case in ElementTree.parse(project.path / "junit.xml").iter("testcase")
+    }
+
+
 def test_a_batch_that_does_not_fit_ends_its_series_only(project):
     project.copy("oom_sweep")
     result = project.bench("--junitxml=junit.xml", "--bench-report=sweep.json")
@@ -32,11 +40,19 @@ def test_a_batch_that_does_not_fit_ends_its_series_only(project):
     assert project.end["completed"] is True
     result.stdout.fnmatch_lines(["*test_sweep*64*n/a*OOM*", "*not tried: batch 64*"])
     assert '"oom"' in (project.path / "sweep.json").read_text()
-    said = [
-        next(one.get("value") for one in case.iter("property") if one.get("name") == "outcome").replace("flagged", "ok")
-        for case in ElementTree.parse(project.path / "junit.xml").iter("testcase")
-    ]
-    assert said == ["ok", "ok", "oom", "oom", "ok", "ok"]
+    said = list(junit(project).values())
+    assert [one["outcome"].replace("flagged", "ok") for one in said] == ["ok", "ok", "oom", "oom", "ok", "ok"]
+    for one, record in zip(said, project.records.values(), strict=True):
+        figure = record["metrics"]["host_time_s"]
+        assert one["case_id"] == record["case_id"]
+        assert one["gpu_model"] == "cpu"
+        if record["outcome"] == "oom":
+            assert one["reason"] == record["reason"]
+            assert "host_time_s" not in one
+        else:
+            assert float(one["host_time_s"]) == figure["value"]
+            assert [float(one[f"host_time_s_{end}"]) for end in ("lo", "hi")] == figure["interval"]
+            assert "energy_per_item_j" not in one or record["metrics"]["energy_per_item_j"]["value"] is not None
 
 
 MIXED = """
@@ -230,6 +246,17 @@ def test_control_codes_of_a_failure_do_not_reach_the_terminal(project):
     assert result.ret == 1
     assert "\x1b[31mb" not in result.stdout.str()
     assert r"ValueError: a\x1b[31mb" in result.stdout.str()
+
+
+def test_junit_names_what_was_found(project):
+    project.write({"bench_one.py": "def bench_one(bench):\n    bench(sum, range(10))\n"})
+    assert project.bench("--junitxml=junit.xml").ret == 0
+    (said,) = junit(project).values()
+    (record,) = project.records.values()
+    assert record["findings"]
+    assert said["findings"].split() == list(dict.fromkeys(one["code"] for one in record["findings"]))
+    assert {name for name, one in record["metrics"].items() if one["value"] is not None} <= said.keys()
+    assert not {name for name, one in record["metrics"].items() if one["value"] is None} & said.keys()
 
 
 def test_a_failure_expected_in_the_body_is_no_failure(project):

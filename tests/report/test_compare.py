@@ -8,7 +8,9 @@ import pytest
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Case, Environment, Finding, Value
-from joulemark.report.compare import compare, exit_code, judge, ratio_of
+from joulemark.regression.verdicts import Rule
+from joulemark.report.compare import compare
+from joulemark.report.comparison import exit_code
 from joulemark.report.comparison_table import table_of
 from joulemark.report.foreign import read_result
 
@@ -91,37 +93,52 @@ def test_other_gpu_models_are_shown_and_not_gated(new, gated, environment):
     assert document(comparison)["summary"]["not_gated"] == (not gated)
 
 
-LIMIT = 1.05
+@pytest.mark.parametrize("driver", ["550.144.03", "575.57.08", "1000.10"])
+def test_another_driver_is_an_axis_and_no_warning(tmp_path, driver):
+    text = (RUNS / "gpu_h100.json").read_text().replace("550.90.07", driver)
+    (tmp_path / "new.json").write_text(text)
+    comparison = compare(read_result(RUNS / "gpu_h100.json"), read_result(tmp_path / "new.json"))
+    assert comparison.environment == {"driver": ("550.90.07", driver)}
+    assert comparison.messages == ()
+    assert f"driver: 550.90.07 -> {driver}" in table_of(comparison).notes
+    assert (comparison.rows[0].gated, exit_code(comparison)) == (True, 0)
+
+
+def test_the_interval_of_a_ratio_joins_both_sides_and_the_spread(make_record, make_run):
+    def interval(base, new, spread):
+        sides = [
+            make_run(replace(make_record(), metrics={"host_time_s": Value(value, "s", bounds)}))
+            for value, bounds in (base, new)
+        ]
+        (row,) = compare(*sides, rule=Rule(spread=spread)).rows
+        return row.ratio, row.interval
+
+    one = (1.0, (0.9, 1.2))
+    assert interval(one, (2.0, (2.0, 2.0)), 0.0) == (2.0, pytest.approx((2.0 / 1.2, 2.0 / 0.9)))
+    assert interval(one, one, 0.02)[1] == pytest.approx((0.8094, 1.2355), abs=1e-4)
+    assert interval((1.0, None), (1.0, None), 0.02)[1] == pytest.approx((1 / 1.02, 1.02))
+
+
+def test_an_interval_of_few_samples_counts_by_what_it_covers(make_record, make_run):
+    def width(confidence):
+        record = replace(
+            make_record(), metrics={"host_time_s": Value(1.0, "s", (0.99, 1.01), confidence=confidence, n=3)}
+        )
+        (row,) = compare(make_run(record), make_run(record)).rows
+        return row.interval[1]
+
+    assert width(0.75) > width(0.95)
 
 
 @pytest.mark.parametrize(
-    ("interval", "lower", "higher"),
-    [
-        ((1.06, 1.10), "regressed", "improved"),
-        ((1.04, 1.10), "inconclusive", "same"),
-        ((0.99, 1.04), "same", "same"),
-        ((0.90, 1.04), "same", "inconclusive"),
-        ((0.85, 0.94), "improved", "regressed"),
-        ((0.50, 2.00), "inconclusive", "inconclusive"),
-    ],
+    ("base", "new", "verdict"),
+    [(0.0, 1.0, "inconclusive"), (1.0, 0.0, "inconclusive"), (0.0, 0.0, "same"), (-1.0, 1.0, "inconclusive")],
 )
-def test_verdicts_by_direction(interval, lower, higher):
-    assert judge(interval, "lower", LIMIT - 1) == lower
-    assert judge(interval, "higher", LIMIT - 1) == higher
-
-
-def test_the_interval_of_a_ratio_joins_both_sides_and_the_spread():
-    one = Value(1.0, "s", (0.9, 1.2))
-    ratio, interval = ratio_of(one, Value(2.0, "s", (2.0, 2.0)), 0.0)
-    assert ratio == 2.0
-    assert interval == pytest.approx((2.0 / 1.2, 2.0 / 0.9))
-    assert ratio_of(one, one, 0.02)[1] == pytest.approx((0.8094, 1.2355), abs=1e-4)
-    assert ratio_of(Value(1.0, "s"), Value(1.0, "s"), 0.02)[1] == pytest.approx((1 / 1.02, 1.02))
-
-
-@pytest.mark.parametrize(("base", "new"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (-1.0, 1.0)])
-def test_no_ratio_without_two_positive_figures(base, new):
-    assert ratio_of(Value(base, "s"), Value(new, "s"), 0.02) == (None, None)
+def test_no_ratio_without_two_positive_figures(make_record, make_run, base, new, verdict):
+    sides = [make_run(make_record(figures={"host_time_s": value})) for value in (base, new)]
+    (row,) = compare(*sides).rows
+    assert (row.base, row.new, row.ratio, row.interval, row.verdict) == (base, new, None, None, verdict)
+    document(compare(*sides))
 
 
 def test_an_interval_that_reaches_zero_decides_nothing(make_record, make_run):
@@ -257,9 +274,10 @@ def test_versions_that_differ_are_shown_and_other_hosts_are_not(make_record, mak
     [
         ({"metrics": ("nothing",)}, "'nothing' is unknown"),
         ({"metrics": ("power_w",)}, "no better direction"),
-        ({"spread": -0.1}, "the spread -0.1"),
-        ({"threshold": 5.0}, "the threshold 5.0"),
-        ({"spread": float("nan")}, "the spread nan"),
+        ({"rule": Rule(spread=-0.1)}, "the spread -0.1"),
+        ({"rule": Rule(threshold=5.0)}, "the threshold 5.0"),
+        ({"rule": Rule(spread=float("nan"))}, "the spread nan"),
+        ({"rule": Rule(min_effect=1.0)}, "the minimal effect 1.0"),
     ],
 )
 def test_senseless_options_are_refused(make_record, make_run, options, says):

@@ -18,11 +18,14 @@ from collections.abc import Sequence
 
 from joulemark import __version__
 from joulemark.cli import (
+    aa,
+    ab,
     calibrate,
     compare,
     counters,
     energy,
     env,
+    history,
     report,
     tandem,
     trace,
@@ -35,6 +38,9 @@ COMMANDS = (
     env,
     report,
     compare,
+    ab,
+    aa,
+    history,
     trace,
     counters,
     tandem,
@@ -51,6 +57,8 @@ examples:
   joulemark env                                   what can be measured here, and what would be missing
   joulemark report results/nvidia-h200/           tables of stored runs
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
+  joulemark ab --old venv-a --new venv-b          the same, two environments in turns on one machine
+  joulemark history results/                      since which run, and which driver?
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
   joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?

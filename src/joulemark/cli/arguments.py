@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -48,3 +50,16 @@ def fraction(text: str) -> float:
         return float(number[:-1]) / 100 if number.endswith("%") else float(number)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%") from None
+
+
+def positive(text: str) -> int:
+    """A whole number above 0; for ``type=`` of an argument."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def new_folder(command: str) -> Path:
+    """Where pytest --bench would store: the project's results, or a folder that git ignores."""
+    parent = Path("results") if Path("results").is_dir() else Path(".joulemark")
+    return parent / command / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

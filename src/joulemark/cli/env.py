@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="exit 1 without a GPU, or when it is busy, throttled or shared, and say why",
+        help="exit 1 without a GPU, or when it is busy, throttled, hot, shared or faulty, and say why",
     )
 
 
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
             print(printable(line))
     if verdict is None:
         return 0
+    for note in verdict.notes:
+        say(f"note: {note}")
     for doubt in verdict.doubts:
         say(f"not checked: {doubt}")
     for refusal in verdict.refusals:

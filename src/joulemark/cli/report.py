@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from joulemark.cli.arguments import FORMATS, Commands, add_command
 from joulemark.cli.console import say
 from joulemark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from joulemark.records import Run
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,6 +27,14 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="a result file, or a folder of them")
     parser.add_argument("--format", choices=FORMATS, help="terminal unless --out's suffix says otherwise")
     parser.add_argument("--out", type=Path, metavar="F", help="write to F (.md, .csv or .json) instead of the terminal")
+    parser.add_argument(
+        "--plateaus",
+        nargs="?",
+        const="throughput_per_s",
+        metavar="METRIC",
+        help="from which batch on a bigger one stops helping, of every series, GPU, driver and run "
+        "(of throughput_per_s unless you say)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,9 +48,25 @@ def run(args: argparse.Namespace) -> int:
         say(f"left out: {line}")
     if not runs:
         raise ConfigurationError(f"no usable result in {', '.join(map(str, args.results))}", "run pytest --bench first")
-    if args.out is not None:
-        output.write_report(runs, args.out, args.format)
-        say(f"wrote {args.out}")
+    form = args.format or ("terminal" if args.out is None else output.format_of(args.out))
+    width = None if args.out is None else output.FILE_WIDTH
+    text = output.render(runs, form, width) if args.plateaus is None else _plateaus(runs, args.plateaus, form, width)
+    if args.out is None:
+        sys.stdout.write(text)
     else:
-        sys.stdout.write(output.render(runs, args.format or "terminal"))
+        output.write_checked(text, args.out)
+        say(f"wrote {args.out}")
     return 0
+
+
+def _plateaus(runs: list[Run], name: str, form: str, width: int | None) -> str:
+    from joulemark.report import jsonout, markdown, plateau_table, terminal
+
+    metric = plateau_table.check_metric(name)
+    if form == "csv":
+        raise ConfigurationError("plateaus have no csv form", "use --format json")
+    rows = plateau_table.plateaus_of(runs, metric)
+    if form == "json":
+        return jsonout.dumps(plateau_table.document(rows, metric))
+    tables = [plateau_table.table_of(rows, metric)]
+    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joulemark.device.nvml import Nvml, read_or_none
+from joulemark.device.nvml import MemoryFaults, Nvml, read_or_none
 from joulemark.errors import ConfigurationError, DeviceError
 
 if TYPE_CHECKING:
@@ -95,6 +95,9 @@ class GpuState:
     memory_clock_hz: float | None
     temperature_c: float | None
     reasons: frozenset[str] | None
+    slowdown_margin_k: float | None = None
+    graphics_processes: tuple[Process, ...] | None = None
+    faults: MemoryFaults = field(default_factory=MemoryFaults)
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ def gpu_state(nvml: Nvml, uuid: str) -> GpuState:
     """
     device = nvml.device(uuid)
     processes = read_or_none(device.processes)
+    drawing = read_or_none(device.graphics_processes)
     power = read_or_none(device.instant_power_w)
     return GpuState(
         processes=None if processes is None else tuple(processes),
@@ -194,6 +198,9 @@ def gpu_state(nvml: Nvml, uuid: str) -> GpuState:
         memory_clock_hz=read_or_none(device.memory_clock_hz),
         temperature_c=read_or_none(device.temperature_c),
         reasons=read_or_none(device.clock_reasons),
+        slowdown_margin_k=read_or_none(device.slowdown_margin_k),
+        graphics_processes=None if drawing is None else tuple(drawing),
+        faults=device.memory_faults(),
     )
 
 

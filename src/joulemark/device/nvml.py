@@ -35,6 +35,8 @@ _FI_POWER_INSTANT = 186
 _FIELD_TEXTS = {2: "Invalid Argument", 3: "Not Supported", 4: "Insufficient Permissions", 15: "GPU is lost"}
 _VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_UNCORRECTED, _SINCE_LOAD = 1, 0
+_SLOWDOWN = 1
 _GPM_VERSION = 1
 
 T = TypeVar("T")
@@ -51,6 +53,21 @@ class Process:
 
     pid: int
     memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MemoryFaults:
+    """What error correction found in a GPU's memory; None where the GPU does not tell.
+
+    Args:
+        uncorrected: errors that could not be corrected, since the driver was loaded.
+        remap_pending: rows wait for a reset of the GPU to be replaced by spare ones.
+        remap_failed: there was no spare row left.
+    """
+
+    uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
 
 
 def load_backend() -> Any:
@@ -272,6 +289,18 @@ class NvmlDevice:
         """Whether memory error correction is on."""
         return bool(self._get("nvmlDeviceGetEccMode", what="ECC mode")[0])
 
+    def memory_faults(self) -> MemoryFaults:
+        """Errors of the memory and rows that wait to be replaced (row remapping: Ampere and later)."""
+        errors = read_or_none(lambda: self._get(
+            "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_LOAD, what="uncorrected memory errors"))  # fmt: skip
+        rows = read_or_none(lambda: self._get("nvmlDeviceGetRemappedRows", what="remapped rows"))
+        _, _, pending, failed = (None,) * 4 if rows is None else rows
+        return MemoryFaults(
+            None if errors is None else int(errors),
+            None if pending is None else bool(pending),
+            None if failed is None else bool(failed),
+        )
+
     def persistence(self) -> bool:
         """Whether the driver stays loaded without clients."""
         return bool(self._get("nvmlDeviceGetPersistenceMode", what="persistence mode"))
@@ -333,6 +362,14 @@ class NvmlDevice:
         """Temperature of the die, in degrees Celsius."""
         return float(self._get("nvmlDeviceGetTemperature", 0, what="temperature"))
 
+    def slowdown_margin_k(self) -> float:
+        """How much hotter the GPU may get before the hardware slows its clocks down, in K."""
+        try:
+            return float(self._get("nvmlDeviceGetMarginTemperature", what="thermal margin"))
+        except NotSupported:  # before Ada: there the threshold itself is told
+            limit = float(self._get("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN, what="slowdown temperature"))
+            return limit - self.temperature_c()
+
     def clock_reasons(self) -> frozenset[str]:
         """Names of the active clock-event reasons (see :mod:`joulemark.device.clocks`)."""
         what = "clock-event reasons"
@@ -381,8 +418,14 @@ class NvmlDevice:
 
     def processes(self) -> list[Process]:
         """Processes with a compute context on the GPU."""
-        found = self._get("nvmlDeviceGetComputeRunningProcesses", what="compute processes")
-        return [Process(int(one.pid), getattr(one, "usedGpuMemory", None)) for one in found]
+        return self._processes("nvmlDeviceGetComputeRunningProcesses", "compute processes")
+
+    def graphics_processes(self) -> list[Process]:
+        """Processes that draw with the GPU."""
+        return self._processes("nvmlDeviceGetGraphicsRunningProcesses", "graphics processes")
+
+    def _processes(self, function: str, what: str) -> list[Process]:
+        return [Process(int(one.pid), getattr(one, "usedGpuMemory", None)) for one in self._get(function, what=what)]
 
 
 class GpmSample:

@@ -34,10 +34,10 @@ def assemble(
     groups: dict[int, list[Measurement]] = defaultdict(list)
     for one in measurements:
         groups[one.process].append(one)
-    per_process = [_figures(group) for _, group in sorted(groups.items())]
+    in_order = [group for _, group in sorted(groups.items())]
+    per_process = [_figures(group) for group in in_order]
     metrics = _pool(per_process)
     conditions = next((one.conditions for one in measurements if one.conditions is not None), None)
-    _add_conditions(metrics, conditions)
     _add_dynamic_energy(metrics, static_power_w)
     _add_unprofiled_exposure(metrics)
     notes = _notes(measurements, metrics, outcome, reason)
@@ -52,7 +52,7 @@ def assemble(
         gpu_uuid,
         nodeid,
         metrics,
-        _samples(measurements),
+        _samples(one for group in in_order for one in group),
         notes,
         _unique([*findings, *(finding for one in measurements for finding in one.findings)]),
         conditions,
@@ -60,6 +60,7 @@ def assemble(
         tuple(window for one in measurements for window in one.windows_utc),
         tuple(_numbers(figures) for figures in per_process),
         _tables(measurements),
+        _sample_counts(in_order),
     )
     return _judged(record) if outcome == "ok" else record
 
@@ -68,6 +69,35 @@ def _judged(record: Record) -> Record:
     """With what the rules say of it; flagged where one of them does."""
     found = _unique([*record.findings, *findings_of(record)])
     return replace(record, findings=found, outcome="flagged" if any(one.flags for one in found) else "ok")
+
+
+def join(records: Sequence[Record]) -> Record:
+    """One record of the same case measured in several runs: their processes, in the order of the runs.
+
+    Args:
+        records: at least one; the first whose outcome leaves no figures stands for all.
+    """
+    unmeasured = next((one for one in records if one.outcome not in ("ok", "flagged")), None)
+    if unmeasured is not None or len(records) == 1:
+        return unmeasured or records[0]
+    first = records[0]
+    names = dict.fromkeys(name for one in records for name in one.samples)
+    windows = [one.window_utc for one in records if one.window_utc is not None]
+    return replace(
+        first,
+        outcome="flagged" if any(one.outcome == "flagged" for one in records) else "ok",
+        metrics=_pool([dict(one.metrics) for one in records]),
+        samples={name: [x for one in records for x in one.samples.get(name, ())] for name in names},
+        sample_counts={name: tuple(n for one in records for n in _counts(one, name)) for name in names},
+        findings=_unique(finding for one in records for finding in one.findings),
+        window_utc=(min(lo for lo, _ in windows), max(hi for _, hi in windows)) if windows else None,
+        measured_windows_utc=tuple(window for one in records for window in one.measured_windows_utc),
+        processes=tuple(process for one in records for process in one.processes),
+    )
+
+
+def _counts(record: Record, name: str) -> tuple[int, ...]:
+    return tuple(len(one) for one in record.samples_by_process(name) or [record.samples.get(name, [])])
 
 
 def _numbers(figures: Mapping[str, Value]) -> dict[str, float]:
@@ -79,7 +109,10 @@ def _unit(name: str) -> str:
 
 
 def _figures(group: list[Measurement]) -> dict[str, Value]:
-    return {name: value for one in group for name, value in one.values.items()}
+    """Figures of one process, with the clock and the temperature at which it saw them."""
+    figures = {name: value for one in group for name, value in one.values.items()}
+    _add_conditions(figures, next((one.conditions for one in group if one.conditions is not None), None))
+    return figures
 
 
 def _pool(per_process: list[dict[str, Value]]) -> dict[str, Value]:
@@ -100,7 +133,7 @@ def _pool(per_process: list[dict[str, Value]]) -> dict[str, Value]:
     return out
 
 
-def _samples(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
+def _samples(measurements: Iterable[Measurement]) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for one in measurements:
         for name, values in one.samples.items():
@@ -114,6 +147,13 @@ def _tables(measurements: Sequence[Measurement]) -> dict[str, list[Row]]:
         for name, rows in one.tables.items():
             out.setdefault(name, []).extend(rows)
     return out
+
+
+def _sample_counts(groups: Sequence[list[Measurement]]) -> dict[str, tuple[int, ...]]:
+    """How many samples of each name each process has: from these the pooled ones are told apart again."""
+    per_process = [_samples(group) for group in groups]
+    names = dict.fromkeys(name for samples in per_process for name in samples)
+    return {name: tuple(len(samples.get(name, ())) for samples in per_process) for name in names}
 
 
 def _add_conditions(metrics: dict[str, Value], conditions: Conditions | None) -> None:

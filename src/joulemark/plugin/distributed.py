@@ -335,6 +335,7 @@ class Controller:
             if self.session.resumed is not None:
                 planned = frozenset(one.case.case_id for one in self._plan if one.case is not None)
                 self.session.refuse_another_sweep(self.session.resumed, planned)
+            self.session.open_baseline(self._plan, self._journal.path)
         return self._plan
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

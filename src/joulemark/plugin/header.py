@@ -131,7 +131,7 @@ def _version(package: str) -> str | None:
 
 def write_summary(session: BenchSession, reporter: Any) -> None:
     """The tables, what was collected nowhere, the reports and the file."""
-    from joulemark.report.output import render, write_report
+    from joulemark.report.output import render, render_comparison, write_report
 
     journal = session.journal
     assert journal is not None
@@ -139,13 +139,16 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         reporter.write_line(
             f"joulemark: {name} takes bench but its name is not collected; call it bench_…", yellow=True
         )
-    run = _whole_run(session)
+    run = whole_run(session)
     if not journal.records:
         reporter.write_line(f"joulemark: nothing was measured{_why_nothing(session)}")
     if not run.records:
         return
     reporter.section("joulemark")
     reporter.write_line(render([run], "terminal"))
+    comparison = session.comparison()
+    if comparison is not None:
+        reporter.write_line(render_comparison(comparison, "terminal"))
     for path in session.options.reports:
         write_report([run], path)
         reporter.write_line(f"report: {path}")
@@ -154,7 +157,7 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
 
 
-def _whole_run(session: BenchSession) -> Run:
+def whole_run(session: BenchSession) -> Run:
     """What this session measured; of a resumed sweep, all that its file holds."""
     from joulemark.store import read_run
 

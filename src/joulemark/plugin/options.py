@@ -51,6 +51,7 @@ class BenchOptions:
     processes: int = 1
     results: Path = Path("results")
     resume: Path | None = None
+    baseline: str | None = None
     reports: tuple[Path, ...] = ()
     strict: bool = False
     anonymize: bool = False
@@ -96,6 +97,7 @@ class BenchOptions:
             processes=int(_number(config, "processes") or 1),
             results=base / (_text(config, "results") or _default_results(config.rootpath)),
             resume=None if resume is None else base / resume,
+            baseline=_text(config, "baseline"),
             reports=tuple(base / one for one in _names(config, "report") or ()),
             strict=_flag(config, "strict"),
             anonymize=_flag(config, "anonymize"),
@@ -156,6 +158,10 @@ _HELP: dict[str, tuple[str, str]] = {
     "cupti": (
         "PATH",
         "read hardware counters with this libcupti, or the one in this folder, instead of torch's own",
+    ),
+    "baseline": (
+        "FILE|latest",
+        "fail each case that got worse than in this stored result, or than in the newest one of the results folder",
     ),
     "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }

@@ -27,6 +27,7 @@ from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
 from joulemark.metrics import COUNTERS
 from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.journal import Seen
+from joulemark.plugin.junit import properties_of
 from joulemark.plugin.own_process import OwnProcess
 from joulemark.plugin.profiling import PASS as PROFILING
 from joulemark.plugin.profiling import ProfilingProcess
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from joulemark.device.lease import Leases
+    from joulemark.plugin.baseline import Baseline
     from joulemark.plugin.options import BenchOptions
 
 CASE = pytest.StashKey[tuple[Case, Target]]()
@@ -99,6 +101,7 @@ class Sweep:
         pool: UUIDs of the GPUs that may work together, by model.
 
     Attributes:
+        baseline: what each case is held against; None without ``--bench-baseline``.
         answers: of items that a cluster has measured, until they are stored.
         earlier: records of the file that is resumed.
         leases: of the GPUs, shared with the measuring processes; None where leases are off.
@@ -125,6 +128,7 @@ class Sweep:
         self.earlier: tuple[Record, ...] = ()
         self.skipped_for_budget = 0
         self.unrecorded = 0
+        self.baseline: Baseline | None = None
         self.leases: Leases | None = None
         self.turn: Callable[[Case], AbstractContextManager[None]] = lambda case: nullcontext()
         self._idle: dict[str, dict[str, Any]] = {}
@@ -175,12 +179,12 @@ class Sweep:
                 reply = self._measure(item, case, target)
         record = self._keep(self._record(item, case, target, reply), target, reply)
         self.unrecorded -= 1
-        item.user_properties.append(("outcome", record.outcome))
-        item.user_properties.append(("case_id", record.case_id))
+        item.user_properties.extend(properties_of(record))
         replay(item, benchmark, record)
         if reply.get("expected"):
             pytest.xfail(record.reason or "")
         self.conclude(record, reply.get("longrepr"), reply.get("output", ""))
+        self._hold_against_baseline(item, record)
 
     def case_of(self, item: pytest.Function) -> tuple[Case, Target]:
         """The case that an item is, and what it runs on.
@@ -416,14 +420,24 @@ class Sweep:
         if record.outcome == "unsupported":
             pytest.skip(record.reason or "unsupported")
         if record.outcome == "failed":
-            from joulemark.report.escape import printable
-
             text = "\n".join(part for part in (record.reason, longrepr, output) if part)
             # The child's words may hold anything: what would steer the terminal is spelt out.
-            pytest.fail("\n".join(printable(line) for line in text.splitlines()), pytrace=False)
+            pytest.fail(_printable_lines(text), pytrace=False)
         if self.options.strict and record.outcome in ("oom", "flagged"):
             said = record.reason or "; ".join(one.message for one in record.findings if one.flags)
             pytest.fail(f"--bench-strict: {record.outcome}: {said}", pytrace=False)
+
+    def _hold_against_baseline(self, item: pytest.Item, record: Record) -> None:
+        """Fail the item when its case got worse; an out-of-memory that is new counts as worse."""
+        if self.baseline is None:
+            return
+        from joulemark.plugin.baseline import in_words
+
+        worse = [in_words(row) for row in self.baseline.judge(record)]
+        if worse:
+            item.user_properties.append(("regressed", "; ".join(worse)))
+            text = "\n".join(["regressed against " + self.baseline.run.path, *(f"  {one}" for one in worse)])
+            pytest.fail(_printable_lines(text), pytrace=False)
 
     # -- in process
 
@@ -449,6 +463,13 @@ class Sweep:
         finally:  # an interrupt while fixtures are torn down does not leave the folder
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _printable_lines(text: str) -> str:
+    """A text of several lines in which nothing steers the terminal."""
+    from joulemark.report.escape import printable
+
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def _reply(outcome: str, reason: str) -> dict[str, Any]:

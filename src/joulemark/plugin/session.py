@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
     from joulemark.device.lease import Choice, Leases
     from joulemark.measure.ray_cluster import RayCluster
+    from joulemark.plugin.baseline import Baseline
     from joulemark.plugin.child import Measuring
     from joulemark.plugin.distributed import Controller, Courier
     from joulemark.plugin.fixture import Bench
     from joulemark.plugin.journal import Journal
     from joulemark.plugin.parent import Sweep
+    from joulemark.plugin.schedule import Planned
     from joulemark.records import Run
+    from joulemark.report.comparison import Comparison
     from joulemark.workloads.base import Step, Workload
 
 _ENDS = ("call", "???")
@@ -118,6 +121,7 @@ class BenchSession:
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
         self.resumed: Run | None = None
+        self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
         self.inventory: Inventory | None = None
         self._interrupted = False
@@ -357,6 +361,30 @@ class BenchSession:
             distributed.write_plan(self.assignment.scratch / "plan.json", self.sweep.plan(session.items), self.stray)
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
+        if not self.config.option.collectonly:
+            self.open_baseline(self.sweep.plan(session.items), self.sweep.sink.path)
+            self.sweep.baseline = self.baseline
+
+    def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
+        """Find the run that this session is held against, and say which it is; a worker finds it for itself.
+
+        Args:
+            plan: the session's items.
+            own: the session's own file.
+        """
+        if self.options.baseline is None:
+            return
+        from joulemark.plugin.baseline import open_baseline
+        from joulemark.report.escape import printable
+
+        planned = {one.nodeid: one.case for one in plan if one.case is not None}
+        folder, results = self.config.invocation_params.dir, self.options.results
+        try:
+            self.baseline, lines = open_baseline(self.options.baseline, folder, results, planned, own)
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-baseline: {error}") from error
+        for line in [*lines, *([f"baseline: {self.baseline.run.path}"] if self.baseline else [])]:
+            self._tell(printable(f"joulemark: {line}"))
 
     @staticmethod
     def refuse_another_sweep(run: Run, planned: frozenset[str]) -> None:
@@ -486,7 +514,8 @@ class BenchSession:
         """Progress is a line per case, not a dot."""
         if self.is_child or report.when not in _ENDS or hasattr(report, "wasxfail"):
             return None
-        outcome = str(dict(report.user_properties).get("outcome", report.outcome))
+        properties = dict(report.user_properties)
+        outcome = "regressed" if "regressed" in properties else str(properties.get("outcome", report.outcome))
         category = report.outcome if not report.passed or outcome == "ok" else outcome
         return category, "", outcome.upper()
 
@@ -523,6 +552,9 @@ class BenchSession:
                 self.sweep.close(at_once=self._interrupted)
         finally:
             self._end(session.config.option.collectonly)
+        found = self.comparison()
+        if exitstatus == 0 and found is not None and found.verdict == "regressed":
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         measured = self.journal is None or any(one.outcome in ("ok", "flagged", "oom") for one in self.journal.records)
         if exitstatus == 0 and not measured and not self.finished and not session.config.option.collectonly:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -544,6 +576,14 @@ class BenchSession:
                 self.leases.close()
             for number, before in self._signals.items():
                 signal.signal(number, before)
+
+    def comparison(self) -> Comparison | None:
+        """All that was measured against the baseline; None without one, or when nothing was measured."""
+        from joulemark.plugin.header import whole_run
+
+        if self.baseline is None or self.journal is None or not self.journal.records:
+            return None
+        return self.baseline.compare(whole_run(self))
 
     def _why_incomplete(self, journal: Journal) -> str | None:
         of = self.controller or self.sweep

@@ -3,367 +3,278 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from joulemark.errors import ConfigurationError
-from joulemark.metrics import Better, all_metrics, find
-from joulemark.records import Case, Json, Outcome, Record, Run, Value
-from joulemark.report.names import namer
+from joulemark.metrics import all_metrics, find, format_value
+from joulemark.records import Outcome, Record, Run
+from joulemark.regression.effects import Change, changes, spread_between_processes
+from joulemark.regression.machines import differences, set_up_differently
+from joulemark.regression.verdicts import Judged, Rule, Verdict, judge
+from joulemark.report.comparison import OUTCOME, Comparison, Row
+from joulemark.report.pairing import Pair, Pairing, pair_cases
 
-SCHEMA = "joulemark/compare/1"
-DEFAULT_METRICS = (
+GATED_METRICS = (
     "device_time_s",
     "host_time_s",
     "throughput_per_s",
     "energy_per_item_j",
     "peak_memory_bytes",
 )
-DEFAULT_SPREAD = 0.02
-"""Two runs of the same thing differ by less than 2 % in 95 % of cases: assumed, since single files do not show it."""
-DEFAULT_THRESHOLD = 0.05
-"""Smallest worsening that counts."""
+"""What decides unless metrics are named. Levels of utilization are shown beside them: they explain a change."""
 
-Verdict = Literal["improved", "same", "regressed", "inconclusive"]
-VERDICTS: tuple[Verdict, ...] = ("regressed", "inconclusive", "improved", "same")
-
-EXIT_OK, EXIT_REGRESSED, EXIT_INCONCLUSIVE = 0, 1, 3
-
-OUTCOME = "outcome"
-"""Stands for a metric where a side ran out of memory, failed or could not be done."""
 _MEASURED: frozenset[Outcome] = frozenset({"ok", "flagged"})
-_ENVIRONMENT = ("driver", "cuda", "cudnn", "python", "joulemark")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure of one case on both sides.
-
-    Args:
-        key: the case in words; its GPU model is not part of it where the two sides differ in that, and the
-            function that swept it is where several swept the same.
-        case_id: of the case, in the new run.
-        metric: its name, or ``outcome`` where one side has no figures at all.
-        base, new: figures in base units, or the two outcomes; None when not measured.
-        unit: of both.
-        ratio: new / base; None without two positive figures.
-        interval: of the ratio, (lo, hi).
-        verdict: see :func:`compare`.
-        gated: whether the verdict counts for the exit code.
-        notes: what a reader must know.
-    """
-
-    key: str
-    case_id: str
-    metric: str
-    base: float | str | None
-    new: float | str | None
-    unit: str
-    ratio: float | None
-    interval: tuple[float, float] | None
-    verdict: Verdict
-    gated: bool = True
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> Json:
-        return {
-            "key": self.key,
-            "case_id": self.case_id,
-            "metric": self.metric,
-            "base": self.base,
-            "new": self.new,
-            "unit": self.unit,
-            "ratio": self.ratio,
-            "interval": None if self.interval is None else list(self.interval),
-            "verdict": self.verdict,
-            "gated": self.gated,
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What :func:`compare` found.
-
-    Args:
-        base, new: paths of the two files.
-        rows: in the order of the new run, then by metric.
-        only_in_base, only_in_new: cases that one side does not have.
-        compared: number of cases on both sides.
-        environment: fact → (base, new), where they differ.
-        messages: about the runs as a whole.
-        spread, threshold: as given.
-    """
-
-    base: str
-    new: str
-    rows: tuple[Row, ...]
-    only_in_base: tuple[str, ...]
-    only_in_new: tuple[str, ...]
-    compared: int
-    environment: Mapping[str, tuple[Json, Json]] = field(default_factory=dict)
-    messages: tuple[str, ...] = ()
-    spread: float = DEFAULT_SPREAD
-    threshold: float = DEFAULT_THRESHOLD
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of the rows that count; ``inconclusive`` when there is nothing in common."""
-        found = {row.verdict for row in self.rows if row.gated}
-        if not found:
-            return "inconclusive" if not self.rows else "same"
-        return next(verdict for verdict in VERDICTS if verdict in found)
-
-    def geometric_means(self) -> dict[str, float]:
-        """Per metric the geometric mean of the ratios of its rows that count and have one."""
-        logs: dict[str, list[float]] = defaultdict(list)
-        for row in self.rows:
-            if row.gated and row.ratio is not None:
-                logs[row.metric].append(math.log(row.ratio))
-        return {metric: math.exp(sum(values) / len(values)) for metric, values in logs.items()}
-
-    def to_json(self) -> Json:
-        counts = Counter(row.verdict for row in self.rows)
-        return {
-            "schema": SCHEMA,
-            "base": self.base,
-            "new": self.new,
-            "rows": [row.to_json() for row in self.rows],
-            "only_in_new": list(self.only_in_new),
-            "only_in_base": list(self.only_in_base),
-            "summary": {
-                "compared": self.compared,
-                "rows": len(self.rows),
-                "not_gated": sum(not row.gated for row in self.rows),
-                **{verdict: counts[verdict] for verdict in VERDICTS},
-                "only_in_new": len(self.only_in_new),
-                "only_in_base": len(self.only_in_base),
-                "geometric_mean": self.geometric_means(),
-            },
-            "verdict": self.verdict,
-            "spread": {"value": self.spread, "source": "assumed"},
-            "threshold": self.threshold,
-            "environment": {name: {"base": pair[0], "new": pair[1]} for name, pair in self.environment.items()},
-            "messages": list(self.messages),
-        }
-
-
-def exit_code(comparison: Comparison, fail_on_missing: bool = False) -> int:
-    """The exit code of the command line for a comparison.
-
-    Args:
-        comparison: of two runs.
-        fail_on_missing: whether cases and figures that NEW lacks fail.
-
-    Returns:
-        0 nothing worse; 1 regressed, or missing where that fails; 3 inconclusive or nothing in common.
-    """
-    if comparison.verdict == "regressed":
-        return EXIT_REGRESSED
-    if fail_on_missing and (comparison.only_in_base or any(_went_missing(row) for row in comparison.rows)):
-        return EXIT_REGRESSED
-    return EXIT_INCONCLUSIVE if comparison.verdict == "inconclusive" else EXIT_OK
-
-
-def _went_missing(row: Row) -> bool:
-    return row.metric != OUTCOME and row.new is None
-
-
-def compare(
-    base: Run,
-    new: Run,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    spread: float = DEFAULT_SPREAD,
-    threshold: float = DEFAULT_THRESHOLD,
-) -> Comparison:
+def compare(base: Run, new: Run, metrics: Sequence[str] | None = None, rule: Rule | None = None) -> Comparison:
     """Compare two stored runs.
 
-    Cases are paired by what they are (never by an id, an address or the order of parameters). A row is
-    ``regressed`` or ``improved`` when the whole interval of its ratio lies beyond ``1 + threshold`` in that
-    direction, ``inconclusive`` when the interval straddles this limit on the worse side, and else ``same``:
-    a worsening beyond the limit is excluded. The interval joins, on a log scale, those of the two medians and
-    the spread between processes, which single files do not show and which is therefore assumed. An
-    out-of-memory that is new is a regression. Rows on GPUs of different models are shown and do not count.
+    Cases are paired by what they are (never by an id, an address or the order of parameters), their changes
+    estimated by :func:`joulemark.regression.effects.changes` and judged together as
+    :class:`joulemark.regression.verdicts.Rule` says. An out-of-memory that is new is a regression. A throughput that
+    restates a time in the same comparison is shown and does not count twice. Rows on GPUs of different models are
+    shown and do not count.
 
     Args:
         base, new: runs.
-        metrics: names, in the order of the rows.
-        spread: what two runs of the same thing are assumed to differ by (95 %), as a fraction.
-        threshold: the smallest worsening that counts, as a fraction.
+        metrics: names of those that count, in the order of the rows; by default :data:`GATED_METRICS`, with the
+            levels of utilization shown beside them.
+        rule: what counts as worse, and how seldom the gate may be wrong.
 
     Raises:
-        ConfigurationError: a metric, the spread or the threshold makes no sense.
+        ConfigurationError: a metric or a number of the rule makes no sense.
     """
-    _check(metrics, spread, threshold)
-    pairs, only_base, only_new, messages = _pair(base, new)
-    skipped = [pair.key for pair in pairs if pair.base.outcome == pair.new.outcome == "unsupported"]
-    pairs = [pair for pair in pairs if not pair.base.outcome == pair.new.outcome == "unsupported"]
-    if skipped:
-        messages.append(f"unsupported on both sides ({len(skipped)}): {', '.join(skipped)}")
-    rows = [row for pair in pairs for row in _rows(pair, metrics, spread, threshold)]
-    for side, run in (("BASE", base), ("NEW", new)):
-        if not run.completed:
-            messages.append(f"{side} is incomplete ({run.reason or 'its file has problems'}): {run.path}")
-        messages += [f"{side}: {problem}" for problem in run.problems]
-    if not pairs and not skipped:
-        messages.append("nothing in common: no case is in both files")
+    rule = rule or Rule()
+    check(metrics, rule)
+    pairing = pair_cases(base, new)
+    pairs = [pair for pair in pairing.pairs if not _unsupported(pair)]
+    rows = _judge(_drafts(pairs, metrics, rule, pairing), rule)
+    environment = differences(base, new)
+    messages = [*_about_runs(base, new, rows), *_about_pairs(pairing, pairs)]
+    set_up = set_up_differently(environment)
     return Comparison(
         base.path,
         new.path,
-        tuple(rows),
-        tuple(only_base),
-        tuple(only_new),
+        rows,
+        tuple(pairing.name(one.case) for one in pairing.only_base),
+        tuple(pairing.name(one.case) for one in pairing.only_new),
         len(pairs),
-        _environment_changes(base, new),
-        tuple(messages),
-        spread,
-        threshold,
+        environment,
+        (*messages, *([set_up] if set_up else [])),
+        rule,
+        _between_processes(base, new, rows),
     )
 
 
-def _check(metrics: Sequence[str], spread: float, threshold: float) -> None:
+def check(metrics: Sequence[str] | None, rule: Rule) -> None:
+    """Refuse what cannot be compared, before anything is measured for it.
+
+    Raises:
+        ConfigurationError: a metric or a number of the rule makes no sense.
+    """
     known = {metric.name: metric.better for metric in all_metrics()}
-    for name in metrics:
+    for name in metrics or ():
         if known.get(name, "neither") == "neither":
             choices = ", ".join(key for key, better in known.items() if better != "neither")
             what = "is unknown" if name not in known else "has no better direction"
             raise ConfigurationError(f"the metric {name!r} {what}", f"choose from {choices}")
-    for what, value in (("spread", spread), ("threshold", threshold)):
+    for what, value in (("spread", rule.spread), ("threshold", rule.threshold), ("minimal effect", rule.min_effect)):
         if not 0 <= value < 1:
             raise ConfigurationError(f"the {what} {value!r} is not a fraction", "give a number such as 0.02")
 
 
-@dataclass(frozen=True)
-class _Pair:
-    key: str
-    base: Record
-    new: Record
-    gated: bool = True
-    notes: tuple[str, ...] = ()
+def _unsupported(pair: Pair) -> bool:
+    return pair.base.outcome == pair.new.outcome == "unsupported"
 
 
-def _pair(base: Run, new: Run) -> tuple[list[_Pair], list[str], list[str], list[str]]:
-    """Records of the same case; then, of what is left, records that differ in the GPU model alone."""
-    messages: list[str] = []
-    old_by_case = _unambiguous(base, "BASE", messages)
-    new_by_case = _unambiguous(new, "NEW", messages)
-    left_base = {case: record for case, record in old_by_case.items() if case not in new_by_case}
-    by_series: dict[str, list[Record]] = defaultdict(list)
-    for record in left_base.values():
-        by_series[_without_gpu(record.case)].append(record)
-    ours_by_series = Counter(
-        _without_gpu(record.case) for case, record in new_by_case.items() if case not in old_by_case
-    )
-    name = namer(record.case for record in (*old_by_case.values(), *new_by_case.values()))
-    pairs: list[_Pair] = []
-    only_new: list[Record] = []
-    for case_id, record in new_by_case.items():
-        if case_id in old_by_case:
-            pairs.append(_Pair(name(record.case), old_by_case[case_id], record))
-            continue
-        series = _without_gpu(record.case)
-        others = by_series[series]
-        if len(others) == 1 and ours_by_series[series] == 1:
-            pairs.append(_other_gpu(name, others[0], record))
-            del left_base[others[0].case_id]
-        else:
-            only_new.append(record)
-    messages += _hints(left_base.values(), only_new)
-    messages += sorted({note for pair in pairs for note in pair.notes})
-    return pairs, [name(one.case) for one in left_base.values()], [name(one.case) for one in only_new], messages
+def _about_pairs(pairing: Pairing, kept: Sequence[Pair]) -> Iterable[str]:
+    """What a reader must know of the pairs, the cases that neither side supports first."""
+    skipped = [pair.key for pair in pairing.pairs if _unsupported(pair)]
+    if skipped:
+        yield f"unsupported on both sides ({len(skipped)}): {', '.join(skipped)}"
+    yield from pairing.messages
+    if not kept and not skipped:
+        yield "nothing in common: no case is in both files"
 
 
-def _hints(base: Iterable[Record], new: Iterable[Record]) -> list[str]:
-    """Cases that look like one whose parameters were extended or cut between the runs."""
-    candidates: dict[str, list[Case]] = defaultdict(list)
-    for record in new:
-        candidates[replace(record.case, params={}).case_id].append(record.case)
-    found = []
-    for record in base:
-        old = record.case.params.items()
-        for case in candidates.get(replace(record.case, params={}).case_id, ()):
-            if old <= case.params.items() or case.params.items() <= old:
-                names = ", ".join(sorted(name for name, _ in old ^ case.params.items()))
-                found.append(f"not paired, one has the parameter {names} more: {record.case.label} and {case.label}")
-    return found
-
-
-def _unambiguous(run: Run, side: str, messages: list[str]) -> dict[str, Record]:
-    """Records by case; a case that several rows claim to be is left out, and named."""
-    counts = Counter(record.case_id for record in run.records)
-    several = {record.case_id: record.case.label for record in run.records if counts[record.case_id] > 1}
-    for case_id, label in several.items():
-        messages.append(
-            f"{side}: {counts[case_id]} rows cannot be told apart ({label}): their ids are not stable; left out"
+def _about_runs(base: Run, new: Run, rows: Sequence[Row]) -> Iterable[str]:
+    for side, run in (("BASE", base), ("NEW", new)):
+        if not run.completed:
+            yield f"{side} is incomplete ({run.reason or 'its file has problems'}): {run.path}"
+        yield from (f"{side}: {problem}" for problem in run.problems)
+    spans = [_span(run) for run in (base, new)]
+    measured = any(row.spread == "measured" for row in rows)
+    if measured and spans[0] and spans[1] and (spans[0][1] < spans[1][0] or spans[1][1] < spans[0][0]):
+        yield (
+            "the runs were measured one after the other: what shifted the whole machine between them is not part of "
+            "the measured spread (joulemark ab takes turns)"
         )
-    return {record.case_id: record for record in run.records if record.case_id not in several}
 
 
-def _without_gpu(case: Case) -> str:
-    return replace(case, gpu_model="").case_id
+def _span(run: Run) -> tuple[float, float] | None:
+    windows = [record.window_utc for record in run.records if record.window_utc is not None]
+    return (min(start for start, _ in windows), max(end for _, end in windows)) if windows else None
 
 
-def _other_gpu(name: Callable[[Case], str], base: Record, new: Record) -> _Pair:
-    models = (base.case.gpu_model, new.case.gpu_model)
-    note = (
-        f"GPU unknown on one side ({models[0]} → {models[1]}): shown, not gated"
-        if "unknown" in models
-        else f"different GPU models ({models[0]} → {models[1]}): shown, not gated"
-    )
-    key = name(replace(new.case, gpu_model=""))
-    return _Pair(key, base, new, gated=False, notes=(note,))
+def _between_processes(base: Run, new: Run, rows: Sequence[Row]) -> dict[str, float]:
+    names = dict.fromkeys(row.metric for row in rows if row.spread == "measured")
+    found = {name: spread_between_processes((*base.records, *new.records), name) for name in names}
+    return {name: spread for name, spread in found.items() if spread is not None}
 
 
-def _rows(pair: _Pair, metrics: Sequence[str], spread: float, threshold: float) -> Iterable[Row]:
-    base, new = pair.base, pair.new
-    if base.outcome not in _MEASURED or new.outcome not in _MEASURED:
-        yield _outcome_row(pair)
-        return
-    marks = tuple(_flag_notes(pair))
-    for name in metrics:
-        old, current = base.metrics.get(name), new.metrics.get(name)
-        if _is_missing(old) and _is_missing(current):
+@dataclass(frozen=True)
+class _Draft:
+    """A row, and the change that its verdict is still to come from; None where the row has its verdict."""
+
+    row: Row
+    change: Change | None = None
+
+
+def _drafts(pairs: Sequence[Pair], metrics: Sequence[str] | None, rule: Rule, pairing: Pairing) -> list[_Draft]:
+    """Rows by pair and metric. Each metric is estimated over all pairs at once: they share their spread."""
+    measured = [pair for pair in pairs if pair.base.outcome in _MEASURED and pair.new.outcome in _MEASURED]
+    others = (*pairing.only_base, *pairing.only_new)
+    records = [(pair.base, pair.new) for pair in measured]
+    shown = () if metrics is not None else _levels()
+    found = {name: changes(records, name, rule, others) for name in (*(metrics or GATED_METRICS), *shown)}
+    index = {id(pair): i for i, pair in enumerate(measured)}
+    out: list[_Draft] = []
+    for pair in pairs:
+        if id(pair) not in index:
+            out.append(_Draft(_outcome_row(pair)))
             continue
-        if old is None or _is_missing(old):
-            note = f"not measured in BASE: {base.notes.get(name, 'no reason given')}"
-            yield _one_sided(pair, name, None, current, note)
-        elif current is None or _is_missing(current):
-            note = f"not measured in NEW: {new.notes.get(name, 'no reason given')}"
-            yield _one_sided(pair, name, old, None, note)
-        else:
-            yield _metric_row(pair, name, old, current, marks, spread, threshold)
+        of_pair = {name: by_pair[index[id(pair)]] for name, by_pair in found.items()}
+        out += _drafts_of(pair, of_pair, frozenset(shown))
+    return out
 
 
-def _is_missing(value: Value | None) -> bool:
-    return value is None or value.value is None
+def _levels() -> tuple[str, ...]:
+    """Shares of what the hardware can do, such as the GPU's busy fraction."""
+    return tuple(one.name for one in all_metrics() if one.unit == "1" and one.better == "higher")
 
 
-def _flag_notes(pair: _Pair) -> Iterable[str]:
-    for side, record in (("BASE", pair.base), ("NEW", pair.new)):
+def _drafts_of(pair: Pair, found: Mapping[str, Change | None], levels: frozenset[str]) -> Iterable[_Draft]:
+    marks = tuple(_flag_notes(pair))
+    for name, change in found.items():
+        missing = [side for side, record in _sides(pair) if record.value(name) is None]
+        if len(missing) == 2 or (missing and name in levels):
+            continue
+        row = Row(
+            pair.key,
+            pair.new.case_id,
+            name,
+            pair.base.value(name),
+            pair.new.value(name),
+            find(name).unit,
+            None,
+            None,
+            "inconclusive",
+            pair.gated and not missing,
+            pair.notes,
+        )
+        if missing:
+            record = pair.base if missing == ["BASE"] else pair.new
+            reason = f"not measured in {missing[0]}: {record.notes.get(name, 'no reason given')}"
+            yield _Draft(replace(row, notes=(*row.notes, reason)))
+            continue
+        row = replace(row, notes=(*row.notes, *marks))
+        if name in levels:
+            row = replace(row, gated=False)
+        elif _restates_time(name, found):
+            row = replace(row, gated=False, notes=(*row.notes, "restates the time: not counted twice"))
+        yield _with_change(row, pair, change)
+
+
+def _sides(pair: Pair) -> tuple[tuple[str, Record], tuple[str, Record]]:
+    return ("BASE", pair.base), ("NEW", pair.new)
+
+
+def _flag_notes(pair: Pair) -> Iterable[str]:
+    for side, record in _sides(pair):
         if record.outcome == "flagged":
             codes = sorted({one.code for one in record.findings if one.flags})
             yield f"flagged in {side}: {', '.join(codes) or 'no reason given'}"
 
 
-def _one_sided(pair: _Pair, name: str, base: Value | None, new: Value | None, note: str) -> Row:
-    return Row(
-        pair.key,
-        pair.new.case_id,
-        name,
-        None if base is None else base.value,
-        None if new is None else new.value,
-        find(name).unit,
-        None,
-        None,
-        "inconclusive",
-        gated=False,
-        notes=(*pair.notes, note),
+def _restates_time(name: str, found: Mapping[str, Change | None]) -> bool:
+    """Whether a throughput is nothing but the inverse of a time that is compared too."""
+    throughput = found.get("throughput_per_s")
+    if name != "throughput_per_s" or throughput is None:
+        return False
+    times = (found.get("device_time_s"), found.get("host_time_s"))
+    return any(time is not None and abs(time.ratio * throughput.ratio - 1) < 1e-6 for time in times)
+
+
+def _with_change(row: Row, pair: Pair, change: Change | None) -> _Draft:
+    """The row with what is known of its change before all rows are judged together."""
+    if change is None:
+        verdict: Verdict = "same" if row.base == row.new else "inconclusive"
+        note = "no ratio: a figure is zero, below what the clock resolves"
+        return _Draft(replace(row, verdict=verdict, notes=(*row.notes, note)))
+    notes = list(row.notes)
+    if not change.effects:
+        notes.append("an interval reaches zero: too close to what the clock resolves")
+    metric = find(row.metric)
+    alone = [
+        side for side, record in _sides(pair) if change.assumed and record.metrics[row.metric].interval is None
+    ]  # fmt: skip
+    if alone and metric.unit != "B":
+        notes.append(f"no interval in {' and '.join(alone)}: its own spread is unknown")
+    if change.clocks is not None and row.gated:
+        notes.append(_clock_note(change, higher_is_better=metric.better == "higher"))
+    return _Draft(
+        replace(
+            row,
+            base=change.base,
+            new=change.new,
+            ratio=change.ratio,
+            spread="assumed" if change.assumed else "measured",
+            processes=change.processes,
+            notes=tuple(notes),
+        ),
+        change if change.effects else None,
     )
 
 
-def _outcome_row(pair: _Pair) -> Row:
+def _clock_note(change: Change, higher_is_better: bool) -> str:
+    assert change.clocks is not None
+    clocks = " -> ".join(format_value(clock, "Hz", 4) for clock in change.clocks)
+    if len(change.effects) < 2:
+        return f"the SM clock moved ({clocks})"
+    in_cycles = math.exp(change.effects[1].log_ratio * (-1 if higher_is_better else 1))
+    return (
+        f"the SM clock moved ({clocks}): per cycle {in_cycles:.3f}x; "
+        "the verdict holds for both, since the truth lies between them"
+    )
+
+
+def _judge(drafts: Sequence[_Draft], rule: Rule) -> tuple[Row, ...]:
+    open_ones = [draft for draft in drafts if draft.change is not None]
+    judged = iter(
+        judge(
+            [draft.change.effects for draft in open_ones if draft.change is not None],
+            rule,
+            [draft.row.gated for draft in open_ones],
+        )
+    )
+    return tuple(draft.row if draft.change is None else _judged_row(draft.row, next(judged)) for draft in drafts)
+
+
+def _judged_row(row: Row, judged: Judged) -> Row:
+    lo, hi = judged.interval
+    if find(row.metric).better == "higher":
+        lo, hi = -hi, -lo
+    return replace(
+        row,
+        interval=(math.exp(lo), math.exp(hi)),
+        verdict=judged.verdict,
+        p_value=judged.p_value,
+        detectable=judged.detectable,
+    )
+
+
+def _outcome_row(pair: Pair) -> Row:
     """The verdict where a side has no figures: it ran out of memory, failed or could not be done."""
     base, new = pair.base.outcome, pair.new.outcome
     verdict: Verdict = "inconclusive"
@@ -379,99 +290,3 @@ def _outcome_row(pair: _Pair) -> Row:
         # What base could not do either is no news; what it could is.
         gated = gated and base in (*_MEASURED, "oom") and new != "oom"
     return Row(pair.key, pair.new.case_id, OUTCOME, base, new, "", None, None, verdict, gated, (*pair.notes, note))
-
-
-def _metric_row(
-    pair: _Pair, name: str, base: Value, new: Value, marks: tuple[str, ...], spread: float, threshold: float
-) -> Row:
-    metric = find(name)
-    notes = [*pair.notes, *marks]
-    ratio, interval = ratio_of(base, new, spread)
-    if ratio is None:
-        verdict: Verdict = "same" if base.value == new.value else "inconclusive"
-        notes.append("no ratio: a figure is zero, below what the clock resolves")
-    elif interval is None:
-        verdict = "inconclusive"
-        notes.append("an interval reaches zero: too close to what the clock resolves")
-    else:
-        verdict = judge(interval, metric.better, threshold)
-    sides = (("BASE", base), ("NEW", new))
-    alone = [side for side, value in sides if value.interval is None and metric.unit != "B"]
-    if alone and ratio is not None:
-        notes.append(f"no interval in {' and '.join(alone)}: its own spread is unknown")
-    return Row(
-        pair.key,
-        pair.new.case_id,
-        name,
-        base.value,
-        new.value,
-        metric.unit,
-        ratio,
-        interval,
-        verdict,
-        pair.gated,
-        tuple(notes),
-    )
-
-
-def ratio_of(base: Value, new: Value, spread: float) -> tuple[float | None, tuple[float, float] | None]:
-    """New / base, and its interval from those of the two figures and the spread between processes.
-
-    Half-widths add in quadrature on the log scale, each side of the interval by itself. A figure without an
-    interval brings nothing of its own.
-
-    Args:
-        base, new: figures.
-        spread: between two runs of the same thing, as a fraction.
-    """
-    if not base.value or not new.value or base.value < 0 or new.value < 0:
-        return None, None
-    below, above = [math.log1p(spread)], [math.log1p(spread)]
-    for value, lower, upper in ((new, below, above), (base, above, below)):
-        if value.interval is not None:
-            if value.interval[0] <= 0:
-                return new.value / base.value, None
-            # The upper end of base is the lower end of the ratio.
-            lower.append(math.log(value.value / value.interval[0]) if value.value else 0.0)
-            upper.append(math.log(value.interval[1] / value.value) if value.value else 0.0)
-    ratio = new.value / base.value
-    return ratio, (ratio * math.exp(-math.hypot(*below)), ratio * math.exp(math.hypot(*above)))
-
-
-def judge(interval: tuple[float, float], better: Better, threshold: float) -> Verdict:
-    """The verdict of a ratio's interval; see :func:`compare`.
-
-    Args:
-        interval: (lo, hi) of new / base.
-        better: direction in which the metric improves.
-        threshold: the smallest worsening that counts, as a fraction.
-    """
-    lo, hi = interval if better == "lower" else (1 / interval[1], 1 / interval[0])
-    limit = 1 + threshold
-    if lo > limit:
-        return "regressed"
-    if hi < 1 / limit:
-        return "improved"
-    return "inconclusive" if hi > limit else "same"
-
-
-def _environment_changes(base: Run, new: Run) -> dict[str, tuple[Json, Json]]:
-    """Versions in which the two runs differ; other hosts of the same kind are no difference."""
-    old, current = _versions(base), _versions(new)
-    names = dict.fromkeys((*old, *current))
-    return {name: (old.get(name), current.get(name)) for name in names if old.get(name) != current.get(name)}
-
-
-def _versions(run: Run) -> dict[str, Json]:
-    facts = next(iter(run.environments.values())).facts if run.environments else {}
-    found: dict[str, Json] = {name: facts.get(name) for name in _ENVIRONMENT}
-    packages = facts.get("packages")
-    if isinstance(packages, Mapping):
-        found.update({name: packages.get(name) for name in ("torch", "triton", "torchvision")})
-    gpus = facts.get("gpus")
-    for gpu in gpus if isinstance(gpus, list) else ():
-        if isinstance(gpu, Mapping):
-            for name in ("vbios", "power_limit_w", "ecc", "mig", "persistence"):
-                if gpu.get(name) is not None:
-                    found.setdefault(name, gpu[name])
-    return {name: value for name, value in found.items() if value is not None}

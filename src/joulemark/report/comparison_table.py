@@ -8,7 +8,8 @@ from pathlib import Path
 
 from joulemark.metrics import find, format_value
 from joulemark.records import Table
-from joulemark.report.compare import OUTCOME, VERDICTS, Comparison, Row
+from joulemark.regression.verdicts import VERDICTS
+from joulemark.report.comparison import OUTCOME, Comparison, Row
 from joulemark.report.names import first_of, without_common_parts
 
 
@@ -23,23 +24,25 @@ def table_of(comparison: Comparison) -> Table:
             "-" if row.interval is None else f"{row.interval[0]:.3f}..{row.interval[1]:.3f}",
             _shown(row.base, row.unit),
             _shown(row.new, row.unit),
-            (row.verdict.upper() if row.verdict == "regressed" else row.verdict)
-            + ("" if row.gated else " (not gated)"),
+            "-" if row.detectable is None else f"{row.detectable:.1%}",
+            _verdict(row, comparison.spread == "mixed"),
         )
         for row in comparison.rows
     )
     return Table(
-        columns=("case", "metric", "ratio", "interval", "base", "new", "verdict"),
+        columns=("case", "metric", "ratio", "interval", "base", "new", "detectable", "verdict"),
         rows=rows,
-        numeric=frozenset({2, 3, 4, 5}),
+        numeric=frozenset({2, 3, 4, 5, 6}),
         notes=tuple(_notes(comparison)),
         title=f"{Path(comparison.base).name} -> {Path(comparison.new).name}" + (f" | {common}" if common else ""),
     )
 
 
-def _verdict(row: Row) -> str:
-    text = "REGRESSED" if row.verdict == "regressed" else row.verdict
-    return text if row.gated else f"{text} (not gated)"
+def _verdict(row: Row, mark_assumed: bool) -> str:
+    text = row.verdict.upper() if row.verdict == "regressed" else row.verdict
+    remarks = ["not gated"] if not row.gated else []
+    remarks += ["spread assumed"] if mark_assumed and row.spread == "assumed" else []
+    return text + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def _shown(value: float | str | None, unit: str) -> str:
@@ -63,11 +66,28 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         yield f"only in NEW ({len(comparison.only_in_new)}): {', '.join(comparison.only_in_new)}"
     if comparison.only_in_base:
         yield f"missing in NEW ({len(comparison.only_in_base)}): {', '.join(comparison.only_in_base)}"
-    yield (
-        f"spread assumed: two runs of the same thing differ by up to ±{comparison.spread:.1%}; "
-        f"a worsening counts beyond {comparison.threshold:.1%}"
-    )
+    yield from _about_spread(comparison)
     yield summary_line(comparison)
+
+
+def _about_spread(comparison: Comparison) -> Iterable[str]:
+    """Where the spread comes from, and what the verdicts therefore mean."""
+    rule = comparison.rule
+    if comparison.between_processes:
+        listed = ", ".join(f"{find(name).title} {sd:.2%}" for name, sd in comparison.between_processes.items())
+        yield (
+            f"spread measured between processes (standard deviation): {listed}; a worsening counts from "
+            f"{rule.min_effect:.1%} on where it is certain"
+        )
+    if comparison.spread != "measured":
+        yield (
+            f"spread assumed: two runs of the same thing differ by up to ±{rule.spread:.1%}; a worsening counts where "
+            f"it is certainly beyond {rule.threshold:.1%} (measure the spread with --bench-processes 3 on both sides)"
+        )
+    yield (
+        f"inconclusive: a worsening beyond {rule.threshold:.1%} cannot be excluded; detectable: found in "
+        f"{rule.power:.0%} of trials; false alarms: at most {rule.alpha:.1%} of rows, {rule.fdr:.0%} of runs"
+    )
 
 
 def _count(number: int, what: str) -> str:

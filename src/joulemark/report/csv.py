@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from joulemark.metrics import all_metrics
-from joulemark.records import Case, Record, Run
+from joulemark.records import Case, Json, Record, Run
 from joulemark.report.escape import csv_text
 
 _CASE = tuple(one.name for one in fields(Case) if one.name != "params")
@@ -34,6 +34,22 @@ def render(runs: Sequence[Run]) -> str:
     for run, record in records:
         writer.writerow([_cell(value) for value in _row(run, record, params, metrics)])
     return out.getvalue()
+
+
+def render_rows(rows: Sequence[Mapping[str, Json]]) -> str:
+    """Rows of one shape, their keys as the header; a list of texts is joined by ``; ``, a pair of numbers by ``..``."""
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_MINIMAL)
+    writer.writerow([csv_text(title) for title in rows[0]] if rows else [])
+    for row in rows:
+        writer.writerow([_cell(_flat(value)) for value in row.values()])
+    return out.getvalue()
+
+
+def _flat(value: Json) -> Json:
+    if not isinstance(value, list):
+        return value
+    return "; ".join(value) if value and isinstance(value[0], str) else "..".join(map(str, value))
 
 
 def _metric_names(records: Iterable[Record]) -> list[str]:

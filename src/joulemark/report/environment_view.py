@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from joulemark.errors import DeviceError
@@ -10,6 +11,7 @@ from joulemark.metrics import format_value
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu, GpuState, Inventory, VisibleGpu
+    from joulemark.device.nvml import Process
     from joulemark.environment import Preflight
     from joulemark.records import Environment, Json
 
@@ -132,7 +134,12 @@ def document(
         "gpus": [_visible(one, states[one.gpu.uuid]) for one in inventory.visible],
         "check": None
         if check is None
-        else {"passed": not check.refusals, "refusals": list(check.refusals), "doubts": list(check.doubts)},
+        else {
+            "passed": not check.refusals,
+            "refusals": list(check.refusals),
+            "doubts": list(check.doubts),
+            "notes": list(check.notes),
+        },
     }
 
 
@@ -154,15 +161,21 @@ def _visible(one: VisibleGpu, state: GpuState | DeviceError) -> Json:
 
 
 def _state(state: GpuState) -> Json:
-    users = state.processes
     return {
         "problem": None,
-        "processes": None if users is None else [{"pid": one.pid, "memory_bytes": one.memory_bytes} for one in users],
+        "processes": _processes(state.processes),
+        "graphics_processes": _processes(state.graphics_processes),
         "utilization": state.utilization,
         "memory_used_bytes": state.memory_used_bytes,
         "power_w": state.power_w,
         "sm_clock_hz": state.sm_clock_hz,
         "memory_clock_hz": state.memory_clock_hz,
         "temperature_c": state.temperature_c,
+        "slowdown_margin_k": state.slowdown_margin_k,
         "reasons": None if state.reasons is None else sorted(state.reasons),
+        "memory_faults": asdict(state.faults),
     }
+
+
+def _processes(processes: Iterable[Process] | None) -> Json:
+    return None if processes is None else [asdict(one) for one in processes]

@@ -54,5 +54,5 @@ def _run(run: Run) -> Json:
 
 
 def _row(record: Record) -> Json:
-    left_out = ("kind", "schema", "run_id", "samples")
+    left_out = ("kind", "schema", "run_id", "samples", "sample_counts")
     return {"label": record.case.label, **{k: v for k, v in record.to_json().items() if k not in left_out}}

@@ -6,17 +6,23 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run
-from joulemark.report import csv, jsonout, markdown, terminal
+from joulemark.report import csv, jsonout, markdown, plateau_table, terminal
 from joulemark.report.tables import tables_of
+
+if TYPE_CHECKING:
+    from joulemark.report.comparison import Comparison
 
 Format = Literal["terminal", "markdown", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _BY_SUFFIX: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".json": "json"}
+_SCHEMAS = (jsonout.SCHEMA, plateau_table.SCHEMA)
+FILE_WIDTH = 200
+"""Columns of a terminal's tables in a file."""
 _WAYS_OUT = "use a name that ends in .md, .csv or .json"
 
 
@@ -34,6 +40,18 @@ def render(runs: Sequence[Run], form: Format, width: int | None = None) -> str:
         return jsonout.render(runs)
     tables = tables_of(runs)
     return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+
+
+def render_comparison(comparison: Comparison, form: Format, width: int | None = None) -> str:
+    """A comparison as text, see :func:`render`."""
+    if form == "csv":
+        return csv.render_rows([row.to_json() for row in comparison.rows])
+    if form == "json":
+        return jsonout.dumps(comparison.to_json())
+    from joulemark.report.comparison_table import table_of  # the statistics take a while to load
+
+    table = table_of(comparison)
+    return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
 
 
 def format_of(path: Path) -> Format:
@@ -68,13 +86,13 @@ def check_report_path(path: Path) -> None:
         raise ConfigurationError(f"the report {path} cannot be written: no access to {folder}", "choose another folder")
 
 
-def _refuse_foreign(path: Path, schema: str = jsonout.SCHEMA, kind: str = "report") -> None:
+def _refuse_foreign(path: Path, schemas: Sequence[str] = _SCHEMAS, kind: str = "report") -> None:
     """A report may replace a report; a JSON file of another kind may be somebody's only copy of a run."""
     if path.suffix.lower() != ".json" or path.stat().st_size == 0:
         return
     with path.open("rb") as file:
         head = file.read(200)
-    if schema.encode() not in head:
+    if not any(schema.encode() in head for schema in schemas):
         raise ConfigurationError(f"{path} is there already and is not a joulemark {kind}", "choose another name")
 
 
@@ -91,9 +109,18 @@ def write_report(runs: Sequence[Run], path: Path, form: Format | None = None) ->
     """
     if form is None:
         check_report_path(path)
-    elif path.exists():
+    write_checked(render(runs, form or format_of(path), FILE_WIDTH), path)
+
+
+def write_checked(text: str, path: Path) -> None:
+    """Put a report's text into a file that is none yet, or holds a report.
+
+    Raises:
+        ConfigurationError: the file holds something else, or the disk refuses.
+    """
+    if path.exists():
         _refuse_foreign(path)
-    write_text(render(runs, form or format_of(path), width=200), path)
+    write_text(text, path)
 
 
 def check_document_path(path: Path, schema: str, kind: str) -> None:
@@ -111,7 +138,7 @@ def check_document_path(path: Path, schema: str, kind: str) -> None:
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder", "give a file name in it")
     if path.exists():
-        _refuse_foreign(path, schema, kind)
+        _refuse_foreign(path, (schema,), kind)
 
 
 def write_text(text: str, path: Path) -> None:

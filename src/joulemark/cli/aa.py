@@ -1,0 +1,80 @@
+"""``joulemark aa``: how often the gate cries wolf, and the smallest slowdown that it finds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulemark.cli.arguments import Commands, add_command, new_folder, positive
+from joulemark.cli.console import print_json, say
+from joulemark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from joulemark.records import Run
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``aa``."""
+    parser = add_command(
+        commands,
+        "aa",
+        "how often the gate cries wolf on this machine, and the smallest slowdown that it finds",
+        "joulemark aa --processes 24 --out results/nvidia-h200/aa.json -- bench_training --bench-quick",
+        run,
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="RESULT",
+        help="stored runs of one binary with many processes; with --processes, arguments of pytest --bench",
+    )
+    parser.add_argument(
+        "--processes", type=positive, metavar="N", help="measure first, each case in N processes (24 or more)"
+    )
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where that run is stored")
+    parser.add_argument("--metric", metavar="NAME", help="device_time_s or host_time_s")
+    parser.add_argument("--pairs", type=positive, default=1000, metavar="N", help="of triples (1000 by default)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random splits")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/aa.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--out", type=Path, metavar="F.json", help="also write the JSON document to F.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge the gate, print the table, and write the document."""
+    from joulemark.regression import trials
+    from joulemark.report import aa_view, jsonout, output
+
+    runs = _stored(args.what) if args.processes is None else [_measured(args)]
+    document = trials.evaluate(runs, args.metric, pairs=args.pairs, seed=args.seed)
+    if args.out is not None:
+        output.write_text(jsonout.dumps(document), args.out)
+        say(f"wrote {args.out}")
+    if args.json or args.format == "json":
+        print_json(document)
+    else:
+        sys.stdout.write(aa_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    return 0
+
+
+def _stored(results: list[str]) -> list[Run]:
+    from joulemark.report import foreign
+
+    if not results:
+        raise ConfigurationError("aa got no results", "give RESULT…, or --processes 24 to measure first")
+    runs, unusable = foreign.read_results([Path(one) for one in results])
+    for line in unusable:
+        say(f"left out: {line}")
+    return runs
+
+
+def _measured(args: argparse.Namespace) -> Run:
+    from joulemark.measure import rounds
+
+    say(f"measuring each case in {args.processes} processes")
+    arguments = [f"--bench-processes={args.processes}", "--bench-collect=timing", *args.what]
+    run = rounds.session(Path(sys.executable), args.results or new_folder("aa"), arguments)
+    say(f"records: {run.path}")
+    return run

@@ -1,0 +1,138 @@
+"""``joulemark history``: a metric over stored runs, by driver, with the runs at which it changed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulemark.cli.arguments import Commands, add_command, fraction
+from joulemark.cli.console import print_json, say
+from joulemark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from joulemark.history.index import Index
+    from joulemark.history.runs import Source
+    from joulemark.history.trend import Trend
+
+_MANY = 200
+"""Files to read before it is said that this takes a while."""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``history``."""
+    parser = add_command(
+        commands,
+        "history",
+        "a metric over stored runs, by driver, and where it changed",
+        "joulemark history results/nvidia-h200 --metric energy_per_item_j -k resnet50",
+        run,
+    )
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="of results (results/, else .joulemark/)")
+    parser.add_argument("--metric", metavar="NAME", help="device_time_s, or else the first that the runs have")
+    parser.add_argument("-k", "--case", metavar="TEXT", default="", help="only cases whose names contain TEXT")
+    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/history.schema.json)")
+    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    parser.add_argument("--html", type=Path, metavar="F", help="also write a page with charts to F")
+    parser.add_argument(
+        "--false-alarms",
+        type=fraction,
+        metavar="RATE",
+        help="chance of a change point in a history without one: 0.01 or 1%% (1%% unless you say)",
+    )
+    parser.add_argument("--rebuild", action="store_true", help="read every file anew instead of asking the index")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Bring the index up to date, judge the metric, and show it."""
+    from joulemark.report import history_html, output
+
+    rate = _rate(args.false_alarms)
+    if args.html is not None:
+        history_html.check_path(args.html)
+    trend, sources = _judged(args.folder or _default_folder(), args.metric, args.case, rate, args.rebuild)
+    if args.html is not None:
+        output.write_text(history_html.render(trend, sources), args.html)
+        say(f"wrote {args.html}")
+    _show(trend, sources, "json" if args.json else args.format)
+    return 0
+
+
+def _judged(folder: Path, metric: str | None, text: str, rate: float, anew: bool) -> tuple[Trend, list[Source]]:
+    import sqlite3
+
+    from joulemark.history.index import Index, default_path
+    from joulemark.report import history_view
+
+    path = default_path(folder, os.environ)
+    try:
+        with Index(path, anew) as index:
+            _update(index, folder)
+            sources = index.sources(folder)
+            for line in history_view.problems_of(sources):
+                say(line)
+            return _trend(index, folder, metric, text, rate), sources
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"the index {path} failed ({error})", "remove it: it is made anew") from error
+
+
+def _rate(given: float | None) -> float:
+    from joulemark.history.changes import FALSE_ALARM_RATE
+
+    rate = FALSE_ALARM_RATE if given is None else given
+    if not 1e-4 <= rate <= 0.5:
+        raise ConfigurationError(f"--false-alarms {rate:g} is out of range", "give a chance between 0.0001 and 0.5")
+    return rate
+
+
+def _default_folder() -> Path:
+    from joulemark.store import PRIVATE_FOLDER
+
+    return Path("results") if Path("results").is_dir() else Path(PRIVATE_FOLDER)
+
+
+def _update(index: Index, folder: Path) -> None:
+    from joulemark.report.foreign import read_result
+    from joulemark.store import result_files
+
+    files = result_files(folder, (".jsonl", ".json"))
+    read = 0
+
+    def count(path: Path) -> None:
+        nonlocal read
+        read += 1
+        if read % _MANY == 0:
+            say(f"read {read} of {len(files)} files, now {path.name}")
+
+    index.update(folder, files, read_result, count)
+    if index.why_in_memory is not None:
+        say(f"{index.why_in_memory}: all files are read each time")
+
+
+def _trend(index: Index, folder: Path, metric: str | None, text: str, rate: float) -> Trend:
+    from joulemark.history.trend import trend_of
+    from joulemark.metrics import CORE
+
+    known = index.metrics()
+    if not known:
+        raise ConfigurationError(f"no usable result in {folder}", "run pytest --bench first")
+    name = metric or next((one for one in CORE if one in known), known[0])
+    if name not in known:
+        raise ConfigurationError(f"no run has the metric {name!r}", f"there are {', '.join(known)}")
+    figures = index.figures(folder, name, lambda case: text.lower() in case.label.lower())
+    if not figures.runs:
+        raise ConfigurationError(f"no run has {name} of a case named like {text!r}", "see joulemark report for names")
+    return trend_of(figures, rate)
+
+
+def _show(trend: Trend, sources: list[Source], form: str | None) -> None:
+    from joulemark.report import history_view, markdown, terminal
+
+    if form == "json":
+        print_json(history_view.document(trend, sources))
+    elif form == "markdown":
+        sys.stdout.write(markdown.render(history_view.tables_of(trend)))
+    else:
+        terminal.print_tables(history_view.tables_of(trend))

@@ -1,0 +1,1 @@
+"""Runs over time: an index of stored runs, and the changes of their levels."""

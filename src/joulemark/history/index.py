@@ -1,0 +1,292 @@
+"""An index of the figures of many result files in sqlite, made from the files and remade from them at any time.
+
+The files are the truth. A file is read when its size or time of change is new; whatever is wrong with the index
+itself (another version's, cut, not a database), it is thrown away and made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from joulemark import __version__
+from joulemark.errors import UnreadableInput
+from joulemark.history.runs import Figures, Floats, PastRun, Source, driver_of, order_of, setup_of
+from joulemark.records import Case, Json, Record, Run
+
+_FORMAT = f"1 of joulemark {__version__}"
+_FILES_PER_COMMIT = 20
+_WAIT_S = 30.0
+_TABLES = """
+CREATE TABLE format (text TEXT);
+CREATE TABLE file (
+    id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, mtime_ns INTEGER, error TEXT, problems TEXT);
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY, file INTEGER REFERENCES file ON DELETE CASCADE,
+    run_id TEXT, started_utc REAL, driver TEXT, setup TEXT);
+CREATE INDEX run_of_file ON run (file);
+CREATE TABLE cell (id INTEGER PRIMARY KEY, content TEXT UNIQUE);
+-- Texts are JSON. Figures have a row per run and metric with arrays side by side: int32, float64 and int8.
+CREATE TABLE figures (
+    run INTEGER REFERENCES run ON DELETE CASCADE, metric TEXT, cells BLOB, amounts BLOB, flags BLOB);
+CREATE INDEX figures_of_metric ON figures (metric);
+CREATE INDEX figures_of_run ON figures (run);
+"""
+
+
+def default_path(folder: Path, environ: Mapping[str, str]) -> Path:
+    """Where the index of a folder of results lies: in the user's cache, never among the results.
+
+    Args:
+        folder: of the results.
+        environ: ``XDG_CACHE_HOME`` counts (XDG Base Directory Specification).
+    """
+    home = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".cache")
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return Path(home) / "joulemark" / f"history-{name}.sqlite3"
+
+
+class Index:
+    """The index of a folder of results.
+
+    Args:
+        path: of the database; None keeps it in memory.
+        anew: throw away what is there.
+
+    Attributes:
+        why_in_memory: why it is not kept although a path was given; None when it is.
+    """
+
+    def __init__(self, path: Path | None, anew: bool = False) -> None:
+        self.why_in_memory: str | None = None
+        self._database = self._opened(path, anew)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def _opened(self, path: Path | None, anew: bool) -> sqlite3.Connection:
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if anew:
+                    path.unlink(missing_ok=True)
+                return _kept(path)
+            except (OSError, sqlite3.Error) as error:
+                self.why_in_memory = f"the index {path} cannot be kept ({error})"
+        return _prepared(sqlite3.connect(":memory:"))
+
+    def update(
+        self, folder: Path, files: Iterable[Path], read: Callable[[Path], Run], on_read: Callable[[Path], None] | None
+    ) -> None:
+        """Read the files that are new or changed, and forget those that are gone.
+
+        Args:
+            folder: that all files lie in.
+            files: the result files as they are now.
+            read: what reads one; its :class:`UnreadableInput` is kept as the file's error.
+            on_read: called before each file that is read.
+        """
+        known = {name: stamp for name, *stamp in self._database.execute("SELECT path, size, mtime_ns FROM file")}
+        cells = dict(self._database.execute("SELECT content, id FROM cell"))
+        fresh: list[tuple[bytes, Sequence[int], Run | str]] = []
+        for path in files:
+            name, stamp = os.fsencode(path.relative_to(folder)), _stamp(path)
+            if known.pop(name, None) == stamp:
+                continue
+            if on_read is not None:
+                on_read(path)
+            fresh.append((name, stamp, _run_or_error(path, read)))
+            if len(fresh) == _FILES_PER_COMMIT:
+                self._take(fresh, cells)
+                fresh = []
+        self._take(fresh, cells)
+        with self._database:
+            self._database.executemany("DELETE FROM file WHERE path = ?", [(name,) for name in known])
+
+    def _take(self, fresh: Sequence[tuple[bytes, Sequence[int], Run | str]], cells: dict[str, int]) -> None:
+        """Store what was read, all at once: nobody else has to wait while files are read."""
+        with self._database:
+            for name, stamp, found in fresh:
+                self._database.execute("DELETE FROM file WHERE path = ?", (name,))
+                error, problems = (found, ()) if isinstance(found, str) else (None, found.problems)
+                entry = self._database.execute(
+                    "INSERT INTO file (path, size, mtime_ns, error, problems) VALUES (?, ?, ?, ?, ?)",
+                    (name, *stamp, _ascii(error), _ascii(problems)),
+                ).lastrowid
+                for past, records in () if isinstance(found, str) else _by_driver(found):
+                    self._add(entry, past, records, cells)
+
+    def _add(self, file: int | None, past: PastRun, records: Sequence[Record], cells: dict[str, int]) -> None:
+        row = self._database.execute(
+            "INSERT INTO run (file, run_id, started_utc, driver, setup) VALUES (?, ?, ?, ?, ?)",
+            (file, _ascii(past.run_id), past.started_utc, _ascii(past.driver), _ascii(past.setup)),
+        ).lastrowid
+        columns: dict[str, list[tuple[int, float, bool]]] = {}
+        for record in records:
+            cell, flagged = self._cell(record.case, cells), record.outcome == "flagged"
+            for name, value in record.metrics.items():
+                if value.value is not None:
+                    columns.setdefault(name, []).append((cell, value.value, flagged))
+        for name, column in columns.items():
+            arrays = [
+                np.array(part, kind).tobytes() for part, kind in zip(zip(*column, strict=True), _KINDS, strict=True)
+            ]
+            self._database.execute(
+                "INSERT INTO figures (run, metric, cells, amounts, flags) VALUES (?, ?, ?, ?, ?)",
+                (row, _ascii(name), *arrays),
+            )
+
+    def _cell(self, case: Case, cells: dict[str, int]) -> int:
+        content = _ascii(case.to_json())
+        if content not in cells:
+            # Another process that brings the same index up to date may have been faster.
+            self._database.execute("INSERT OR IGNORE INTO cell (content) VALUES (?)", (content,))
+            (cells[content],) = self._database.execute("SELECT id FROM cell WHERE content = ?", (content,)).fetchone()
+        return cells[content]
+
+    def sources(self, folder: Path) -> list[Source]:
+        """The files, in order of their names.
+
+        Args:
+            folder: that they lie in.
+        """
+        rows = self._database.execute("SELECT path, error, problems FROM file ORDER BY path")
+        return [
+            Source(str(folder / os.fsdecode(name)), json.loads(error), tuple(json.loads(problems)))
+            for name, error, problems in rows
+        ]
+
+    def metrics(self) -> list[str]:
+        """Names of the metrics that any run has."""
+        return sorted(json.loads(name) for (name,) in self._database.execute("SELECT DISTINCT metric FROM figures"))
+
+    def figures(self, folder: Path, metric: str, wanted: Callable[[Case], bool]) -> Figures:
+        """A metric of the cases that are wanted; runs without any of them are left out.
+
+        Args:
+            folder: that the files lie in.
+            metric: its name.
+            wanted: which cases.
+        """
+        cases = self._cases()
+        chosen = sorted((key for key, case in cases.items() if wanted(case)), key=lambda key: _order(cases[key]))
+        place = np.full(max(cases, default=0) + 1, -1)
+        place[chosen] = np.arange(len(chosen))
+        columns: dict[tuple[str, str], tuple[PastRun, Floats, int]] = {}
+        copies = 0
+        for path, run_id, started, driver, setup, *blobs in self._database.execute(_FIGURES, (_ascii(metric),)):
+            at, amounts, flags = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, _KINDS, strict=True))
+            inside = place[at] >= 0
+            if (run_id, driver) in columns:
+                copies += 1
+            elif inside.any():
+                column = np.full(len(chosen), np.nan)
+                column[place[at[inside]]] = amounts[inside]
+                place_of = str(folder / os.fsdecode(path))
+                past = PastRun(place_of, json.loads(run_id), started, json.loads(driver), json.loads(setup))
+                columns[run_id, driver] = past, column, int(flags[inside].sum())
+        return _joined(metric, [cases[key] for key in chosen], list(columns.values()), copies)
+
+    def _cases(self) -> dict[int, Case]:
+        rows = self._database.execute("SELECT id, content FROM cell")
+        return {key: Case.from_json(json.loads(content)) for key, content in rows}
+
+
+def _joined(metric: str, cases: Sequence[Case], columns: Sequence[tuple[PastRun, Floats, int]], copies: int) -> Figures:
+    """Runs in order of time, each with its figures and how many are flagged; cases without a figure are left out."""
+    ordered = sorted(columns, key=lambda column: order_of(column[0]))
+    values = np.stack([column[1] for column in ordered], axis=1) if ordered else np.empty((len(cases), 0))
+    seen = np.flatnonzero(np.isfinite(values).any(axis=1))
+    return Figures(
+        metric,
+        tuple(column[0] for column in ordered),
+        tuple(cases[at] for at in seen.tolist()),
+        values[seen],
+        flagged=sum(column[2] for column in ordered),
+        copies=copies,
+    )
+
+
+_KINDS = (np.int32, np.float64, np.int8)
+_FIGURES = """
+SELECT path, run_id, started_utc, driver, setup, cells, amounts, flags
+FROM figures JOIN run ON run.id = figures.run JOIN file ON file.id = run.file WHERE metric = ? ORDER BY path
+"""
+
+
+def _ascii(value: Json) -> str:
+    """A value's JSON in ASCII: text from files may hold what sqlite takes for no text."""
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _order(case: Case) -> tuple[str, int, str]:
+    return case.series.label, case.batch_size or 0, case.benchmark or ""
+
+
+def _stamp(path: Path) -> list[int]:
+    """What tells a file from its former self; that of a file which is gone is like no other."""
+    try:
+        found = path.stat()
+    except OSError:
+        return [-1, -1]
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _run_or_error(path: Path, read: Callable[[Path], Run]) -> Run | str:
+    try:
+        return read(path)
+    except UnreadableInput as error:
+        return str(error)
+
+
+def _kept(path: Path) -> sqlite3.Connection:
+    """The database of a file; one that is none, or another version's, is replaced."""
+    try:
+        database = sqlite3.connect(path, timeout=_WAIT_S)
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            return _prepared(database)
+        if database.execute("SELECT text FROM format").fetchone() == (_FORMAT,):
+            database.execute("PRAGMA foreign_keys = ON")
+            return database
+        database.close()
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        database.close()
+    except sqlite3.DatabaseError:
+        database.close()
+    path.unlink()
+    return _prepared(sqlite3.connect(path, timeout=_WAIT_S))
+
+
+def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
+    database.executescript(_TABLES)
+    database.execute("INSERT INTO format VALUES (?)", (_FORMAT,))
+    database.execute("PRAGMA foreign_keys = ON")
+    database.commit()
+    return database
+
+
+def _by_driver(run: Run) -> list[tuple[PastRun, list[Record]]]:
+    """What a file measured under each driver: a sweep may be resumed after an update."""
+    pasts = {key: _past(run, one.facts) for key, one in run.environments.items()}
+    unknown = _past(run, {})
+    parts: dict[str, tuple[PastRun, list[Record]]] = {}
+    for record in run.records:
+        past = pasts.get(record.environment_id, unknown)
+        parts.setdefault(past.driver, (past, []))[1].append(record)
+    return list(parts.values())
+
+
+def _past(run: Run, facts: Mapping[str, Json]) -> PastRun:
+    return PastRun(run.path, run.run_id, run.started_utc, driver_of(facts), setup_of(facts))

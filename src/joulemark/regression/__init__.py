@@ -1,0 +1,1 @@
+"""Is it slower? Effects, their uncertainty between processes, verdicts, and how often verdicts err (pure)."""

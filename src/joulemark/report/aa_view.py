@@ -1,0 +1,83 @@
+"""How often gates cry wolf, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from joulemark.metrics import find, format_value
+from joulemark.records import Json, Table
+from joulemark.report import markdown, terminal
+
+
+def render(document: Json, form: Literal["terminal", "markdown"], width: int | None = None) -> str:
+    """A document of :func:`joulemark.regression.trials.evaluate` as text."""
+    tables = [_rates(document), _cells(document)]
+    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+
+
+def _rates(document: Json) -> Table:
+    rows = [
+        (
+            row["rule"],
+            _arm(row["added_work"]),
+            *_share(row["rate"], row["interval"]),
+            *_share(row["failed_rate"], row["failed_interval"]),
+        )
+        for row in sorted(document["rates"], key=lambda row: row["added_work"])
+    ]
+    rows += [
+        ("joulemark, simulated", _arm(row["slowdown"]), *_share(row["rate"], row["interval"]), "-", "-")
+        for row in document["simulated"]["rates"]
+    ]
+    return Table(
+        ("rule", "added work", "rows flagged", "of rows", "runs failed", "of runs"),
+        tuple(rows),
+        frozenset({2, 3, 4, 5}),
+        tuple(_notes(document)),
+        f"alarms | {find(document['metric']).title} | {', '.join(document['gpu_models'])}",
+    )
+
+
+def _arm(added: float) -> str:
+    return f"+{added:.1%}" if added else "none"
+
+
+def _share(rate: float, interval: Iterable[float]) -> tuple[str, str]:
+    lo, hi = interval
+    return f"{rate:.2%}", f"{lo:.2%}..{hi:.2%}"
+
+
+def _notes(document: Json) -> Iterable[str]:
+    gate = next(row for row in document["rates"] if row["rule"] == "joulemark" and row["added_work"] == 0)
+    yield f"the gate would have failed {gate['failed']} of {gate['comparisons']} comparisons of the same binary"
+    smallest = document["smallest_slowdown"]
+    found = smallest["of_all_rows"]
+    yield (
+        f"no slowdown up to 40 % is found in {smallest['share']:.0%} of trials"
+        if found is None
+        else f"the smallest slowdown found in {smallest['share']:.0%} of trials: {found:.2%}"
+    )
+    yield f"of rows, of runs: Wilson's 95 % intervals; {document['resampling']['statement']}"
+    yield from document["notes"]
+
+
+def _cells(document: Json) -> Table:
+    smallest: Mapping[str, float | None] = document["smallest_slowdown"]["by_cell"]
+    rows = tuple(
+        (
+            cell["key"],
+            format_value(cell["median"], "s"),
+            f"{cell['between_processes']:.3%}",
+            f"{cell['within_process']:.3%}",
+            "-" if smallest[cell["key"]] is None else f"{smallest[cell['key']]:.2%}",
+            ", ".join(f"{arm['ratio']:.4f}x" for arm in cell["arms"] if arm["added_work"]) or "-",
+        )
+        for cell in document["cells"]
+    )
+    return Table(
+        ("cell", "median", "between processes", "within", "smallest found", "with added work"),
+        rows,
+        frozenset({1, 2, 3, 4}),
+        title="cells",
+    )

@@ -1,0 +1,269 @@
+"""How often does the gate cry wolf on this GPU, and does it find 3 % and 5 % of real work? Writes ``aa.json``.
+
+Ten cheap cells (LeNet-5, ResNet-18, matrix products, elementwise chains) are measured in many fresh processes. A
+cell's step repeats its unit of work 100 times; the arms with added work repeat it 103 and 105 times, so that 3 % and
+5 % are kernels of the same kind, counted in units and never in seconds.
+
+One process measures all cells and, of each, the three arms in turn (which comes first changes with the process and
+the cell). That is fair to the gate: what differs between processes differs between the two sides of every verdict,
+since the gate is judged on disjoint sets of processes; the arms of one process never meet. It costs a third of
+processes that measure one arm each.
+
+Run: ``python tests/gpu/aa_cells.py --parts PARTS --out results/nvidia-h200`` (about 8 minutes on an H200 for 24
+processes). Each process leaves one file in PARTS; the same command goes on where it was stopped (``--limit`` stops it
+by itself), and writes the records and ``aa.json`` when all are there. ``--device cpu`` tries the script without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulemark.records import Case, Measurement, Record
+
+UNITS = {0.0: 100, 0.03: 103, 0.05: 105}
+"""Added work → repetitions of the unit in a step."""
+
+Unit = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of work.
+
+    Args:
+        case: what it is called; for a model of the zoo also how it is built.
+        size: of the operands, for what is no model.
+    """
+
+    case: Case
+    size: int = 0
+
+
+def _zoo(name: str, mode: str, dtype: str, batch: int) -> Cell:
+    return Cell(Case(name, "inference", mode, dtype, batch, "contiguous", "device"))
+
+
+def _operation(name: str, dtype: str, size: int) -> Cell:
+    return Cell(Case(f"{name}-{size}", dtype=dtype), size)
+
+
+CELLS = (
+    _zoo("lenet5", "eager", "fp32", 4096),
+    _zoo("lenet5", "graph", "bf16", 64),
+    _zoo("resnet18", "graph", "bf16", 1),
+    _zoo("resnet18", "graph", "tf32", 8),
+    _zoo("resnet18", "graph", "bf16", 32),
+    _operation("gemm", "bf16", 2048),
+    _operation("gemm", "bf16", 4096),
+    _operation("gemm", "fp32", 2048),
+    _operation("elementwise", "fp32", 1 << 23),
+    _operation("elementwise", "bf16", 1 << 26),
+)
+"""Steps that keep the device busy: the device time of a step that waits for its host has the host's spread."""
+
+HOST_BOUND = (_zoo("lenet5", "eager", "fp32", 1), _zoo("resnet18", "eager", "bf16", 1))
+"""Steps that wait for their host, with ``--host-bound``."""
+
+ON_CPU = (
+    _zoo("lenet5", "eager", "fp32", 1),
+    _operation("gemm", "fp32", 64),
+    _operation("elementwise", "fp32", 1 << 12),
+)
+
+
+def build(cell: Cell, device: str) -> Unit:
+    """The unit of work of a cell."""
+    import torch
+
+    from joulemark.workloads import precision, zoo
+
+    if not cell.size:
+        return zoo.find(cell.case.workload).build(cell.case, device).run
+    precision.set_fp32(tf32=False)  # a model before may have chosen TF32 for the whole process
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[cell.case.dtype or "fp32"]
+    generator = torch.Generator(device).manual_seed(0)
+    if cell.case.workload.startswith("gemm"):
+        a, b = (torch.randn(cell.size, cell.size, device=device, generator=generator).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        return lambda: torch.mm(a, b, out=out)
+    x = torch.rand(cell.size, device=device, generator=generator).to(dtype)
+
+    def chain() -> None:
+        # Bounded whatever the number of repetitions, so that the data stay as random as they were.
+        x.mul_(-1.0).add_(1.0).mul_(-1.0).add_(1.0)
+
+    return chain
+
+
+def measure(cell: Cell, device: str, process: int, position: int) -> dict[float, list[Measurement]]:
+    """All arms of a cell in this process, the first of them chosen by the process and the cell."""
+    from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
+    from joulemark.collect.timing import timer_for
+    from joulemark.measure.plan import Pass, Plan
+    from joulemark.measure.runner import Runner
+    from joulemark.workloads.base import Step
+
+    unit = build(cell, device)
+    on_gpu = device.startswith("cuda")
+    memory = memory_peak(device) if on_gpu else ProcessMemoryPeak()
+    passes = [Pass("latency", 0.05, min_samples=3, target=0.002)]
+    passes += [Pass("steady", 0.12, min_samples=4, target=0.001)] if on_gpu else []
+    arms = list(UNITS)
+    shift = (process + position) % len(arms)
+    found = {}
+    for added in arms[shift:] + arms[:shift]:
+
+        def run(units: int = UNITS[added]) -> None:
+            for _ in range(units):
+                unit()
+
+        step = Step(run, items=UNITS[added])
+        found[added] = Runner(timer_for(device), memory).measure(step, Plan(tuple(passes)), warmup_rounds=2)
+    return found
+
+
+def cells_on(device: str, host_bound: bool) -> tuple[Cell, ...]:
+    """What is measured on a device."""
+    if not device.startswith("cuda"):
+        return ON_CPU
+    return CELLS + HOST_BOUND if host_bound else CELLS
+
+
+def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> None:
+    """Measure all cells and write them to a file, whole or not at all."""
+    started = time.time()
+    import torch
+
+    from joulemark.collect.timing import timer_for
+
+    torch.backends.cudnn.benchmark = False
+    if device.startswith("cuda"):
+        warm = build(_operation("gemm", "bf16", 4096), device)
+        timer_for(device).sustain(warm, 0.5, 1e-3)  # clocks up, as after any case before
+    lines = []
+    for position, cell in enumerate(cells):
+        begin = time.time()
+        for added, measurements in measure(cell, device, process, position).items():
+            lines.append(
+                {
+                    "case": cell.case.to_json(),
+                    "added_work": added,
+                    "measurements": [one.to_json() for one in measurements],
+                    "window_utc": [begin, time.time()],
+                }
+            )
+    facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"facts": facts, "rows": lines, "wall_s": time.time() - started}))
+    os.replace(temporary, file)
+
+
+def assemble_all(parts: list[Path], gpu_model: str, uuid: str | None, environment_id: str, run_id: str) -> list[Record]:
+    """Records of many processes from the files of the processes."""
+    from dataclasses import replace
+
+    from joulemark.measure.assemble import assemble
+    from joulemark.regression.processes import ADDED_WORK
+
+    found: dict[str, tuple[Case, list[Measurement], list[tuple[float, float]]]] = {}
+    for process, part in enumerate(parts):
+        for row in json.loads(part.read_text())["rows"]:
+            case = replace(Case.from_json(row["case"]), gpu_model=gpu_model)
+            if row["added_work"]:
+                case = replace(case, params={ADDED_WORK: row["added_work"]})
+            _, measurements, windows = found.setdefault(case.case_id, (case, [], []))
+            measurements += [replace(Measurement.from_json(one), process=process) for one in row["measurements"]]
+            windows.append(tuple(row["window_utc"]))
+    return [
+        assemble(
+            case,
+            measurements,
+            run_id=run_id,
+            environment_id=environment_id,
+            outcome="ok",
+            gpu_uuid=uuid,
+            window_utc=(min(lo for lo, _ in windows), max(hi for _, hi in windows)),
+        )
+        for case, measurements, windows in found.values()
+    ]
+
+
+def write(parts: list[Path], device: str, out: Path) -> Path:
+    """The records of all processes as one result file."""
+    from joulemark.device.gpu import probe_gpus
+    from joulemark.environment import anonymous, gather
+    from joulemark.store import RunWriter, new_path, new_run_id
+
+    inventory = probe_gpus(os.environ)
+    gpu = inventory.visible[0].gpu if device.startswith("cuda") and inventory.visible else None
+    model = "cpu" if gpu is None else gpu.slug
+    framework = json.loads(parts[0].read_text())["facts"]
+    environment = gather(inventory, Path.cwd(), anonymize=True, framework=framework, options=sys.argv[1:])
+    uuid = None if gpu is None else anonymous(gpu.uuid)
+    run_id, started = new_run_id(), min(part.stat().st_mtime for part in parts)
+    records = assemble_all(parts, model, uuid, environment.environment_id, run_id)
+    path = new_path(out.parent, out.name, started, run_id)
+    path = path.with_name(path.name.replace("sweep-", "aa-"))
+    with RunWriter(path, run_id, environment, started) as writer:
+        for record in records:
+            writer.write(record)
+        wall_s = sum(json.loads(part.read_text())["wall_s"] for part in parts)
+        measured_s = sum(hi - lo for record in records for lo, hi in record.measured_windows_utc)
+        writer.end(completed=True, wall_s=wall_s, measured_s=measured_s)
+    return path
+
+
+def run_processes(options: argparse.Namespace) -> list[Path]:
+    """Start the processes that have no file yet, one after the other, as far as the time allows."""
+    begin, longest = time.monotonic(), 0.0
+    options.parts.mkdir(parents=True, exist_ok=True)
+    parts = [options.parts / f"process-{number:03d}.json" for number in range(options.processes)]
+    for number, part in enumerate(parts):
+        if part.exists():
+            continue
+        left = options.limit - (time.monotonic() - begin)
+        if left < 1.2 * longest:
+            break
+        start = time.monotonic()
+        command = [sys.executable, __file__, "--device", options.device, "--child", str(number), "--parts", str(part)]
+        subprocess.run([*command, "--host-bound"] if options.host_bound else command, check=True)
+        longest = max(longest, time.monotonic() - start)
+        print(f"process {number + 1} of {len(parts)}: {time.monotonic() - start:.1f} s", flush=True)
+    return [part for part in parts if part.exists()]
+
+
+def main() -> int:
+    """Measure what is missing; when all is there, write the records and the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=24)
+    parser.add_argument("--parts", type=Path, required=True, help="folder of the processes' files")
+    parser.add_argument("--out", type=Path, default=Path("results/nvidia-h200"), help="folder of records and aa.json")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds after which no process starts")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--host-bound", action="store_true", help="also two cells that wait for their host")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        child(options.device, options.child, options.parts, cells_on(options.device, options.host_bound))
+        return 0
+    parts = run_processes(options)
+    if len(parts) < options.processes:
+        print(f"{len(parts)} of {options.processes} processes are measured: run the same command again")
+        return 3
+    from joulemark.cli import main as joulemark
+
+    path = write(parts, options.device, options.out)
+    print(f"records: {path}")
+    return joulemark(["aa", str(path), "--out", str(options.out / "aa.json")])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from joulemark.records import Case, Environment, Record, Run, Value
+
+ENVIRONMENT = Environment({"driver": "580.65.06", "gpus": []})
+
+
+@pytest.fixture
+def make_processes():
+    """Builds a run of cells that were measured in many processes, plain and with added work."""
+
+    def make(
+        cells=8, processes=24, arms=(0.0,), between=0.004, within=0.002, samples=9, seed=0, metric="device_time_s"
+    ):
+        rng = np.random.default_rng(seed)
+        records = []
+        for cell in range(cells):
+            for added in arms:
+                level = 1e-3 * (cell + 1) * (1 + added) * np.exp(rng.normal(0, between, processes))
+                drawn = [one * np.exp(rng.normal(0, within, samples)) for one in level]
+                medians = [float(np.median(one)) for one in drawn]
+                records.append(
+                    Record(
+                        Case(f"cell{cell}", gpu_model="nvidia-h200", params={"added_work": added} if added else {}),
+                        "r",
+                        "ok",
+                        ENVIRONMENT.environment_id,
+                        metrics={metric: Value(float(np.median(medians)), "s", n=processes)},
+                        samples={metric: [float(x) for one in drawn for x in one]},
+                        processes=tuple({metric: one} for one in medians),
+                        sample_counts={metric: (samples,) * processes},
+                    )
+                )
+        return Run("aa.jsonl", "r", {ENVIRONMENT.environment_id: ENVIRONMENT}, tuple(records), True)
+
+    return make

@@ -1,0 +1,59 @@
+"""Trials of the gate as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from joulemark.report.aa_view import render
+
+RATE = {"rows": 40, "regressed": 1, "rate": 0.025, "interval": [0.004, 0.13], "comparisons": 4, "failed": 1}
+RATE |= {"failed_rate": 0.25, "failed_interval": [0.05, 0.7]}
+DOCUMENT = {
+    "metric": "device_time_s",
+    "gpu_models": ["nvidia-h200"],
+    "resampling": {"statement": "one split"},
+    "rates": [
+        {"rule": "joulemark", "added_work": 0.03, **RATE},
+        {"rule": "joulemark", "added_work": 0.0, **RATE},
+        {"rule": "mean + 5 %", "added_work": 0.0, **RATE},
+    ],
+    "simulated": {"rates": [{"slowdown": 0.05, "rows": 9, "regressed": 9, "rate": 1.0, "interval": [0.7, 1.0]}]},
+    "smallest_slowdown": {"share": 0.95, "of_all_rows": 0.0225, "by_cell": {"a<b>-x": 0.02, "c": None}},
+    "cells": [
+        {
+            "key": key,
+            "median": 0.00123,
+            "between_processes": 0.004,
+            "within_process": 0.0011,
+            "arms": [{"added_work": 0.0, "ratio": 1.0}, {"added_work": 0.03, "ratio": 1.0301}],
+        }
+        for key in ("a<b>-x", "c")
+    ],
+    "notes": ["d: 2 processes"],
+}
+
+
+def test_the_terminal_shows_rates_components_and_what_they_mean():
+    text = render(DOCUMENT, "terminal", 160)
+    lines = [line.split() for line in text.splitlines()]
+    assert ["joulemark", "none", "2.50%", "0.40%..13.00%", "25.00%", "5.00%..70.00%"] in lines
+    assert ["joulemark", "+3.0%", "2.50%", "0.40%..13.00%", "25.00%", "5.00%..70.00%"] in lines
+    assert ["joulemark,", "simulated", "+5.0%", "100.00%", "70.00%..100.00%", "-", "-"] in lines
+    assert ["c", "1.23", "ms", "0.400%", "0.110%", "-", "1.0301x"] in lines
+    for note in (
+        "the gate would have failed 1 of 4 comparisons of the same binary",
+        "the smallest slowdown found in 95% of trials: 2.25%",
+        "one split",
+        "d: 2 processes",
+    ):
+        assert note in text
+
+
+def test_no_slowdown_that_is_found_is_said():
+    document = {**DOCUMENT, "smallest_slowdown": {**DOCUMENT["smallest_slowdown"], "of_all_rows": None}}
+    assert "no slowdown up to 40 % is found in 95% of trials" in render(document, "terminal", 160)
+
+
+@pytest.mark.parametrize("part", ["a&lt;b&gt;", "| joulemark | none | 2.50% |"])
+def test_markdown_escapes_names(part):
+    assert part in render(DOCUMENT, "markdown")
