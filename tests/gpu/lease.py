@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sessions import ROOT, Session, figures, finish, guarded, ratios, span
+from sessions import CELLS, ROOT, Session, figures, finish, guarded, ratios, span
 
 from joulemark.device.gpu import list_gpus
 from joulemark.device.lease import LeaseFolder, claim_of
@@ -61,7 +61,7 @@ def refused(left: float) -> dict[str, Any]:
     with Nvml() as nvml:
         gpus = list_gpus(nvml)
     lease = LeaseFolder().acquire([claim_of(one, gpus, power=True) for one in gpus], 0, print)
-    command = [sys.executable, "-m", "pytest", "--bench", "bench_inference", "--bench-lease=refuse", "-q"]
+    command = [sys.executable, "-m", "pytest", "--bench", CELLS, "--bench-lease=refuse", "-q"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, check=False)
     lease.close()
     named = f"pid {os.getpid()}," in done.stderr

@@ -16,6 +16,7 @@ from joulemark.records import Record
 from joulemark.store import read_run
 
 ROOT = Path(__file__).parents[2]
+CELLS = "bench_inference/bench_zoo.py"
 FIGURES = ("device_time_s", "host_time_s", "power_w", "energy_per_item_j", "sm_clock_hz", "throughput_per_s")
 
 
@@ -25,7 +26,7 @@ class Session:
     def __init__(self, name: str, out: Path, args: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self.name, self.folder, self.log = name, out / name, out / f"{name}.log"
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pytest", "--bench", "bench_inference", f"--bench-results={self.folder}"]
+        command = [sys.executable, "-m", "pytest", "--bench", CELLS, f"--bench-results={self.folder}"]
         self.begin = time.monotonic()
         self.process = subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *args],
