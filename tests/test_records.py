@@ -51,6 +51,13 @@ def test_unequal_cases_have_unequal_ids(one, other):
     assert (canonical_json(one.to_json()) == canonical_json(other.to_json())) == (one.case_id == other.case_id)
 
 
+def test_an_id_that_was_read_once_is_no_part_of_the_case():
+    case = Case("f", params={"a": 1})
+    before = case.to_json()
+    assert digest(before) == case.case_id
+    assert case.to_json() == before
+
+
 def test_the_order_of_parameters_does_not_matter():
     assert Case("f", params={"a": 1, "b": 2}).case_id == Case("f", params={"b": 2, "a": 1}).case_id
     assert Case("f", params={"a": 1}).case_id != Case("f", params={"a": True}).case_id
@@ -99,6 +106,8 @@ FULL = Record(
     (1.0, 2.0),
     ((1.1, 1.5), (1.6, 1.9)),
     ({"host_time_s": 0.001},),
+    sample_counts={"host_time_s": (2,)},
+    rank_gpu_uuids=("GPU-1", "GPU-2"),
 )
 
 
