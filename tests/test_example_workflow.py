@@ -51,7 +51,9 @@ class Job:
         self.gpus = folder / "gpus.json"
         self.environ = {
             **{
-                key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHON", "JOULEMARK"))
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("PYTEST", "PYTHON", "JOULEMARK", "CUDA_VISIBLE"))
             },
             **{key: str(value) for key, value in WORKFLOW["env"].items()},
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,16 @@ def test_one_process_measures_one_gpu(gpus):
     assert gpus.files == []
     listed = [line for line in run(gpus, "--bench-inprocess", "--collect-only", "-q").outlines if "::" in line]
     assert listed == ["bench_a.py::bench_sleep"]
+
+
+@pytest.mark.parametrize("mask", [None, "2,0"])
+def test_a_session_in_process_gives_the_mask_back(gpus, monkeypatch, mask):
+    if mask is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    run(gpus, "--bench-inprocess")
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == mask
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,21 @@ class BenchSession:
             loop = ChildLoop(self.options, self.measuring, self.current)
             self.config.pluginmanager.register(loop, "joulemark-child")
         elif self.targets[0].on_gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = self.targets[0].uuid or ""
+            self._show_one_gpu(self.targets[0].uuid or "")
+
+    def _show_one_gpu(self, uuid: str) -> None:
+        """To this very process, until pytest ends: a process that runs several sessions finds its own mask again."""
+        name = "CUDA_VISIBLE_DEVICES"
+        before = os.environ.get(name)
+
+        def restore() -> None:
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+        os.environ[name] = uuid
+        self.config.add_cleanup(restore)
 
     # -- collection
 
