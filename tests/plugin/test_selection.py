@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 
@@ -317,3 +318,34 @@ def bench_n(bench, n):
     assert project.outcomes == {"failed": 1}
     result.stdout.fnmatch_lines(["*its id differs between processes*"])
     assert next(iter(project.records.values()))["outcome"] == "failed"
+
+
+def test_a_results_folder_that_comes_to_be_moves_no_root(project, tmp_path_factory):
+    """pytest takes an option's value for a path as soon as it exists: a second child would find another root."""
+    project.write({"tox.ini": "[pytest]\n", "bench_a/bench_a.py": DIES})
+    results = tmp_path_factory.mktemp("elsewhere") / "results"
+    result = project.pytester.runpytest_subprocess("--bench", "--bench-gpus=cpu", "--bench-results", str(results))
+    assert result.parseoutcomes().get("failed") == 1, result.outlines
+    records = {record.nodeid: record for file in results.rglob("*.jsonl") for record in read_run(file).records}
+    assert [one.outcome != "failed" for one in records.values()] == [False, True]
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no folder that shares only / with the project's")
+def test_a_root_that_is_an_options_value_is_refused(project):
+    project.write({"bench_a.py": DIES})
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as there:
+        result = project.pytester.runpytest_subprocess("--bench", "--bench-gpus=cpu", "--bench-results", there)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*for the root of this project*--bench-results=DIR*"])
+
+
+DIES = """
+import os
+
+def bench_dies(bench):
+    bench(abs, 1)
+    os._exit(3)
+
+def bench_then(bench):
+    bench(abs, 1)
+"""

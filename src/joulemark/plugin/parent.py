@@ -55,7 +55,11 @@ def child_arguments(config: pytest.Config) -> list[str]:
     asked for.
     """
     given = config.invocation_params.args
-    extra = ["--maxfail=0", "-Wdefault"]
+    # pytest takes the value of an option that names an existing folder (results, once they are there) for a part of its
+    # search for the root: the child is told which root its parent has found.
+    extra = ["--maxfail=0", "-Wdefault", f"--rootdir={config.rootpath}"]
+    if config.inipath is not None:
+        extra.append(f"--config-file={config.inipath}")
     # The options of a plugin that is switched off (-p no:terminal) do not exist in the child either.
     for plugin, options in (("terminal", ["-q", "--color=no"]), ("junitxml", ["--junitxml="])):
         extra += options if config.pluginmanager.hasplugin(plugin) else []

@@ -95,7 +95,13 @@ def _choose_paths(config: pytest.Config) -> None:
     source = config.args_source
     if source not in (pytest.Config.ArgsSource.TESTPATHS, pytest.Config.ArgsSource.INVOCATION_DIR):
         return
-    folders = sorted(str(path) for path in config.rootpath.glob("bench_*") if path.is_dir())
+    root, here = config.rootpath, config.invocation_params.dir
+    if not here.is_relative_to(root):
+        raise pytest.UsageError(
+            f"pytest took {root} for the root of this project, most likely the value of an option: write options that "
+            "name folders with an equals sign (--bench-results=DIR), or give the benchmarks' paths"
+        )
+    folders = sorted(str(path) for path in root.glob("bench_*") if path.is_dir())
     config.args[:] = folders or [str(config.invocation_params.dir)]
 
 
