@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from joulemark.records import Json
 
 EXIT_REFUSED, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
@@ -23,3 +27,57 @@ def print_json(document: Json) -> None:
     from joulemark.report.jsonout import dumps
 
     sys.stdout.write(dumps(document))
+
+
+class View(Protocol):
+    """A module of joulemark.report that shows one kind of document."""
+
+    def text_for(self, document: Mapping[str, Any], path: Path) -> str:
+        """What a file of this suffix holds."""
+        ...
+
+    def render(self, document: Mapping[str, Any], format: Literal["terminal", "markdown"] = ...) -> str:  # noqa: A002
+        """Its tables as text."""
+        ...
+
+
+class Plot(Protocol):
+    """A module of joulemark.report that draws one kind of document."""
+
+    def draw(self, document: Mapping[str, Any], path: Path) -> None:
+        """Draw it into a file."""
+        ...
+
+
+def check_places(args: argparse.Namespace, schema: str, what: str) -> None:
+    """Refuse an ``--out`` or ``--plot`` that could not be written, before anything is read.
+
+    Args:
+        schema: of the document; a file of another kind is not overwritten.
+        what: the document in words.
+
+    Raises:
+        ConfigurationError: one of them cannot be written.
+    """
+    from joulemark.report import output, plot
+
+    if args.out is not None:
+        output.check_document_path(args.out, schema, what)
+    if args.plot is not None:
+        plot.check_path(args.plot)
+
+
+def deliver(document: Mapping[str, Any], args: argparse.Namespace, view: View, plot: Plot) -> None:
+    """Draw, write or print a document as ``--plot``, ``--out``, ``--json`` and ``--format`` say."""
+    from joulemark.report import output
+
+    if args.plot is not None:
+        plot.draw(document, args.plot)
+        say(f"wrote {args.plot}")
+    if args.out is not None:
+        output.write_text(view.text_for(document, args.out), args.out)
+        say(f"wrote {args.out}")
+    elif args.json or args.format == "json":
+        print_json(document)
+    else:
+        sys.stdout.write(view.render(document, "markdown" if args.format == "markdown" else "terminal"))

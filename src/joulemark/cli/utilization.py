@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command
-from joulemark.cli.console import print_json, say
+from joulemark.cli.arguments import Commands, add_command, add_document_arguments
+from joulemark.cli.console import check_places, deliver, say
 from joulemark.errors import ConfigurationError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -37,21 +36,15 @@ def add_parser(commands: Commands) -> None:
         help="an export of Nsight Compute of one case (a part of its label): it puts kernel classes right and weighs "
         "counters by the profiled timeline; may be given several times",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/utilization.schema.json)")
-    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
-    parser.add_argument("--out", type=Path, metavar="F", help="write to F (.json or .md) instead of the terminal")
-    parser.add_argument("--plot", type=Path, metavar="F", help="draw into F (.svg, .png or .pdf; needs matplotlib)")
+    add_document_arguments(parser, "utilization.schema.json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print, write or draw the utilization of the runs."""
-    from joulemark.report import foreign, output, tandem_plot, utilization_plot, utilization_view
+    from joulemark.report import foreign, utilization_plot, utilization_view
     from joulemark.utilization import summary
 
-    if args.out is not None:
-        output.check_document_path(args.out, summary.SCHEMA, "utilization document")
-    if args.plot is not None:
-        tandem_plot.check_path(args.plot)
+    check_places(args, summary.SCHEMA, "utilization document")
     runs, unusable = foreign.read_results(args.results)
     for line in unusable:
         say(f"left out: {line}")
@@ -61,16 +54,7 @@ def run(args: argparse.Namespace) -> int:
             f"no training over batch sizes is in {', '.join(map(str, args.results))}",
             "run pytest --bench bench_training --bench-collect timing,profiler,counters",
         )
-    if args.plot is not None:
-        utilization_plot.draw(document, args.plot)
-        say(f"wrote {args.plot}")
-    if args.out is not None:
-        output.write_text(utilization_view.text_for(document, args.out), args.out)
-        say(f"wrote {args.out}")
-    elif args.json or args.format == "json":
-        print_json(document)
-    else:
-        sys.stdout.write(utilization_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    deliver(document, args, utilization_view, utilization_plot)
     return 0
 
 

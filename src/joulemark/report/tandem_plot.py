@@ -8,32 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Json
-from joulemark.report.escape import printable, shorten
+from joulemark.report.plot import COLOURS, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-SUFFIXES = (".svg", ".png", ".pdf")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's palette, told apart by colour-blind readers too."""
 _PANELS = ("time per step (s)", "exposed share of the step", "hidden ratio")
-
-
-def check_path(path: Path) -> None:
-    """Refuse a picture that could not be drawn, before anything is read.
-
-    Raises:
-        ConfigurationError: of another suffix, a folder, or without matplotlib.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigurationError(f"--plot got {str(path)!r}", f"use a name that ends in {', '.join(SUFFIXES)}")
-    if path.is_dir():
-        raise ConfigurationError(f"--plot got {str(path)!r}, which is a folder", "give a file name in it")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError("--plot needs matplotlib", "pip install 'joulemark[plot]'") from error
 
 
 def draw(document: Mapping[str, Json], path: Path) -> None:
@@ -55,21 +35,6 @@ def draw(document: Mapping[str, Json], path: Path) -> None:
     for row, (name, series) in zip(panels, groups.items(), strict=True):
         _draw_model(row, name, series)
     save(figure, path)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure; missing folders are made, and an SVG holds no date.
-
-    Raises:
-        ConfigurationError: the disk refuses.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-        figure.savefig(path, metadata=metadata)
-    except OSError as error:
-        what = f"the plot {path} cannot be written ({error.strerror or error})"
-        raise ConfigurationError(what, "choose another place") from error
 
 
 def _by_model(series: Sequence[Mapping[str, Json]]) -> dict[str, list[Mapping[str, Json]]]:
@@ -122,8 +87,3 @@ def _mark_crossover(panel: Axes, crossover: Mapping[str, Json], colour: str) -> 
 def _label(series: Mapping[str, Json]) -> str:
     parts = [series["mode"] or "", series["input"] if series["input"] not in (None, "device") else ""]
     return plain(" ".join(part for part in parts if part) or "series")
-
-
-def plain(text: str) -> str:
-    """Text that matplotlib shows as it is: a dollar sign would begin mathematics, an underscore at the front hide."""
-    return shorten(printable(text), 60).replace("$", r"\$").lstrip("_")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from joulemark.metrics import find
 from joulemark.records import Json
-from joulemark.report.tandem_plot import COLOURS, plain, save
+from joulemark.report.plot import COLOURS, plain, save
 from joulemark.report.utilization_view import BARS, title_of
 from joulemark.utilization.waterfall import TITLES
 

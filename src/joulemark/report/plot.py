@@ -1,0 +1,52 @@
+"""What every picture shares: its file, its colours, and text that matplotlib shows as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulemark.errors import ConfigurationError
+from joulemark.report.escape import printable, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".svg", ".png", ".pdf")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's palette, told apart by colour-blind readers too."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before anything is read.
+
+    Raises:
+        ConfigurationError: of another suffix, a folder, or without matplotlib.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigurationError(f"--plot got {str(path)!r}", f"use a name that ends in {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise ConfigurationError(f"--plot got {str(path)!r}, which is a folder", "give a file name in it")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError("--plot needs matplotlib", "pip install 'joulemark[plot]'") from error
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; missing folders are made, and an SVG holds no date.
+
+    Raises:
+        ConfigurationError: the disk refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        figure.savefig(path, metadata=metadata)
+    except OSError as error:
+        what = f"the plot {path} cannot be written ({error.strerror or error})"
+        raise ConfigurationError(what, "choose another place") from error
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib shows as it is: a dollar sign would begin mathematics, an underscore at the front hide."""
+    return shorten(printable(text), 60).replace("$", r"\$").lstrip("_")
