@@ -30,27 +30,46 @@ class OwnProcess:
     metrics: Sequence[str]
     start: Callable[[Target], Worker | RankGroup]
     _worker: Worker | RankGroup | None = None
+    _last: Worker | RankGroup | None = None
     _target: Target | None = None
+    _cases: int = 0
 
     @property
     def hello(self) -> Json:
         """The greeting of the process that runs, or ran last; empty before the first."""
-        return {} if self._worker is None else self._worker.hello or {}
+        return {} if self._last is None else self._last.hello or {}
+
+    def cases_on(self, target: Target) -> int:
+        """How many cases the process that runs has had on a target; another target's process ends."""
+        if self._target != target:
+            self.close()
+        return self._cases
 
     def measure(self, nodeid: str, target: Target, timeout_s: float | None, **request: Json) -> dict[str, Any]:
         """The answer for one item, with a Measurement in every case: where all failed, it says why."""
-        if self._target != target:
-            self.close()
-            self._worker, self._target = self.start(target), target
-        assert self._worker is not None
+        return self.filled(self.ask(nodeid, target, timeout_s, **request))
+
+    def ask(self, nodeid: str, target: Target, timeout_s: float | None, **request: Json) -> dict[str, Any]:
+        """The answer for one item; that of a process that died or timed out is ``failed``, and the next is fresh."""
+        self.cases_on(target)
+        if self._worker is None:
+            self._worker = self._last = self.start(target)
+            self._target = target
+        self._cases += 1
         try:
             reply = dict(self._worker.ask(nodeid, None, timeout_s, **request))
         except (CaseTimeout, WorkerDied) as error:
+            self.close()
+            timed_out = isinstance(error, CaseTimeout)
             what = error.what if isinstance(error, CaseTimeout) else str(error)
-            reply = {"outcome": "failed", "reason": what, "measurements": [], "findings": []}
+            return {"outcome": "failed", "reason": what, "measurements": [], "findings": [], "timed_out": timed_out}
         if reply.get("poisoned"):
-            self._worker.kill()
-        if not reply["measurements"]:  # what was measured before a later failure of the item stands
+            self.kill()
+        return reply
+
+    def filled(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """The answer with a Measurement that says why there is none; what was measured before a failure stands."""
+        if not reply["measurements"]:
             why = f"the {self.name} pass ended {reply['outcome']}: {reply['reason']}"
             reply["measurements"] = [Measurement(self.name, missing=dict.fromkeys(self.metrics, why)).to_json()]
         return reply
@@ -59,8 +78,13 @@ class OwnProcess:
         """Let the process end by itself; a later case starts another."""
         if self._worker is not None:
             self._worker.close()
+        self._forget()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once; a later case starts another."""
         if self._worker is not None:
             self._worker.kill()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._worker, self._target, self._cases = None, None, 0

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from joulemark.errors import CaseTimeout, WorkerDied
 from joulemark.measure.rank_group import RankGroup
 from joulemark.measure.worker import Worker
 from joulemark.metrics import PROFILER
+from joulemark.plugin.own_process import OwnProcess
 from joulemark.plugin.sweep import Target
-from joulemark.records import Measurement
 
 PASS = "profiler"
 
@@ -32,10 +31,11 @@ class ProfilingProcess:
     """
 
     start: Callable[[Target], Worker | RankGroup]
-    _worker: Worker | RankGroup | None = None
-    _target: Target | None = None
-    _sessions: int = 0
     _inherent: set[str] = field(default_factory=set)
+    _own: OwnProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._own = OwnProcess(PASS, PROFILER, self.start)
 
     def profile(self, nodeid: str, target: Target, timeout_s: float | None, keep: Path | None) -> dict[str, Any]:
         """The answer for one item; whatever goes wrong costs the profiler's figures alone.
@@ -46,49 +46,23 @@ class ProfilingProcess:
             timeout_s: the process is killed after it, and the next item gets a fresh one.
             keep: where the trace stays, of several ranks with the rank before its suffix; None throws it away.
         """
-        earlier = self._sessions_on(target)
-        reply = self._ask(nodeid, target, timeout_s, keep)
+        trace = None if keep is None else str(keep)
+        earlier = self._own.cases_on(target)
+        reply = self._own.ask(nodeid, target, timeout_s, trace=trace)
         suspect = _doubts(reply) - self._inherent
         if (suspect or _failed(reply)) and earlier:
-            self.close()
-            reply = self._ask(nodeid, target, timeout_s, keep)
+            self._own.close()
+            reply = self._own.ask(nodeid, target, timeout_s, trace=trace)
             self._inherent |= suspect & _doubts(reply)
-        if not reply["measurements"]:  # what was measured before a later failure of the item stands
-            why = f"the profiler pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement(PASS, missing=dict.fromkeys(PROFILER, why)).to_json()]
-        return reply
+        return self._own.filled(reply)
 
     def close(self) -> None:
         """End the process."""
-        if self._worker is not None:
-            self._worker.close()
-        self._worker, self._target, self._sessions = None, None, 0
+        self._own.close()
 
     def kill(self) -> None:
         """End the process at once."""
-        if self._worker is not None:
-            self._worker.kill()
-
-    def _sessions_on(self, target: Target) -> int:
-        """How many cases this target's process has profiled; another target's process ends."""
-        if self._target != target:
-            self.close()
-        return self._sessions
-
-    def _ask(self, nodeid: str, target: Target, timeout_s: float | None, keep: Path | None) -> dict[str, Any]:
-        if self._worker is None:
-            self._worker, self._target = self.start(target), target
-        self._sessions += 1
-        try:
-            reply = dict(self._worker.ask(nodeid, None, timeout_s, trace=None if keep is None else str(keep)))
-        except (CaseTimeout, WorkerDied) as error:
-            self.close()
-            timed_out = isinstance(error, CaseTimeout)
-            what = error.what if isinstance(error, CaseTimeout) else str(error)
-            return {"outcome": "failed", "reason": what, "measurements": [], "findings": [], "timed_out": timed_out}
-        if reply.get("poisoned"):
-            self.close()
-        return reply
+        self._own.kill()
 
 
 def _failed(reply: Mapping[str, Any]) -> bool:
