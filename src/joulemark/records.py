@@ -397,6 +397,12 @@ class Environment(_FromJson):
     def environment_id(self) -> str:
         return digest({"facts": dict(self.facts), "tiers": dict(self.tiers)})
 
+    @property
+    def gpus(self) -> list[Mapping[str, Json]]:
+        """The facts' list of GPUs; empty where there is none."""
+        listed = self.facts.get("gpus")
+        return [gpu for gpu in listed if isinstance(gpu, Mapping)] if isinstance(listed, list) else []
+
     def to_json(self, run_id: str, started_utc: float) -> dict[str, Json]:
         return {
             "kind": "environment",

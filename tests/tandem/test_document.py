@@ -11,7 +11,7 @@ import pytest
 
 from joulemark.cli import main
 from joulemark.errors import ConfigurationError
-from joulemark.records import Case, Finding, Value
+from joulemark.records import Case, Environment, Finding, Value
 from joulemark.report import tandem_plot, tandem_view
 from joulemark.store import RunWriter
 from joulemark.tandem import tandem_document
@@ -152,6 +152,12 @@ def test_records_that_were_lost_give_status_3(sweep):
     assert found["series"][0]["rows"][0]["kernels_reconciled"] is False
     assert exit_code(found) == 3
     assert "launches and kernels do not agree" in tandem_view.render(found)
+
+
+@pytest.mark.parametrize("gpus", [[None], [[]], "none"])
+def test_a_list_of_gpus_that_holds_none_is_no_crash(sweep, gpus):
+    environment = Environment({"gpus": gpus})
+    assert document(replace(sweep, environments={"e": environment}))["runs"][0]["gpus"] is None
 
 
 def test_without_a_profile_there_is_nothing_to_say(sweep):

@@ -9,7 +9,7 @@ from statistics import median
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import PROFILER, find
-from joulemark.records import Case, Json, Record, Run, Value
+from joulemark.records import Case, Environment, Json, Record, Run, Value
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
 
 SCHEMA = "joulemark/tandem/1"
@@ -80,14 +80,14 @@ def _batch_of(record: Record) -> int:
 
 
 def _run(run: Run) -> dict[str, Json]:
-    facts = next(iter(run.environments.values())).facts if run.environments else {}
-    gpus = facts.get("gpus")
+    environment = next(iter(run.environments.values()), Environment({}))
+    facts = environment.facts
     return {
         "file": Path(run.path).name,
         "run_id": run.run_id,
         "started_utc": run.started_utc,
         "completed": run.completed,
-        "gpus": [one.get("name") for one in gpus] if isinstance(gpus, list) else None,
+        "gpus": [one.get("name") for one in environment.gpus] or None,
         "driver": facts.get("driver"),
         "torch": facts.get("torch"),
     }
