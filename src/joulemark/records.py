@@ -139,6 +139,10 @@ class Case(_FromJson):
     def to_json(self) -> dict[str, Json]:
         return {**_fields_of(self), "params": dict(self.params)}
 
+    def series_to_json(self) -> dict[str, Json]:
+        """What the cases of a series have in common."""
+        return {name: value for name, value in self.to_json().items() if name != "batch_size"}
+
 
 @dataclass(frozen=True)
 class Value(_FromJson):

@@ -93,17 +93,12 @@ def _run(run: Run) -> dict[str, Json]:
     }
 
 
-def _identity(case: Case) -> dict[str, Json]:
-    names = ("workload", "phase", "mode", "dtype", "layout", "input", "gpu_model", "benchmark")
-    return {**{name: getattr(case, name) for name in names}, "params": dict(case.params)}
-
-
 def _series(records: Sequence[Record]) -> dict[str, Json]:
     """One model in one mode over its batch sizes."""
     rows = [_row(one) for one in records]
     crossover = _crossover(records, "host_issue_unprofiled_s")
     return {
-        **_identity(records[0].case.series),
+        **records[0].case.series_to_json(),
         "rows": rows,
         "crossover": crossover.to_json(),
         "crossover_profiled": _crossover(records, "host_issue_s").to_json(),
@@ -269,7 +264,7 @@ def _rises(rows: Sequence[Mapping[str, Json]]) -> list[list[int]]:
 
 def _against_eager(series: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
     """Exposed overhead of each other mode over eager's, at the smallest batch that both have."""
-    names = ("workload", "phase", "dtype", "layout", "input", "gpu_model", "benchmark")
+    names = ("workload", "phase", "dtype", "layout", "input", "gpu_model", "world_size", "benchmark")
 
     def key(one: Mapping[str, Json]) -> tuple[Json, ...]:
         return tuple(one[name] for name in names)
