@@ -250,3 +250,12 @@ def test_a_stored_result_is_never_overwritten(tmp_path, make_record, make_run):
         with pytest.raises(ConfigurationError, match="is not a joulemark report"):
             write_report([make_run(make_record())], path, form)
     assert path.read_text() == '{"benchmarks": []}'
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.md", "run"])
+def test_no_report_replaces_a_stored_run_whatever_its_name(tmp_path, make_record, make_run, name):
+    path = tmp_path / name
+    path.write_text('{"kind":"environment","schema":"joulemark/sweep/1"}\n')
+    with pytest.raises(ConfigurationError, match="is not a joulemark report"):
+        write_report([make_run(make_record())], path, "csv")
+    assert path.read_text().startswith('{"kind"')
