@@ -205,6 +205,26 @@ def test_wrong_use_is_one_clear_line(calibrated, measured, capsys, tmp_path, arg
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [("--scale", "hbm=0.5"), ("--power-cap", "300"), ("--published", "nowhere")])
+def test_questions_without_what_they_are_about(calibrated, capsys, arguments):
+    code, out, err = run(capsys, "energy", "--calibration", calibrated, *arguments)
+    assert (code, out) == (2, "")
+    assert arguments[0] in err
+
+
+def test_a_calibration_replaces_nothing_but_a_calibration(calibrated, capsys, tmp_path):
+    windows = calibrated.with_name(f"{calibrated.stem}-windows.jsonl")
+    other = tmp_path / "tandem.json"
+    other.write_text('{"schema": "joulemark/tandem/1"}')
+    for place in (windows, other, tmp_path):
+        kept = place.read_bytes() if place.is_file() else None
+        code, out, err = run(capsys, "calibrate", "--refit", windows, "--out", place)
+        assert (code, out) == (2, "")
+        assert str(place) in err
+        assert kept is None or place.read_bytes() == kept
+    assert run(capsys, "calibrate", "--refit", windows, "--out", calibrated)[0] == 0
+
+
 def test_files_that_cannot_be_read(calibrated, measured, capsys, tmp_path):
     assert run(capsys, "energy", measured, "--calibration", tmp_path / "none.json")[0] == 2
     assert run(capsys, "energy", tmp_path / "none.json", "--calibration", calibrated)[0] == 2
