@@ -246,6 +246,8 @@ def test_lines_of_a_newer_version_are_named_not_guessed(tmp_path):
         {"metrics": {"host_time_s": {"value": 1.0, "unit": "s", "confidence": "high"}}},
         {"metrics": {"host_time_s": {"value": 1.0, "unit": "s", "confidence": 2.0}}},
         {"metrics": {"host_time_s": {"value": 1.0, "unit": "s", "n": -1}}},
+        {"metrics": {"host_time_s": {"value": 1e308, "unit": "s"}}},
+        {"samples": {"host_time_s": [1e308]}},
         {"samples": None},
         {"window_utc": [1.0]},
         {"conditions": {"reasons": 1}},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -24,14 +23,17 @@ Outcome = Literal["ok", "flagged", "oom", "unsupported", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "flagged", "oom", "unsupported", "failed")
 Json = Any
 """A value of strict JSON: None, bool, int, finite float, str, list or dict with str keys."""
-Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""A number of a record: JSON's 1e999 is an infinity in Python, and none here."""
+_LARGEST = 1e100
+"""No figure of ours comes near it; beyond it, ratios and products of two would overflow."""
+Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+"""A number of a file: JSON's 1e999 is an infinity in Python, and none here."""
+Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
+"""A number that is not negative."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Row = Mapping[str, str | int | Finite | bool | None]
 """A row of a small table that a record carries: kernel classes, levels per phase …"""
-_Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 def canonical_json(value: Json) -> str:
@@ -51,7 +53,12 @@ def digest(value: Json) -> str:
 _T = TypeVar("_T")
 
 
-def _converted(data: Json, kind: type[_T]) -> _T:
+def converted(data: Json, kind: type[_T]) -> _T:
+    """Data of a file as a dataclass or typed dictionary, held to the types of its fields.
+
+    Raises:
+        ValueError: an entry that must be there is missing, or one is not of its field's type; says which.
+    """
     try:
         one: _T = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -69,7 +76,7 @@ class _FromJson:
         Raises:
             ValueError: an entry that must be there is missing, or one is not of its field's type; says which.
         """
-        return _converted(data, cls)
+        return converted(data, cls)
 
 
 @cache
@@ -260,7 +267,7 @@ class Measurement(_FromJson):
         }
 
 
-_Kernels = TypedDict("_Kernels", {"class": str, "uses_tensor_cores": bool | None, "time_s": _Amount})
+_Kernels = TypedDict("_Kernels", {"class": str, "uses_tensor_cores": bool | None, "time_s": Amount})
 
 
 class _Kernel(_Kernels):
@@ -268,9 +275,9 @@ class _Kernel(_Kernels):
 
 
 class _Timeline(TypedDict):
-    busy_s: _Amount
-    profiled_s: Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
-    plain_s: _Amount
+    busy_s: Amount
+    profiled_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
+    plain_s: Amount
 
 
 class _Level(TypedDict):
@@ -281,10 +288,10 @@ class _Level(TypedDict):
 
 
 class _Reference(TypedDict, total=False):
-    share: _Amount | None
-    peak_counts_per_s: _Amount | None
-    step_share: _Amount | None
-    step_peak_counts_per_s: _Amount | None
+    share: Amount | None
+    peak_counts_per_s: Amount | None
+    step_share: Amount | None
+    step_peak_counts_per_s: Amount | None
 
 
 class _Tables(TypedDict, total=False):
@@ -379,7 +386,7 @@ class Record(_FromJson):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Self:
-        _converted(data.get("tables", {}), _Tables)
+        converted(data.get("tables", {}), _Tables)
         return super().from_json(data)
 
 

@@ -205,6 +205,35 @@ def test_wrong_use_is_one_clear_line(calibrated, measured, capsys, tmp_path, arg
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sm_clock_hz": "fast"},
+        {"max_sm_clock_hz": [[]]},
+        {"activity": "high"},
+        {"batch_size": "8"},
+        {"window_s": 1e308},
+        {"window_s": 5e-324},
+        {"measured_j": 0},
+        {"measured_j": -1},
+        {"counters": []},
+        {"counters": {"l1_sectors": 1e300}},
+        {"counters": {"l1_sectors": None}},
+        {"mix": {"l2_read": 1e308}},
+        {"workload": 3},
+        {"core_share": 2},
+    ],
+    ids=str,
+)
+def test_a_row_that_cannot_be_is_refused(calibrated, measured, capsys, change):
+    document = json.loads(measured.read_text())
+    document["rows"][0] |= change
+    measured.write_text(json.dumps(document))
+    code, out, err = run(capsys, "energy", measured, "--calibration", calibrated)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize("arguments", [("--scale", "hbm=0.5"), ("--power-cap", "300"), ("--published", "nowhere")])
 def test_questions_without_what_they_are_about(calibrated, capsys, arguments):
     code, out, err = run(capsys, "energy", "--calibration", calibrated, *arguments)
