@@ -259,6 +259,12 @@ def test_files_that_cannot_be_read(calibrated, measured, capsys, tmp_path):
     assert run(capsys, "energy", tmp_path / "none.json", "--calibration", calibrated)[0] == 2
     assert run(capsys, "energy", calibrated, "--calibration", calibrated)[0] == 2
     assert run(capsys, "calibrate", "--refit", measured)[0] == 2
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    assert run(capsys, "energy", measured, "--calibration", deep)[0] == 2
+    assert run(capsys, "energy", deep, "--calibration", calibrated)[0] == 2
+    assert run(capsys, "energy", "--calibration", calibrated, "--published", tmp_path)[0] == 2
+    assert run(capsys, "calibrate", "--refit", deep)[0] == 2
     for wrong in (("--repeats", "0"), ("--limit", "-1"), ("--window", "0.1"), ("--window", "nan")):
         code, out, err = run(capsys, "calibrate", *wrong)
         assert (code, out) == (2, "")

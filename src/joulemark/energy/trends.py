@@ -72,7 +72,7 @@ def read_published(paths: Iterable[Path]) -> list[Published]:
             if data["schema"] != PUBLISHED_SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
             found += [converted({**row, "citation": data["citation"]}, Published) for row in data["rows"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnreadableInput(f"{path} holds no published energies ({error})", "see results/published") from error
     return found
 

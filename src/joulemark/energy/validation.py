@@ -148,7 +148,7 @@ def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
         return document, [_measured(row) for row in document["rows"]]
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"measured workloads: {path} cannot be read ({error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableInput(
             f"{path} holds no measured workloads ({type(error).__name__}: {error})",
             f"give a document of schema {MEASUREMENTS_SCHEMA} or {SCHEMA}",
