@@ -230,9 +230,10 @@ class Runner:
             issue = self.timer.issue(step.run, self.pace.stop(bursts, step_s))
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
-        if issue:
-            samples["host_issue_unprofiled_s"] = issue
-            values["host_issue_unprofiled_s"] = value_of(issue, "host_issue_unprofiled_s", "host_clock")
+        if issue.step_s:
+            for name, seconds in (("host_issue_unprofiled_s", issue.step_s), ("host_reference_s", issue.reference_s)):
+                samples[name] = seconds
+                values[name] = value_of(seconds, name, "host_clock")
         _throughput(values, samples, step)
         return Measurement(
             one.name,
