@@ -232,9 +232,14 @@ def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, s
 
 
 def _reset_compiler() -> None:
-    """Forget earlier shapes: the recompile limit of torch.compile must not turn a later case into an eager one."""
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
+    """Forget earlier shapes: the recompile limit of torch.compile must not turn a later case into an eager one.
+
+    Every optimizer imports the compiler; where it has compiled nothing there is nothing to forget, and the first reset
+    beside CUDA would import all of the inductor.
+    """
+    compiler = sys.modules.get("torch._dynamo")
+    if compiler is not None and getattr(getattr(compiler, "convert_frame", None), "FRAME_COUNTER", 1):
+        compiler.reset()
 
 
 def _listen(connection: socket.socket, answers: Path) -> queue.Queue[dict[str, Any]]:
