@@ -94,9 +94,7 @@ def settings_for(chip: str, interval_s: float, expected_s: float | None = None) 
         return most
     samples = math.ceil(_ROOM * expected_s / interval_s) + _SPARE_SAMPLES
     buffer = _BUFFER_STEP * math.ceil(samples * _SAMPLE_BYTES / _BUFFER_STEP)
-    return replace(
-        most, buffer_bytes=min(buffer, most.buffer_bytes), image_samples=min(samples, most.image_samples)
-    )
+    return replace(most, buffer_bytes=min(buffer, most.buffer_bytes), image_samples=min(samples, most.image_samples))
 
 
 def interval_for(expected_s: float | None, least_s: float = INTERVAL_S) -> float:
