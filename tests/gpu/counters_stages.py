@@ -1,8 +1,8 @@
 """Where does the time of counting go? Every stage of it by itself, as it is done now and as it could be done.
 
 Run: ``python tests/gpu/counters_stages.py OUT [--seconds 25] [--parts gpm,workloads]`` on a machine with a CUDA GPU and
-PM sampling. Writes OUT/counters-stages.json after each part: times in s, raw. A part that fails costs itself alone; of one
-that takes the process along, name those after it in ``--parts``. Parts that no time is left for stand under ``skipped``.
+PM sampling. Writes OUT/counters-stages.json after each part: times in s, raw. A part that fails costs itself alone; of
+one that takes the process along, name those after it in ``--parts``. Parts that no time is left for are ``skipped``.
 """
 
 from __future__ import annotations
@@ -379,6 +379,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     path, end = options.out / "counters-stages.json", float("inf")
     wanted = options.parts.split(",")
+    if unknown := set(wanted) - {part.__name__ for part in PARTS}:
+        parser.error(f"no part is called {', '.join(sorted(unknown))}")
     faulthandler.enable()
     faulthandler.dump_traceback_later(2 * options.seconds + 30, exit=True)
     found: dict[str, Any] = {"parts": {}, "skipped": [], "seconds": {}}
