@@ -120,6 +120,11 @@ class Worker:
         """Whether the child lives."""
         return self._is_alive()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the child was started ahead and has not been let at its device."""
+        return self._is_alive() and self._stage == IMPORTED
+
     def ensure_started(self) -> Json:
         """Start the child if none runs; its greeting (software facts, baselines).
 

@@ -65,7 +65,7 @@ class OwnProcess:
         one that hangs is killed.
         """
         worker = self._worker
-        if not isinstance(worker, Worker):
+        if not isinstance(worker, Worker) or not worker.waits:
             return
         with suppress(WorkerDied):
             worker.open_instruments()
