@@ -95,6 +95,8 @@ def test_one_that_hangs_while_it_opens_is_killed_and_gives_its_turn_back(own, tm
     begin = time.monotonic()
     with turn_at(tmp_path / "turn"):
         assert 0.2 < time.monotonic() - begin < 30  # its limit, and 5 s in which it might have ended by itself
+    while own.started[0].is_running and time.monotonic() - begin < 30:
+        time.sleep(0.01)
     assert not own.started[0].is_running
 
 
