@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -32,7 +33,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Row = Mapping[str, str | int | Finite | bool | None]
+_AnyFinite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Row = Mapping[str, str | int | _AnyFinite | bool | None]
 """A row of a small table that a record carries: kernel classes, levels per phase …"""
 
 
