@@ -221,6 +221,9 @@ def test_mixes_are_read_and_wrong_ones_refused():
     assert (mix.l2_read, mix.source) == (Range.exact(0.5), "disassembly")
     with pytest.raises(UnreadableInput, match="mix of a workload"):
         Mix.from_json({"fma": {"fp32": "most"}}, otherwise)
+    for share in (-0.1, 1.5, [0.5, 0.6, 0.7], float("nan")):
+        with pytest.raises(UnreadableInput, match="no share"):
+            Mix.from_json({"l2_read": share}, otherwise)
 
 
 # Split

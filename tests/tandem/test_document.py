@@ -11,8 +11,8 @@ import pytest
 
 from joulemark.cli import main
 from joulemark.errors import ConfigurationError
-from joulemark.records import Case, Finding, Value
-from joulemark.report import tandem_plot, tandem_view
+from joulemark.records import Case, Environment, Finding, Value
+from joulemark.report import formats, tandem_plot, tandem_view
 from joulemark.store import RunWriter
 from joulemark.tandem import tandem_document
 from joulemark.tandem.document import METRICS, exit_code
@@ -95,6 +95,15 @@ def test_graph_against_eager_at_the_smallest_batch(sweep):
     assert found["interval"][0] < found["ratio"] < found["interval"][1]
 
 
+def test_series_of_other_world_sizes_are_told_apart(sweep):
+    two = [replace(one, case=replace(one.case, world_size=2)) for one in sweep.records]
+    found = document(replace(sweep, records=(*sweep.records, *two)))
+    titles = [table.title for table in tandem_view.tables(found)]
+    assert len(set(titles)) == len(titles)
+    alone = document(sweep)["against_eager"]
+    assert found["against_eager"] == [{**one, "world_size": size} for size in (1, 2) for one in alone]
+
+
 def test_issue_time_that_depends_on_the_batch_is_not_even(record):
     cases = [Case("m", "inference", "eager", "bf16", batch, gpu_model="nvidia-h200") for batch in (1, 2, 4)]
     records = [record(one, busy=1e-3, issue=2e-3 * (1.3 if one.batch_size == 4 else 1)) for one in cases]
@@ -174,7 +183,7 @@ def test_inputs_without_a_batch_are_cells(sweep, record):
     ]
     assert found["cells"][0]["params"] == {"sleep_ms": 20}
     assert [one["run_id"] for one in found["runs"]] == ["r" * 32]
-    assert "bench_slow_loader" in tandem_view.render(found, "markdown")
+    assert "bench_slow_loader" in formats.render(tandem_view.tables(found), "markdown")
 
 
 def test_records_that_were_lost_give_status_3(sweep):
@@ -184,7 +193,13 @@ def test_records_that_were_lost_give_status_3(sweep):
     found = document(run_of(records))
     assert found["series"][0]["rows"][0]["kernels_reconciled"] is False
     assert exit_code(found) == 3
-    assert "launches and kernels do not agree" in tandem_view.render(found)
+    assert "launches and kernels do not agree" in formats.render(tandem_view.tables(found))
+
+
+@pytest.mark.parametrize("gpus", [[None], [[]], "none"])
+def test_a_list_of_gpus_that_holds_none_is_no_crash(sweep, gpus):
+    environment = Environment({"gpus": gpus})
+    assert document(replace(sweep, environments={"e": environment}))["runs"][0]["gpus"] is None
 
 
 def test_without_a_profile_there_is_nothing_to_say(sweep):
@@ -193,7 +208,7 @@ def test_without_a_profile_there_is_nothing_to_say(sweep):
 
 
 def test_the_tables_say_what_was_found(sweep):
-    text = tandem_view.render(document(sweep), "markdown")
+    text = formats.render(tandem_view.tables(document(sweep)), "markdown")
     assert "on nvidia-h200: crossover 39" in text
     assert "at or below 1" in text
     assert "memory at the crossover" in text

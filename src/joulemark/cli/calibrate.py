@@ -53,6 +53,11 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is left of the plan, then fit."""
+    from joulemark.energy.calibration import SCHEMA
+    from joulemark.report import output
+
+    if args.out is not None:
+        output.check_document_path(args.out, SCHEMA, "calibration", (".json",))
     if args.refit is not None:
         return _fit(args.refit, args.out, args.json)
     _check(args)

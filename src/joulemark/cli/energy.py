@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from joulemark.cli.arguments import Commands, add_command
 from joulemark.cli.console import print_json
-from joulemark.errors import MeasurementError
+from joulemark.errors import ConfigurationError, MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
     from joulemark.energy.calibration import read_calibration
     from joulemark.report import energy_view
 
+    if args.file is None and (args.scale or args.power_cap is not None):
+        raise ConfigurationError("--scale and --power-cap ask about measured workloads: none are given", "give FILE")
+    if args.published is not None and not args.published.is_dir():
+        raise ConfigurationError(f"--published got {str(args.published)!r}, no folder", "see results/published")
     calibration = read_calibration(args.calibration)
     form: energy_view.Format = "markdown" if args.format == "markdown" else "terminal"
     published = None if args.published is None else trends.read_published(args.published.glob("*.json"))
@@ -89,7 +93,6 @@ def _what_if(
     from joulemark.energy import trends
     from joulemark.energy.model import Model
     from joulemark.energy.validation import core_share
-    from joulemark.errors import ConfigurationError
 
     if cap is not None and not 0 < cap < float("inf"):
         raise ConfigurationError(f"--power-cap {cap} is no power", "give watts, as in --power-cap 500")

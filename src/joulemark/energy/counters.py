@@ -102,10 +102,10 @@ class Mix:
 
 
 def _range(data: Json) -> Range:
-    if isinstance(data, list):
-        value, low, high = map(float, data)
-        return Range(value, low, high)
-    return Range.exact(float(data))
+    value, low, high = map(float, data if isinstance(data, list) else (data, data, data))
+    if not 0 <= low <= value <= high <= 1:
+        raise ValueError(f"{data!r} is no share with its range")
+    return Range(value, low, high)
 
 
 def _ranges(data: Mapping[str, Json]) -> dict[str, Range]:

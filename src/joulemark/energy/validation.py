@@ -7,6 +7,7 @@ the sensors showed, so that every prediction is recomputed from it, offline.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,14 @@ from joulemark.energy.counters import Counts, Mix, counts_of
 from joulemark.energy.model import Model, Prediction
 from joulemark.energy.split import Split, split
 from joulemark.errors import MeasurementError, UnreadableInput
+from joulemark.records import Amount, Json, Positive, Share, converted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from joulemark.energy.baselines import Baseline
     from joulemark.energy.calibration import Calibration
-    from joulemark.records import Json
 
 MEASUREMENTS_SCHEMA = "joulemark/energy-measurements/1"
 _GPU_DIFFERS = "the calibration is of {one}, the measurement of {other}: boards differ by 3 to 5 %"
@@ -49,20 +50,20 @@ class Measured:
     """
 
     workload: str
-    window_s: float
-    measured_j: float
-    counters: Mapping[str, float]
+    window_s: Amount
+    measured_j: Amount
+    counters: Mapping[str, Amount]
     dtype: str | None = None
-    batch_size: int | None = None
+    batch_size: Positive | None = None
     kind: str | None = None
-    items: float | None = None
-    sm_clock_hz: float | None = None
-    max_sm_clock_hz: float | None = None
+    items: Amount | None = None
+    sm_clock_hz: Amount | None = None
+    max_sm_clock_hz: Amount | None = None
     capped: bool = False
-    power_limit_w: float | None = None
-    core_share: float | None = None
+    power_limit_w: Amount | None = None
+    core_share: Share | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
-    activity: float | None = None
+    activity: Amount | None = None
 
     @property
     def clock(self) -> float:
@@ -147,7 +148,7 @@ def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
         return document, [_measured(row) for row in document["rows"]]
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"measured workloads: {path} cannot be read ({error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableInput(
             f"{path} holds no measured workloads ({type(error).__name__}: {error})",
             f"give a document of schema {MEASUREMENTS_SCHEMA} or {SCHEMA}",
@@ -158,36 +159,14 @@ SCHEMA = "joulemark/energy/1"
 """Of what ``joulemark energy`` prints and of ``validation.json``."""
 
 
-_OPTIONAL = (
-    "dtype", "batch_size", "kind", "items", "sm_clock_hz", "max_sm_clock_hz", "power_limit_w", "activity",
-)  # fmt: skip
+_SHORTEST_WINDOW_S = 1e-9
 
 
 def _measured(row: Mapping[str, Json]) -> Measured:
-    window, energy = float(row["window_s"]), float(row["measured_j"])
-    if not (0 < window < float("inf")) or not (0 < energy < float("inf")):
-        raise ValueError(f"{row['workload']!r} has a window of {window} s with {energy} J")
-    counters = {str(name): float(total) for name, total in row["counters"].items()}
-    if any(not 0 <= total < float("inf") for total in counters.values()):
-        raise ValueError(f"{row['workload']!r} has a counter that is no count")
-    optional = {
-        name: row[name]
-        for name in (
-            "dtype",
-            "batch_size",
-            "kind",
-            "items",
-            "sm_clock_hz",
-            "max_sm_clock_hz",
-            "power_limit_w",
-            "activity",
-        )
-        if row.get(name) is not None
-    }
-    return Measured(
-        str(row["workload"]), window, energy, counters, **optional, capped=bool(row.get("capped", False)),
-        core_share=None if row.get("core_share") is None else float(row["core_share"]), mix=dict(row.get("mix") or {}),
-    )  # fmt: skip
+    seen = converted({name: value for name, value in row.items() if value is not None}, Measured)
+    if seen.window_s < _SHORTEST_WINDOW_S or not seen.measured_j:
+        raise ValueError(f"{seen.workload!r} has a window of {seen.window_s} s with {seen.measured_j} J")
+    return seen
 
 
 def evaluate(calibration: Calibration, rows: Sequence[Measured]) -> list[Outcome]:

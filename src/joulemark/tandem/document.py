@@ -9,7 +9,7 @@ from statistics import median
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import PROFILER, find
-from joulemark.records import Case, Json, Record, Run, Value
+from joulemark.records import Case, Environment, Json, Record, Run, Value
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
 
 SCHEMA = "joulemark/tandem/1"
@@ -81,22 +81,17 @@ def _batch_of(record: Record) -> int:
 
 
 def _run(run: Run) -> dict[str, Json]:
-    facts = next(iter(run.environments.values())).facts if run.environments else {}
-    gpus = facts.get("gpus")
+    environment = next(iter(run.environments.values()), Environment({}))
+    facts = environment.facts
     return {
         "file": Path(run.path).name,
         "run_id": run.run_id,
         "started_utc": run.started_utc,
         "completed": run.completed,
-        "gpus": [one.get("name") for one in gpus] if isinstance(gpus, list) else None,
+        "gpus": [one.get("name") for one in environment.gpus] or None,
         "driver": facts.get("driver"),
         "torch": facts.get("torch"),
     }
-
-
-def _identity(case: Case) -> dict[str, Json]:
-    names = ("workload", "phase", "mode", "dtype", "layout", "input", "gpu_model", "benchmark")
-    return {**{name: getattr(case, name) for name in names}, "params": dict(case.params)}
 
 
 def _series(records: Sequence[Record]) -> dict[str, Json]:
@@ -105,7 +100,7 @@ def _series(records: Sequence[Record]) -> dict[str, Json]:
     rows = [_row(one, speed_s) for one in records]
     crossover = _crossover(records, "host_issue_unprofiled_s")
     return {
-        **_identity(records[0].case.series),
+        **records[0].case.series_to_json(),
         "rows": rows,
         "crossover": crossover.to_json(),
         "crossover_at_one_speed": None
@@ -297,7 +292,7 @@ def _rises(rows: Sequence[Mapping[str, Json]]) -> list[list[int]]:
 
 def _against_eager(series: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
     """Exposed overhead of each other mode over eager's, at the smallest batch that both have."""
-    names = ("workload", "phase", "dtype", "layout", "input", "gpu_model", "benchmark")
+    names = ("workload", "phase", "dtype", "layout", "input", "gpu_model", "world_size", "benchmark")
 
     def key(one: Mapping[str, Json]) -> tuple[Json, ...]:
         return tuple(one[name] for name in names)
