@@ -103,6 +103,7 @@ class CudaEngine:
     def _upload(self, name: str, values: NDArray[np.uint32]) -> int:
         address = self._buffer(name, values.nbytes)
         self._check(self._driver.cuMemcpyHtoD(address, values.ctypes.data, values.nbytes), f"copying {name}")
+        self._device.sync()  # a copy from pageable memory may return early, and our stream does not wait for it
         return address
 
     def _kernel(self, family: str, name: str) -> Any:
