@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench_energy.held_out import HeldOut, network
+from bench_energy.held_out import HELD_OUT, HeldOut, network
 
 _CELLS = (
     ("resnet50", "train", ("bf16", "fp32"), (8, 16, 32, 64, 128, 256)),
@@ -20,3 +20,6 @@ SPLITS: tuple[HeldOut, ...] = tuple(
     for batch in batches
 )
 """The list; ResNet-50 in training is where the literature's "up to 84 %" of data movement stands."""
+
+ALL: tuple[HeldOut, ...] = tuple({one.name: one for one in (*HELD_OUT, *SPLITS)}.values())
+"""The held-out workloads, and the splits that are not among them."""

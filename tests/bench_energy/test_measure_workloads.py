@@ -42,19 +42,13 @@ def machine(tmp_path, monkeypatch):
     ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
     counters = SimpleNamespace(open_counters=lambda uuid, device: ladder)
     monkeypatch.setitem(sys.modules, "joulemark.collect.counters", counters)
-    monkeypatch.setattr(
-        measure_workloads,
-        "measure_workload",
-        lambda *args: measure_workloads_original(*args, window_s=0.4),
-    )
     return tmp_path / "out" / "measured.json"
 
 
-measure_workloads_original = measure_workloads.measure_workload
-
-
 def run(out, *more):
-    return measure_workloads.main(["--out", str(out), "--device", "cpu", *more])
+    return measure_workloads.main(
+        ["--out", str(out), "--device", "cpu", "--list", "held_out", "--window", "0.4", *more]
+    )
 
 
 def test_rows_are_valid_and_gone_on_with(machine, capsys):

@@ -68,6 +68,12 @@ class Smoke:
         return open_counters(self.gpu.gpu.uuid, f"cuda:{self.gpu.ordinal}")
 
     @cached_property
+    def counting(self) -> Any:
+        from joulemark.energy.counting import Counting
+
+        return Counting(self.ladder.source)
+
+    @cached_property
     def caches(self) -> Caches | None:
         """As an earlier stage found them."""
         for line in (self.out / LINES).read_text().splitlines() if (self.out / LINES).exists() else ():
@@ -194,9 +200,9 @@ class Smoke:
         }  # fmt: skip
 
     def count(self, name: str) -> Mapping[str, Any]:
-        from joulemark.energy.calibrate import _counted
+        from joulemark.energy.calibrate import count_benchmark
 
-        counted = _counted(self.engine, self.ladder.source, SUITE[name], self.caches)
+        counted = count_benchmark(self.engine, self.counting, SUITE[name], self.caches)
         per = {unit: f"{count:.4g}" for unit, count in counted.counts.items()}
         return {"counts": per, "counters": {key: f"{value:.5g}" for key, value in counted.counters.items()}}
 
@@ -211,7 +217,7 @@ class Smoke:
         stepper = Stepper(one.build(f"cuda:{self.gpu.ordinal}", False), torch.cuda.synchronize)
         built = time.perf_counter()
         facts = Facts(one.name, one.kind, one.dtype, one.batch_size, one.batch_size)
-        row = measure_workload(facts, stepper, self.meter, self.ladder.source, self.gpu.gpu.power_limit_w, 1.2)
+        row = measure_workload(facts, stepper, self.meter, self.counting, self.gpu.gpu.power_limit_w, 1.2)
         row["counters"] = {key: f"{value:.4g}" for key, value in row["counters"].items()}
         del stepper
         torch.cuda.empty_cache()

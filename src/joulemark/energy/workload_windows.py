@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from joulemark.collect.energy import conditions_of, energy_of
-from joulemark.energy.engine import CounterRecorder, Meter, Run
+from joulemark.energy.counting import Totals
+from joulemark.energy.engine import Meter, Run
 from joulemark.energy.windows import hindered
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from joulemark.energy.counting import Counting
     from joulemark.records import Json
 
     Step = Callable[[], object]
 
 WINDOW_S = 2.3
-_SETTLE_S = 0.5
+_SETTLE_S = 0.4
 _CHUNK_S = 0.1
-_COUNTED_S = 0.3
+_COUNTED_S = 0.1
+_COUNTED_STEPS = 2
 _PILOT_STEPS = 3
 
 
@@ -82,7 +85,7 @@ def measure_workload(
     facts: Facts,
     stepper: Stepper,
     meter: Meter,
-    recorder: CounterRecorder | None,
+    counting: Counting | None,
     power_limit_w: float | None = None,
     window_s: float = WINDOW_S,
 ) -> dict[str, Json]:
@@ -92,7 +95,7 @@ def measure_workload(
         facts: of the workload.
         stepper: runs it.
         meter: reads the sensors.
-        recorder: of hardware counters; None leaves ``counters`` empty.
+        counting: of hardware counters; None leaves ``counters`` empty.
         power_limit_w: of the GPU, stored for capped windows.
         window_s: length of the window.
 
@@ -104,7 +107,7 @@ def measure_workload(
     if reading.power_w.value is None:
         raise MeasurementError(f"{facts.workload}: no energy ({reading.reason})", "repeat with a longer window")
     length = ran.end - ran.start
-    per_step = {} if recorder is None else _counters(stepper, recorder)
+    totals = Totals({}, None) if counting is None else _counted(stepper, counting)
     return {
         "workload": facts.workload,
         "kind": facts.kind,
@@ -117,7 +120,8 @@ def measure_workload(
         "power_interval_w": None if reading.power_w.interval is None else list(reading.power_w.interval),
         "cross_check_ratio": reading.cross_check_ratio,
         "findings": [finding.code for finding in reading.findings],
-        "counters": {name: total * ran.launches for name, total in per_step.items()},
+        "counters": {name: total * ran.launches for name, total in totals.each.items()},
+        "passes_differ": totals.spread,
         "sm_clock_hz": None if state is None else state.sm_clock_hz,
         "max_sm_clock_hz": None if state is None else state.max_sm_clock_hz,
         "temperature_c": None if state is None else state.temperature_c,
@@ -127,14 +131,7 @@ def measure_workload(
     }
 
 
-def _counters(stepper: Stepper, recorder: CounterRecorder) -> dict[str, float]:
-    """Counts per step: every group sees the same number of steps."""
-    steps = stepper.steps_in(_COUNTED_S)
-    found: dict[str, float] = {}
-    for group in recorder.groups:
-        series = recorder.record(group, lambda: stepper.run(steps), steps * stepper.step_s)
-        for name in (name for name, unit in series.units.items() if unit != "1"):
-            total = series.total(name)
-            if total is not None:
-                found.setdefault(name, total / steps)
-    return found
+def _counted(stepper: Stepper, counting: Counting) -> Totals:
+    """Counts per step."""
+    steps = max(_COUNTED_STEPS, stepper.steps_in(_COUNTED_S))
+    return counting.of(lambda: stepper.run(steps), steps, steps * stepper.step_s)
