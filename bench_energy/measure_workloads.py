@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,10 @@ def _gpu() -> Gpu:
 
 def _document(path: Path, gpu: Gpu) -> dict[str, Any]:
     if not path.exists():
-        return {"schema": MEASUREMENTS_SCHEMA, "gpu": gpu.name, "gpu_uuid": gpu.uuid, "rows": [], "failed": {}}
+        return {
+            "schema": MEASUREMENTS_SCHEMA, "gpu": gpu.name, "gpu_uuid": gpu.uuid, "driver": gpu.driver,
+            "measured_utc": datetime.now(UTC).isoformat(timespec="seconds"), "rows": [], "failed": {},
+        }  # fmt: skip
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if document.get("schema") != MEASUREMENTS_SCHEMA or document.get("gpu_uuid") != gpu.uuid:
         raise ConfigurationError(f"{path} is of another GPU or no file of measured workloads", "choose another --out")

@@ -143,7 +143,7 @@ class Smoke:
         return took | {"whole_s": whole} | self._rates(name, launch, ran) | seen(ran, power)
 
     def _load(self, name: str, operands: Any) -> tuple[Launch, dict[str, Any]]:
-        from joulemark.energy.calibrate import _sized, l2_bytes_of
+        from joulemark.energy.calibrate import l2_bytes_of, sized
 
         benchmark, facts = SUITE[name], self.engine.facts
         begin = time.perf_counter()
@@ -151,7 +151,7 @@ class Smoke:
         tiles = tiles_for(benchmark, l2_bytes_of(facts, self.caches), facts.sms)
         self.engine.load(benchmark, operands, tiles)
         loaded = time.perf_counter()
-        launch = _sized(self.engine, facts.sms, paused=False)
+        launch = sized(self.engine, facts.sms, paused=False)
         each = self.engine.time_launch(launch)
         return launch, {
             "load_s": round(loaded - begin, 3), "size_s": round(time.perf_counter() - loaded, 3), "tiles": tiles,
@@ -160,11 +160,11 @@ class Smoke:
 
     def _sized(self, name: str, paused: bool) -> Mapping[str, Any]:
         """Whether a pause makes a launch about half as busy."""
-        from joulemark.energy.calibrate import _sized
+        from joulemark.energy.calibrate import sized
 
         if not SUITE[name].work(self.engine.facts.architecture):
             return {}
-        launch = _sized(self.engine, self.engine.facts.sms, paused)
+        launch = sized(self.engine, self.engine.facts.sms, paused)
         dense = Launch(launch.blocks, launch.iterations)
         return vars(launch) | {"over_dense": self.engine.time_launch(launch) / self.engine.time_launch(dense)}
 

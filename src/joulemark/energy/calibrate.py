@@ -178,7 +178,7 @@ def count_benchmark(engine: Engine, counting: Counting, benchmark: Benchmark, ca
     facts = engine.facts
     kind: Operands = "random" if "random" in benchmark.operands else "zero"
     engine.load(benchmark, kind, tiles_for(benchmark, l2_bytes_of(facts, caches), facts.sms))
-    launch = _sized(engine, facts.sms // 2, paused=False)
+    launch = sized(engine, facts.sms // 2, paused=False)
     expected_s = _COUNTED_LAUNCHES * engine.time_launch(launch)
     totals = counting.of(lambda: engine.repeat(launch, _COUNTED_LAUNCHES), _COUNTED_LAUNCHES, expected_s)
     instructions = engine.instructions(benchmark, paused=False)
@@ -207,7 +207,7 @@ def measure_point(
     sms = engine.facts.sms
     kinds: dict[str, Operands] = {"zero": "zero", "constant": "constant", "random": "random", "normal": "normal"}
     engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms))
-    launch = _sized(engine, duty.blocks(sms), duty.paused)
+    launch = sized(engine, duty.blocks(sms), duty.paused)
     ran, power = meter(lambda: engine.run(launch, settle_s, window_s))
     counts = _counts(engine, benchmark, launch, ran)
     return CalibrationWindow(
@@ -215,8 +215,8 @@ def measure_point(
     )
 
 
-def _sized(engine: Engine, blocks: int, paused: bool) -> Launch:
-    """A launch of about :data:`_LAUNCH_S`; a pause is as long as an iteration."""
+def sized(engine: Engine, blocks: int, paused: bool) -> Launch:
+    """A launch of the loaded kernel that takes about 4 ms; a pause is as long as an iteration."""
     pilot = Launch(blocks, _PILOT_ITERATIONS)
     each = _per_iteration(engine, pilot)
     if paused:

@@ -15,6 +15,7 @@ import numpy as np
 from joulemark.energy.baselines import baselines
 from joulemark.energy.counters import Counts, Mix, counts_of
 from joulemark.energy.model import Model, Prediction
+from joulemark.energy.series import series_of
 from joulemark.energy.split import Split, split
 from joulemark.errors import MeasurementError, UnreadableInput
 
@@ -170,20 +171,7 @@ def _measured(row: Mapping[str, Json]) -> Measured:
     counters = {str(name): float(total) for name, total in row["counters"].items()}
     if any(not 0 <= total < float("inf") for total in counters.values()):
         raise ValueError(f"{row['workload']!r} has a counter that is no count")
-    optional = {
-        name: row[name]
-        for name in (
-            "dtype",
-            "batch_size",
-            "kind",
-            "items",
-            "sm_clock_hz",
-            "max_sm_clock_hz",
-            "power_limit_w",
-            "activity",
-        )
-        if row.get(name) is not None
-    }
+    optional = {name: row[name] for name in _OPTIONAL if row.get(name) is not None}
     return Measured(
         str(row["workload"]), window, energy, counters, **optional, capped=bool(row.get("capped", False)),
         core_share=None if row.get("core_share") is None else float(row["core_share"]), mix=dict(row.get("mix") or {}),
@@ -274,9 +262,12 @@ def document(
         "schema": SCHEMA,
         "gpu": source.get("gpu"),
         "gpu_uuid": other,
+        "driver": source.get("driver") or (calibration.gpu.get("driver") if one == other else None),
+        "measured_utc": source.get("measured_utc"),
         "calibration": {"gpu_uuid": one, "mode": calibration.mode, "source": dict(calibration.source)},
         "gain": calibration.gain,
         "rows": [outcome.to_json() for outcome in outcomes],
+        "series": series_of(outcomes),
         "summary": summary(outcomes),
         "notes": notes,
         **extra,
