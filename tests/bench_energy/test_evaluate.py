@@ -42,7 +42,7 @@ def counters_of(rates: dict[str, float]) -> dict[str, float]:
         "pipe_xu_instructions": 0.0,
         "pipe_tensor_cycles": rates["wgmma_bf16"] / 1024,
         "pipe_tensor_hmma_cycles": rates["wgmma_bf16"] / 1024,
-        "shared_wavefronts": rates["shared_read"] / 128,
+        "shared_wavefronts": (rates["shared_read"] + rates["wgmma_bf16"] * 2 * (64 + 256) / (2 * 64 * 256)) / 128,
         "l1_sectors": rates["l1"] / 32,
         "l2_bytes": rates["l2_read"] + rates["l2_write"],
         "dram_read_bytes": rates["hbm_read"],
