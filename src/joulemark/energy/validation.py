@@ -234,7 +234,23 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Json]:
             name: _errors([one.baselines[name] / one.measured.measured_j - 1 for one in free if name in one.baselines])
             for name in sorted(names)
         },
+        "power": _power([one.measured for one in outcomes]),
         "without_prediction": [one.measured.workload for one in outcomes if one.error is None],
+    }
+
+
+_LOW_SHARE = 0.7
+
+
+def _power(rows: Sequence[Measured]) -> dict[str, Json]:
+    """Which powers the workloads span, and how many lie well below the power limit."""
+    watts = [row.measured_j / row.window_s for row in rows]
+    limited = [(power, row.power_limit_w) for power, row in zip(watts, rows, strict=True) if row.power_limit_w]
+    return {
+        "lowest_w": min(watts, default=None),
+        "highest_w": max(watts, default=None),
+        "below_70_percent_of_limit": sum(power < _LOW_SHARE * limit for power, limit in limited) if limited else None,
+        "n": len(watts),
     }
 
 
