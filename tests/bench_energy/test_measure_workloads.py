@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,8 +39,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
-    counters = SimpleNamespace(open_counters=lambda uuid, device: ladder)
-    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", counters)
+    monkeypatch.setattr("joulemark.collect.counters.open_counters", lambda uuid, device: ladder)
     return tmp_path / "out" / "measured.json"
 
 
