@@ -5,46 +5,51 @@ Static power is inside: `joulemark calibrate` tells it apart.
 
 import pytest
 
+from joulemark.energy.calibrate import sized
 from joulemark.energy.microbench.suite import SUITE, tiles_for
 from joulemark.energy.units import UNITS
 
 WORKING = [name for name, one in SUITE.items() if one.role != "static" and one.variants[0].work]
 
 
-@pytest.fixture
-def engine(bench):
-    """An engine whose launches torch's current stream waits for; a skip without a CUDA GPU."""
-    if not bench.device.startswith("cuda"):
+def engine_on(device):
+    """The engine of a CUDA device; a skip without one."""
+    if not device.startswith("cuda"):
         pytest.skip("microbenchmarks run on CUDA GPUs")
     pytest.importorskip("cuda.core", exc_type=ImportError)
     from joulemark.energy.microbench.cuda_engine import CudaEngine
 
-    with CudaEngine(int(bench.device.partition(":")[2] or 0)) as engine:
-        yield engine
+    return CudaEngine(int(device.partition(":")[2] or 0))
 
 
 @pytest.mark.parametrize("operands", ["zero", "random"])
 @pytest.mark.parametrize("name", WORKING)
-def bench_microbenchmark(bench, power, engine, name, operands):
+def bench_microbenchmark(bench, power, name, operands):
     """One launch of some 4 ms on all SMs; an item is an operation, a FLOP or a byte of the benchmark's unit."""
+    benchmark = SUITE[name]
+    with engine_on(bench.device) as engine:
+        facts = engine.facts
+        if not benchmark.runs_on(facts.architecture):
+            pytest.skip(f"{name} does not run on {facts.architecture}")
+        engine.load(benchmark, operands, tiles_for(benchmark, facts.l2_bytes // 2, facts.sms))
+        launch = sized(engine, facts.sms, paused=False)
+        counts = benchmark.counts_per_launch(
+            facts.architecture, launch.blocks, launch.iterations, engine.instructions(benchmark, paused=False)
+        )
+        step = waited_for(engine, launch, bench.device)
+        bench.step(step, items=round(counts[benchmark.unit]), unit=UNITS[benchmark.unit].counted)
+
+
+def waited_for(engine, launch, device):
+    """A launch in the order of torch's current stream, whose events time it."""
     import torch
 
-    from joulemark.energy.calibrate import sized
-
-    benchmark, facts = SUITE[name], engine.facts
-    if not benchmark.runs_on(facts.architecture):
-        pytest.skip(f"{name} does not run on {facts.architecture}")
-    engine.load(benchmark, operands, tiles_for(benchmark, facts.l2_bytes // 2, facts.sms))
-    launch = sized(engine, facts.sms, paused=False)
-    counts = benchmark.counts_per_launch(
-        facts.architecture, launch.blocks, launch.iterations, engine.instructions(benchmark, paused=False)
-    )
-    own = torch.cuda.ExternalStream(engine.stream_handle, device=bench.device)
+    own = torch.cuda.ExternalStream(engine.stream_handle, device=device)
 
     def step():
-        current = torch.cuda.current_stream(bench.device)
+        current = torch.cuda.current_stream(device)
         own.wait_stream(current)
         engine.launch(launch)
         current.wait_stream(own)
 
-    bench.step(step, items=round(counts[benchmark.unit]), unit=UNITS[benchmark.unit].counted)
+    return step

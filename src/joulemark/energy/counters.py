@@ -70,7 +70,7 @@ class Mix:
     tensor: Mapping[str, Range] = field(default_factory=dict)
     int8: Mapping[str, Range] = field(default_factory=dict)
     shared_read: Range = Range(0.6, 0.4, 0.9)
-    l2_read: Range = Range(0.65, 0.5, 0.9)
+    l2_read: Range = Range(0.75, 0.5, 1.0)
     source: str = "assumed"
 
     @classmethod
