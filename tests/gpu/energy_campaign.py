@@ -69,7 +69,8 @@ class Campaign:
     def __init__(self, out: Path, limit_s: float) -> None:
         self._out, self._end = out, time.monotonic() + limit_s
         self._stop = threading.Event()
-        self._done: set[str] = set()
+        self._note = WORK / "done.txt"
+        self._done = set(self._note.read_text().split()) if self._note.exists() else set[str]()
 
     @property
     def left_s(self) -> float:
@@ -101,6 +102,7 @@ class Campaign:
             code = self._start(part, seconds)
             if code == DONE:
                 self._done.add(part.name)
+                self._note.write_text("\n".join(sorted(self._done)))
             if code in (DONE, UNFINISHED):
                 return True
             self._say(f"{part.name} ended with {code} (start {start + 1} of {_STARTS})")
