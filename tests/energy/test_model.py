@@ -390,3 +390,16 @@ def test_what_holds_no_measured_workloads_is_refused(tmp_path, change):
     path.write_text(json.dumps({"schema": validation.MEASUREMENTS_SCHEMA, "rows": [], **change}))
     with pytest.raises(UnreadableInput, match="no measured workloads"):
         validation.read_measurements(path)
+
+
+def test_an_idle_board_before_the_workload_shifts_static_power(calibration):
+    (at,) = [one["power_w"] for one in calibration.windows if one["key"] == "idle/zero/full/0"]
+    row = validation.Measured("one", 2.0, 900.0, COUNTERS, "bf16", sm_clock_hz=1.98e9)
+    plain, shifted = (
+        validation.evaluate(calibration, [dataclasses.replace(row, idle_w=idle)])[0].prediction
+        for idle in (None, at + 10.0)
+    )
+    assert shifted.energy_j - plain.energy_j == pytest.approx(2.0 * 10.0)
+    assert shifted.dynamic_j == pytest.approx(plain.dynamic_j)
+    assert shifted.interval_j[0] - plain.interval_j[0] == pytest.approx(2.0 * 10.0)
+    assert validation.static_offset_w(calibration, at) == pytest.approx(0.0)

@@ -91,6 +91,7 @@ def test_a_row_holds_energy_and_counters_of_one_window(work):
     assert {steps for _, steps in recorder.seen} == {50}
     assert row["passes_differ"] == 0.0
     assert row["capped"] is False
+    assert row["idle_w"] == pytest.approx(300, rel=0.01)
     document = {"schema": "joulemark/energy-measurements/1", "gpu_uuid": "GPU-1", "rows": [row]}
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
 
@@ -105,6 +106,18 @@ def test_passes_that_saw_different_work_show_it(work):
 
     totals = Counting(Uneven(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3)
     assert totals.spread == pytest.approx(0.1 / 1.1)
+
+
+def test_time_that_passes_differ_in_is_no_difference_of_work(work):
+    class Jittery(Recorder):
+        def record(self, group, run, expected_s=None):
+            series = super().record(group, run, expected_s)
+            series.units["sm_cycles"] = "cycle"
+            given = series.total
+            series.total = lambda name: 1e9 * (2 if group == "b" else 1) if name == "sm_cycles" else given(name)
+            return series
+
+    assert Counting(Jittery(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3).spread == 0.0
 
 
 def test_groups_that_give_nothing_new_are_recorded_once(work):

@@ -119,6 +119,7 @@ class Model:
         calibration: of the GPU.
         activity: of all operands; by default as :func:`activities_of` says.
         dtype: number format of what lies in memory.
+        static_offset_w: static power beyond the calibration's, as an idle board showed it, in W.
         scale: unit → factor on its energy, for what-if questions.
         seed: of the draws for intervals.
     """
@@ -130,6 +131,7 @@ class Model:
         scale: Mapping[str, float] | None = None,
         seed: int = 0,
         dtype: str | None = None,
+        static_offset_w: float = 0.0,
     ) -> None:
         self.calibration = calibration
         self._activity = activities_of(calibration, activity, dtype)
@@ -139,6 +141,8 @@ class Model:
         self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
         self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
+        self._values = self._values + np.where(self._drifting, static_offset_w, 0.0)
+        self._draws = self._draws + np.where(self._drifting, static_offset_w, 0.0)
         self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
         self._seed = seed
 

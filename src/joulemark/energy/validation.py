@@ -47,6 +47,7 @@ class Measured:
         core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
+        idle_w: power of the idle board just before, where it was measured.
     """
 
     workload: str
@@ -64,6 +65,7 @@ class Measured:
     core_share: float | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
     activity: float | None = None
+    idle_w: float | None = None
 
     @property
     def clock(self) -> float:
@@ -117,7 +119,7 @@ class Outcome:
             "items": seen.items, "window_s": seen.window_s, "capped": seen.capped,
             "power_limit_w": seen.power_limit_w, "core_share": seen.core_share,
             "sm_clock_hz": seen.sm_clock_hz, "max_sm_clock_hz": seen.max_sm_clock_hz,
-            "mix": dict(seen.mix), "activity": seen.activity, "counters": dict(seen.counters),
+            "mix": dict(seen.mix), "activity": seen.activity, "idle_w": seen.idle_w, "counters": dict(seen.counters),
             "measured_j": seen.measured_j,
             "predicted_j": None if one is None else one.energy_j,
             "interval": None if one is None else list(one.interval_j),
@@ -160,7 +162,7 @@ SCHEMA = "joulemark/energy/1"
 
 
 _OPTIONAL = (
-    "dtype", "batch_size", "kind", "items", "sm_clock_hz", "max_sm_clock_hz", "power_limit_w", "activity",
+    "dtype", "batch_size", "kind", "items", "sm_clock_hz", "max_sm_clock_hz", "power_limit_w", "activity", "idle_w",
 )  # fmt: skip
 
 
@@ -188,7 +190,7 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     architecture = str(calibration.gpu.get("architecture"))
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
-    model = Model(calibration, row.activity, dtype=row.dtype)
+    model = Model(calibration, row.activity, dtype=row.dtype, static_offset_w=static_offset_w(calibration, row.idle_w))
     try:
         prediction = _predict(model, counts, row)
     except MeasurementError as lack:
@@ -197,6 +199,12 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     others = {one.name: one.power_w(rates, calibration) * row.window_s for one in simple}
     at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:
+    """By how much an idle board spends more before a workload than in the calibration, in W; 0 where unknown."""
+    idle = [one["power_w"] for one in calibration.windows if one["key"].startswith("idle/") and one["power_w"]]
+    return idle_w - float(np.median(idle)) if idle_w is not None and idle else 0.0
 
 
 def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:

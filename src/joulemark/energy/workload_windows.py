@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Step = Callable[[], object]
 
 WINDOW_S = 2.3
+_IDLE_SETTLE_S, _IDLE_S = 0.3, 0.9
 _SETTLE_S = 0.4
 _CHUNK_S = 0.1
 _COUNTED_S = 0.1
@@ -102,6 +103,7 @@ def measure_workload(
     Raises:
         MeasurementError: the sensors gave no energy; the message says why.
     """
+    idle_w = _idle_power(meter)
     ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
     reading, state = energy_of(power, ran.start, ran.end), conditions_of(power, ran.start, ran.end)
     if reading.power_w.value is None:
@@ -117,6 +119,7 @@ def measure_workload(
         "steps": ran.launches,
         "window_s": length,
         "measured_j": reading.power_w.value * length,
+        "idle_w": idle_w,
         "power_interval_w": None if reading.power_w.interval is None else list(reading.power_w.interval),
         "cross_check_ratio": reading.cross_check_ratio,
         "findings": [finding.code for finding in reading.findings],
@@ -129,6 +132,19 @@ def measure_workload(
         "capped": hindered(state),
         "power_limit_w": power_limit_w,
     }
+
+
+def _idle_power(meter: Meter) -> float | None:
+    """Power of the board before the workload, in W: static power steps by up to 10 W between processes and minutes."""
+
+    def wait() -> Run:
+        time.sleep(_IDLE_SETTLE_S)
+        start = time.perf_counter()
+        time.sleep(_IDLE_S)
+        return Run(0, start, time.perf_counter())
+
+    ran, power = meter(wait)
+    return energy_of(power, ran.start, ran.end).power_w.value
 
 
 def _counted(stepper: Stepper, counting: Counting) -> Totals:
