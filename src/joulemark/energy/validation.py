@@ -16,6 +16,7 @@ import numpy as np
 from joulemark.energy.baselines import baselines
 from joulemark.energy.counters import Counts, Mix, counts_of
 from joulemark.energy.model import Model, Prediction
+from joulemark.energy.series import series_of
 from joulemark.energy.split import Split, split
 from joulemark.errors import MeasurementError, UnreadableInput
 from joulemark.records import Amount, Json, Positive, Share, converted
@@ -47,6 +48,7 @@ class Measured:
         core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
+        idle_w: power of the idle board just before, where it was measured.
     """
 
     workload: str
@@ -64,6 +66,7 @@ class Measured:
     core_share: Share | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
     activity: Amount | None = None
+    idle_w: Amount | None = None
 
     @property
     def clock(self) -> float:
@@ -117,7 +120,7 @@ class Outcome:
             "items": seen.items, "window_s": seen.window_s, "capped": seen.capped,
             "power_limit_w": seen.power_limit_w, "core_share": seen.core_share,
             "sm_clock_hz": seen.sm_clock_hz, "max_sm_clock_hz": seen.max_sm_clock_hz,
-            "mix": dict(seen.mix), "activity": seen.activity, "counters": dict(seen.counters),
+            "mix": dict(seen.mix), "activity": seen.activity, "idle_w": seen.idle_w, "counters": dict(seen.counters),
             "measured_j": seen.measured_j,
             "predicted_j": None if one is None else one.energy_j,
             "interval": None if one is None else list(one.interval_j),
@@ -179,7 +182,7 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     architecture = str(calibration.gpu.get("architecture"))
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
-    model = Model(calibration, row.activity, dtype=row.dtype)
+    model = Model(calibration, row.activity, dtype=row.dtype, static_offset_w=static_offset_w(calibration, row.idle_w))
     try:
         prediction = _predict(model, counts, row)
     except MeasurementError as lack:
@@ -188,6 +191,12 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     others = {one.name: one.power_w(rates, calibration) * row.window_s for one in simple}
     at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:
+    """By how much an idle board spends more before a workload than in the calibration, in W; 0 where unknown."""
+    idle = [one["power_w"] for one in calibration.windows if one["key"].startswith("idle/") and one["power_w"]]
+    return idle_w - float(np.median(idle)) if idle_w is not None and idle else 0.0
 
 
 def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:
@@ -225,7 +234,23 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Json]:
             name: _errors([one.baselines[name] / one.measured.measured_j - 1 for one in free if name in one.baselines])
             for name in sorted(names)
         },
+        "power": _power([one.measured for one in outcomes]),
         "without_prediction": [one.measured.workload for one in outcomes if one.error is None],
+    }
+
+
+_LOW_SHARE = 0.7
+
+
+def _power(rows: Sequence[Measured]) -> dict[str, Json]:
+    """Which powers the workloads span, and how many lie well below the power limit."""
+    watts = [row.measured_j / row.window_s for row in rows]
+    limited = [(power, row.power_limit_w) for power, row in zip(watts, rows, strict=True) if row.power_limit_w]
+    return {
+        "lowest_w": min(watts, default=None),
+        "highest_w": max(watts, default=None),
+        "below_70_percent_of_limit": sum(power < _LOW_SHARE * limit for power, limit in limited) if limited else None,
+        "n": len(watts),
     }
 
 
@@ -253,9 +278,12 @@ def document(
         "schema": SCHEMA,
         "gpu": source.get("gpu"),
         "gpu_uuid": other,
+        "driver": source.get("driver") or (calibration.gpu.get("driver") if one == other else None),
+        "measured_utc": source.get("measured_utc"),
         "calibration": {"gpu_uuid": one, "mode": calibration.mode, "source": dict(calibration.source)},
         "gain": calibration.gain,
         "rows": [outcome.to_json() for outcome in outcomes],
+        "series": series_of(outcomes),
         "summary": summary(outcomes),
         "notes": notes,
         **extra,
