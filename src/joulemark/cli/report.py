@@ -1,18 +1,26 @@
-"""``joulemark report``: tables of stored runs."""
+"""``joulemark report``: what stored runs say, as tables, as a page, and as plots."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import FORMATS, Commands, add_command
+from joulemark.cli.arguments import Commands, add_command
 from joulemark.cli.console import say
 from joulemark.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from joulemark.records import Run
+    from joulemark.report.evidence import Document
+    from joulemark.report.output import Format
+
+    Given = list[tuple[Path, list[Run], list[Document]]]
+
+_FORMATS = ("terminal", "markdown", "html", "csv", "json")
+_AXES = ("run", "driver", "gpu", "mode", "dtype")
 
 
 def add_parser(commands: Commands) -> None:
@@ -20,13 +28,31 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(
         commands,
         "report",
-        "tables of stored runs (joulemark's and pytest-benchmark's)",
-        "joulemark report results/cpu/ --out summary.md",
+        "stored runs (joulemark's and pytest-benchmark's) as answers, tables, a page, plots",
+        "joulemark report results/nvidia-h200/ --out report.html --plots plots/",
         run,
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="a result file, or a folder of them")
-    parser.add_argument("--format", choices=FORMATS, help="terminal unless --out's suffix says otherwise")
-    parser.add_argument("--out", type=Path, metavar="F", help="write to F (.md, .csv or .json) instead of the terminal")
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="RESULT",
+        help="a result file, a document of joulemark energy, or a folder of them",
+    )
+    parser.add_argument("--format", choices=_FORMATS, help="terminal unless --out's suffix says otherwise")
+    parser.add_argument(
+        "--out", type=Path, metavar="F", help="write to F (.html, .md, .csv or .json) instead of the terminal"
+    )
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="also write every plot to DIR as .svg and .png, with its data as .csv"
+    )
+    parser.add_argument(
+        "--side-by-side",
+        nargs="?",
+        const="run",
+        choices=_AXES,
+        help="compare runs (the default: each RESULT is a side, or each file of a lone folder), drivers, GPUs, modes …",
+    )
     parser.add_argument(
         "--plateaus",
         nargs="?",
@@ -38,19 +64,20 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the tables of the runs."""
-    from joulemark.report import foreign, output
+    """Print or write what the runs say."""
+    from joulemark.report import output
 
-    if args.out is not None and args.format is None:
-        output.check_report_path(args.out)
-    runs, unusable = foreign.read_results(args.results)
-    for line in unusable:
-        say(f"left out: {line}")
-    if not runs:
-        raise ConfigurationError(f"no usable result in {', '.join(map(str, args.results))}", "run pytest --bench first")
-    form = args.format or ("terminal" if args.out is None else output.format_of(args.out))
+    form: Format = args.format or ("terminal" if args.out is None else output.format_of(args.out))
+    _check(args, form)
+    given = _read(args.results)
+    runs = [one for _, found, _ in given for one in found]
     width = None if args.out is None else output.FILE_WIDTH
-    text = output.render(runs, form, width) if args.plateaus is None else _plateaus(runs, args.plateaus, form, width)
+    if args.plateaus is not None:
+        text = _plateaus(runs, args.plateaus, form, width)
+    elif args.side_by_side is not None:
+        text = _side_by_side(given, args, form, width)
+    else:
+        text = _report(given, args, form, width)
     if args.out is None:
         sys.stdout.write(text)
     else:
@@ -59,7 +86,84 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plateaus(runs: list[Run], name: str, form: str, width: int | None) -> str:
+def _check(args: argparse.Namespace, form: Format) -> None:
+    """Refuse what cannot be written or does not go together, before anything is read."""
+    from joulemark.report import output
+
+    if args.out is not None and args.format is None:
+        output.check_report_path(args.out)
+    if args.plateaus is not None and (args.side_by_side is not None or args.plots is not None or form == "html"):
+        raise ConfigurationError("--plateaus is a table of its own", "leave --side-by-side, --plots and html out")
+    if args.side_by_side is not None and form in ("csv", "json"):
+        raise ConfigurationError(f"--side-by-side has no {form} form", "use html or markdown, or joulemark compare")
+    if args.plots is not None:
+        from joulemark.report.page import pictures
+
+        pictures.check_folder(args.plots)
+    if form == "html":
+        from joulemark.report import page
+
+        page.check_installed()
+
+
+def _read(paths: Sequence[Path]) -> Given:
+    from joulemark.report import documents
+
+    given: Given = []
+    for path in paths:
+        runs, found, unusable = documents.read_all([path])
+        for line in unusable:
+            say(f"left out: {line}")
+        given.append((path, runs, found))
+    if not any(runs for _, runs, _ in given):
+        raise ConfigurationError(f"no usable result in {', '.join(map(str, paths))}", "run pytest --bench first")
+    return given
+
+
+def _report(given: Given, args: argparse.Namespace, form: Format, width: int | None) -> str:
+    from joulemark.report import output
+    from joulemark.report.evidence import gather
+
+    runs = [one for _, found, _ in given for one in found]
+    documents = [one for _, _, found in given for one in found]
+    if form != "html" and args.plots is None:
+        return output.render(runs, form, width, documents)
+    from joulemark.report import page
+
+    evidence = gather(runs, documents)
+    sections = page.sections_of(evidence)
+    _save_plots(sections, args.plots)
+    return page.render(evidence, sections) if form == "html" else output.render(runs, form, width, documents)
+
+
+def _side_by_side(given: Given, args: argparse.Namespace, form: Format, width: int | None) -> str:
+    from joulemark.report import output, sides
+
+    parts = sides.sides_of(given, args.side_by_side)
+    evidence = sides.together(parts, [one for _, _, found in given for one in found])
+    if form != "html" and args.plots is None:
+        return output.render_evidence(evidence, sides.tables_of(parts, args.side_by_side), form, width)
+    from joulemark.report import page
+    from joulemark.report.page import side_by_side
+
+    sections = [side_by_side.section(parts, args.side_by_side), *page.sections_of(evidence)]
+    _save_plots(sections, args.plots)
+    if form == "html":
+        return page.render(evidence, sections)
+    return output.render_evidence(evidence, sides.tables_of(parts, args.side_by_side), form, width)
+
+
+def _save_plots(sections: Sequence[object], folder: Path | None) -> None:
+    if folder is None:
+        return
+    from joulemark.report import page
+    from joulemark.report.page import pictures
+
+    written = pictures.save_all(page.figures_of(sections), folder)  # type: ignore[arg-type]
+    say(f"wrote {len(written)} files to {folder}")
+
+
+def _plateaus(runs: list[Run], name: str, form: Format, width: int | None) -> str:
     from joulemark.report import jsonout, markdown, plateau_table, terminal
 
     metric = plateau_table.check_metric(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from joulemark.energy.calibration import Calibration
-from joulemark.energy.units import UNITS
+from joulemark.energy.units import GROUPS, UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
 from joulemark.report import markdown, terminal
@@ -94,7 +94,7 @@ def _paths(calibration: Calibration) -> Table:
 def workload_tables(document: Mapping[str, Json]) -> list[Table]:
     """Predictions and splits of measured workloads."""
     rows: Sequence[Mapping[str, Any]] = document["rows"]
-    tables = [_predictions(rows, document), _splits(rows)]
+    tables = [_predictions(rows, document), split_table(rows)]
     if document.get("what_if"):
         tables.append(_what_if(document["what_if"]))
     return tables
@@ -143,16 +143,16 @@ _MOVEMENT = (
     "shares of measured energy; movement is of dynamic energy: shared memory, L1, L2 and HBM alone, or each level with "
     "its whole path"
 )
-_GROUPS = ("static", "issue", "vector", "integer", "special", "tensor", "shared", "l1", "l2", "hbm")
 
 
-def _splits(rows: Sequence[Mapping[str, Any]]) -> Table:
+def split_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Shares of measured energy by part of the chip, of rows that have a split."""
     shown = []
     for row in rows:
         parts = row["split"]
         if parts is None:
             continue
-        shares = [sum(parts["parts"].get(group, {}).values()) / parts["measured_j"] for group in _GROUPS]
+        shares = [sum(parts["parts"].get(group, {}).values()) / parts["measured_j"] for group in GROUPS]
         shown.append(
             (
                 row["workload"],
@@ -162,7 +162,7 @@ def _splits(rows: Sequence[Mapping[str, Any]]) -> Table:
                 _percent(parts["path_share"]),
             )
         )
-    columns = ("workload", *_GROUPS, "residual", "movement", "with path")
+    columns = ("workload", *GROUPS, "residual", "movement", "with path")
     return _table("where the joules went", columns, shown, set(range(1, len(columns))), [_MOVEMENT])
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's palette, told apart by colour-blind readers too."""
+PALETTE = (*COLOURS, "#f0e442", "#999999", "#8c510a", "#5e3c99")
+"""The same, continued for the parts of stacked bars, which have an order and edges too."""
 
 
 def check_path(path: Path) -> None:
