@@ -14,8 +14,9 @@ from joulemark.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from joulemark.records import Run
-    from joulemark.report.evidence import Document
+    from joulemark.report.evidence import Document, Evidence
     from joulemark.report.output import Format
+    from joulemark.report.page.parts import Section
 
     Given = list[tuple[Path, list[Run], list[Document]]]
 
@@ -126,14 +127,11 @@ def _report(given: Given, args: argparse.Namespace, form: Format, width: int | N
 
     runs = [one for _, found, _ in given for one in found]
     documents = [one for _, _, found in given for one in found]
-    if form != "html" and args.plots is None:
-        return output.render(runs, form, width, documents)
-    from joulemark.report import page
-
-    evidence = gather(runs, documents)
-    sections = page.sections_of(evidence)
-    _save_plots(sections, args.plots)
-    return page.render(evidence, sections) if form == "html" else output.render(runs, form, width, documents)
+    if form == "html" or args.plots is not None:
+        page = _page(gather(runs, documents), [], args.plots, form == "html")
+        if page is not None:
+            return page
+    return output.render(runs, form, width, documents)
 
 
 def _side_by_side(given: Given, args: argparse.Namespace, form: Format, width: int | None) -> str:
@@ -141,26 +139,27 @@ def _side_by_side(given: Given, args: argparse.Namespace, form: Format, width: i
 
     parts = sides.sides_of(given, args.side_by_side)
     evidence = sides.together(parts, [one for _, _, found in given for one in found])
-    if form != "html" and args.plots is None:
-        return output.render_evidence(evidence, sides.tables_of(parts, args.side_by_side), form, width)
-    from joulemark.report import page
-    from joulemark.report.page import side_by_side
+    if form == "html" or args.plots is not None:
+        from joulemark.report.page import side_by_side
 
-    sections = [side_by_side.section(parts, args.side_by_side), *page.sections_of(evidence)]
-    _save_plots(sections, args.plots)
-    if form == "html":
-        return page.render(evidence, sections)
-    return output.render_evidence(evidence, sides.tables_of(parts, args.side_by_side), form, width)
+        first = side_by_side.section(parts, args.side_by_side)
+        page = _page(evidence, [first], args.plots, form == "html")
+        if page is not None:
+            return page
+    tables = sides.tables_of(parts, args.side_by_side)
+    return output.render_tables(evidence, tables, "markdown" if form == "markdown" else "terminal", width)
 
 
-def _save_plots(sections: Sequence[object], folder: Path | None) -> None:
-    if folder is None:
-        return
+def _page(evidence: Evidence, first: list[Section], plots: Path | None, wanted: bool) -> str | None:
+    """Write the plots where they are asked for; the page where it is."""
     from joulemark.report import page
     from joulemark.report.page import pictures
 
-    written = pictures.save_all(page.figures_of(sections), folder)  # type: ignore[arg-type]
-    say(f"wrote {len(written)} files to {folder}")
+    sections = [*first, *page.sections_of(evidence)]
+    if plots is not None:
+        written = pictures.save_all(page.figures_of(sections), plots)
+        say(f"wrote {len(written)} files to {plots}")
+    return page.render(evidence, sections) if wanted else None
 
 
 def _plateaus(runs: list[Run], name: str, form: Format, width: int | None) -> str:

@@ -104,7 +104,7 @@ def idle_share(curve: Curve, batch: int) -> Idle | None:
     step, replay = record.metrics["device_time_s"], record.metrics["device_time_graph_s"]
     assert step.value
     assert replay.value is not None
-    return Idle(1 - replay.value / step.value, _replay_interval(step, replay), "replay as a CUDA graph")
+    return Idle(1 - replay.value / step.value, _replay_interval(step, replay), "cuda_events, step beside its CUDA graph")
 
 
 def _replay_interval(step: Value, replay: Value) -> tuple[float, float] | None:

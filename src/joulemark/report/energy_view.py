@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from joulemark.energy.calibration import Calibration
 from joulemark.energy.units import GROUPS, UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
 from joulemark.report import markdown, terminal
+
+if TYPE_CHECKING:
+    from joulemark.energy.calibration import Calibration
 
 Format = Literal["terminal", "markdown"]
 

@@ -47,22 +47,24 @@ def render(runs: Sequence[Run], form: Format, width: int | None = None, document
     if form == "json":
         return jsonout.render(runs)
     evidence = gather(runs, documents)
-    return render_evidence(evidence, tables_of(runs), form, width)
-
-
-def render_evidence(evidence: Evidence, tables: Sequence[Table], form: Format, width: int | None = None) -> str:
-    """The answers and some tables as text; as a page, all that the evidence holds.
-
-    Args:
-        evidence: what the answers are drawn from.
-        tables: under the answers; a page has its own.
-        form: ``terminal``, ``markdown`` or ``html``.
-        width: of the terminal, in columns; its own by default.
-    """
     if form == "html":
         from joulemark.report import page  # jinja2 and matplotlib are no need of other formats
 
         return page.render(evidence)
+    return render_tables(evidence, tables_of(runs), form, width)
+
+
+def render_tables(
+    evidence: Evidence, tables: Sequence[Table], form: Literal["terminal", "markdown"], width: int | None = None
+) -> str:
+    """The answers, and some tables under them.
+
+    Args:
+        evidence: what the answers are drawn from.
+        tables: of the same runs.
+        form: of both.
+        width: of the terminal, in columns; its own by default.
+    """
     if form == "markdown":
         return answers_view.render_markdown(evidence) + markdown.render(tables)
     columns = width or terminal.width()

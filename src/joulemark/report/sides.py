@@ -14,6 +14,7 @@ from joulemark.records import Json, Record, Run, Table, Value
 from joulemark.report import share_table
 from joulemark.report.answers import GROUP_TITLES, group_shares, idle_share, whole_percent
 from joulemark.report.evidence import Curve, Document, Evidence, Workload, driver_of_record, gather
+from joulemark.report.names import without_common_parts
 from joulemark.report.plateau_table import knee_text
 from joulemark.report.share_table import Share
 from joulemark.report.tables import format_figure
@@ -82,8 +83,12 @@ def sides_of(given: Sequence[tuple[Path, Sequence[Run], Sequence[Document]]], ax
         values = dict.fromkeys(read(run, record) for run in runs for record in run.records)
         order = sorted_drivers(values) if axis == "driver" else list(values)
         sides = [Side(value, gather(_only(runs, read, value), documents)) for value in order]
+    sides = [side for side in sides if side.evidence.workloads]
     if len(sides) < 2:
-        raise ConfigurationError(f"--side-by-side {axis} found one {axis}", f"give results of two, or choose of {AXES}")
+        raise ConfigurationError(
+            f"--side-by-side {axis} found no two sides that swept the batch size",
+            f"give results of two, or choose of {AXES}",
+        )
     return sides
 
 
@@ -101,9 +106,12 @@ def _only(runs: Sequence[Run], read: Callable[[Run, Record], str], value: str) -
 
 
 def _distinct(paths: Sequence[Path]) -> list[str]:
-    """File names, or whole paths where two are alike."""
-    names = [path.name or str(path) for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+    """File names without what all of them share, or whole paths where two are alike."""
+    names = [path.stem or str(path) for path in paths]
+    if len(set(names)) < len(names):
+        return [str(path) for path in paths]
+    short, _ = without_common_parts(names)
+    return [short[name] for name in names]
 
 
 def matches_of(sides: Sequence[Side], axis: Axis) -> list[Match]:
@@ -139,37 +147,46 @@ def _title(common: Curve) -> str:
 
 def tables_of(sides: Sequence[Side], axis: Axis) -> list[Table]:
     """Throughput, plateau, idle time and energy side by side; the energy split beside where a document has one."""
-    return [_figures(matches_of(sides, axis), axis), *_splits(sides)]
+    return [_figures(matches_of(sides, axis), [side.name for side in sides]), *_splits(sides)]
 
 
-def _figures(matches: Sequence[Match], axis: Axis) -> Table:
+def _figures(matches: Sequence[Match], names: Sequence[str]) -> Table:
+    """A column per side, five rows per configuration."""
     rows = []
     for match in matches:
-        first = next(iter(match.curves.values()))
-        for name, curve in match.curves.items():
-            rows.append((match.title if curve is first else "", name, *_cells(curve, first, match.batch)))
-    columns = ("workload", axis, "plateau from", "batch", "items/s", "ratio", "energy/item", "ratio ", "GPU idle")
+        title = match.title
+        for what, cells in _rows(match):
+            rows.append((title, what, *(cells.get(name, "-") for name in names)))
+            title = ""
     notes = (
         "ratios are over the first side, at the largest batch that all sides measured; [lo, hi]: both intervals hold",
         "whether a difference is more than noise between processes: joulemark compare BASE NEW",
     )
-    return Table(columns, tuple(rows), frozenset({3, 4, 5, 6, 7, 8}), notes if rows else (_NOTHING,), "side by side")
+    columns = ("workload", "figure", *names)
+    figures = frozenset(range(2, len(columns)))
+    return Table(columns, tuple(rows), figures, notes if rows else (_NOTHING,), "side by side")
 
 
 _NOTHING = "no configuration was measured on two sides"
 
 
-def _cells(curve: Curve, first: Curve, batch: int | None) -> tuple[str, ...]:
-    plateau = _plateau_text(curve.plateau)
+def _rows(match: Match) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """What is compared, and side → its cell."""
+    yield "plateau from", {name: _plateau_text(curve.plateau) for name, curve in match.curves.items()}
+    batch = match.batch
     if batch is None:
-        return (plateau, "n/a", "n/a", "n/a", "n/a", "n/a", "n/a")
-    idle = idle_share(curve, batch)
-    cells = []
-    for metric in ("throughput_per_s", "energy_per_item_j"):
-        value = curve.value(batch, metric)
-        cells.append("n/a" if value is None else format_figure(value))
-        cells.append("" if curve is first else ratio_text(first.value(batch, metric), value))
-    return (plateau, str(batch), *cells, "n/a" if idle is None else whole_percent(max(0.0, idle.share)))
+        return
+    for title, metric in (("items/s", "throughput_per_s"), ("energy/item", "energy_per_item_j")):
+        values = {name: curve.value(batch, metric) for name, curve in match.curves.items()}
+        yield f"{title}, b{batch}", {name: "n/a" if one is None else format_figure(one) for name, one in values.items()}
+        first, *others = values
+        ratios = {name: ratio_text(values[first], values[name]) for name in others}
+        if any(ratio != "n/a" for ratio in ratios.values()):
+            yield "  ratio", ratios
+    idle = {name: idle_share(curve, batch) for name, curve in match.curves.items()}
+    known = {name: "n/a" if one is None else whole_percent(max(0.0, one.share)) for name, one in idle.items()}
+    if any(one is not None for one in idle.values()):
+        yield f"GPU idle, b{batch}", known
 
 
 def _plateau_text(plateau: Plateau) -> str:

@@ -91,6 +91,7 @@ class Section:
         seen: Findings with remedies.
         notes: lines under the tables.
         missing: what was not measured, and why.
+        tables_first: whether the tables stand over the figures.
     """
 
     key: str
@@ -101,6 +102,7 @@ class Section:
     seen: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    tables_first: bool = False
 
     @property
     def is_empty(self) -> bool:

@@ -32,6 +32,7 @@ def section(sides: Sequence[Side], axis: Axis) -> Section:
         "dotted lines the knees.",
         tuple(figures),
         tuple(comparison.tables_of(sides, axis)),
+        tables_first=True,
     )
 
 
