@@ -254,12 +254,33 @@ def test_the_command_writes_the_page_and_the_plots(capsys, tmp_path, split):
         assert (tmp_path / "p" / f"throughput-resnet50-train.{suffix}").stat().st_size > 2000
 
 
+def test_the_picture_of_the_readme_is_made_by_its_command(capsys, tmp_path):
+    """Same verdicts: run the command again where this fails. Pixels may differ with matplotlib and its fonts."""
+    image = pytest.importorskip("PIL.Image")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = re.search(r"!\[[^\]]*\]\(([^)]+)\)", readme)
+    assert first is not None
+    stored = ROOT / first[1]
+    command = f"joulemark report results/nvidia-h200/ --picture {first[1]}"
+    assert command in readme
+    code, _, err = run_command(capsys, "report", H200, "--picture", tmp_path / "again.png")
+    assert code == 0
+    assert "wrote" in err
+    pictures_of = [image.open(path) for path in (stored, tmp_path / "again.png")]
+    assert pictures_of[0].size == pictures_of[1].size
+    said = [re.sub(r"\[.*?\]", "", one.info["Description"]) for one in pictures_of]
+    assert said[0] == said[1]
+    assert "resnet50 train" in said[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--plateaus", "--format", "html"), "table of its own"),
         (("--side-by-side", "--format", "csv"), "has no csv form"),
         (("--side-by-side", "gpu"), "no two sides"),
+        (("--picture", "x.docx"), "--picture got 'x.docx'"),
+        (("--plots", "README.md"), "is a file"),
     ],
 )
 def test_what_does_not_go_together_is_refused(capsys, arguments, words):

@@ -48,6 +48,12 @@ def add_parser(commands: Commands) -> None:
         "--plots", type=Path, metavar="DIR", help="also write every plot to DIR as .svg and .png, with its data as .csv"
     )
     parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="F",
+        help="also draw the answers of the best known workload, each over its plot, into F (.svg, .png or .pdf)",
+    )
+    parser.add_argument(
         "--side-by-side",
         nargs="?",
         const="run",
@@ -93,14 +99,20 @@ def _check(args: argparse.Namespace, form: Format) -> None:
 
     if args.out is not None and args.format is None:
         output.check_report_path(args.out)
-    if args.plateaus is not None and (args.side_by_side is not None or args.plots is not None or form == "html"):
-        raise ConfigurationError("--plateaus is a table of its own", "leave --side-by-side, --plots and html out")
+    if args.plateaus is not None and (args.side_by_side is not None or _draws(args) or form == "html"):
+        raise ConfigurationError(
+            "--plateaus is a table of its own", "leave --side-by-side, --plots, --picture and html out"
+        )
     if args.side_by_side is not None and form in ("csv", "json"):
         raise ConfigurationError(f"--side-by-side has no {form} form", "use html or markdown, or joulemark compare")
     if args.plots is not None:
         from joulemark.report.page import pictures
 
         pictures.check_folder(args.plots)
+    if args.picture is not None:
+        from joulemark.report import plot
+
+        plot.check_path(args.picture, "--picture")
     if form == "html":
         from joulemark.report import page
 
@@ -127,8 +139,8 @@ def _report(given: Given, args: argparse.Namespace, form: Format, width: int | N
 
     runs = [one for _, found, _ in given for one in found]
     documents = [one for _, _, found in given for one in found]
-    if form == "html" or args.plots is not None:
-        page = _page(gather(runs, documents), [], args.plots, form == "html")
+    if form == "html" or _draws(args):
+        page = _page(gather(runs, documents), [], args, form == "html")
         if page is not None:
             return page
     return output.render(runs, form, width, documents)
@@ -139,26 +151,33 @@ def _side_by_side(given: Given, args: argparse.Namespace, form: Format, width: i
 
     parts = sides.sides_of(given, args.side_by_side)
     evidence = sides.together(parts, [one for _, _, found in given for one in found])
-    if form == "html" or args.plots is not None:
+    if form == "html" or _draws(args):
         from joulemark.report.page import side_by_side
 
         first = side_by_side.section(parts, args.side_by_side)
-        page = _page(evidence, [first], args.plots, form == "html")
+        page = _page(evidence, [first], args, form == "html")
         if page is not None:
             return page
     tables = sides.tables_of(parts, args.side_by_side)
     return output.render_tables(evidence, tables, "markdown" if form == "markdown" else "terminal", width)
 
 
-def _page(evidence: Evidence, first: list[Section], plots: Path | None, wanted: bool) -> str | None:
-    """Write the plots where they are asked for; the page where it is."""
+def _draws(args: argparse.Namespace) -> bool:
+    return args.plots is not None or args.picture is not None
+
+
+def _page(evidence: Evidence, first: list[Section], args: argparse.Namespace, wanted: bool) -> str | None:
+    """Write the plots and the picture where they are asked for; the page where it is."""
     from joulemark.report import page
-    from joulemark.report.page import pictures
+    from joulemark.report.page import pictures, poster
 
     sections = [*first, *page.sections_of(evidence)]
-    if plots is not None:
-        written = pictures.save_all(page.figures_of(sections), plots)
-        say(f"wrote {len(written)} files to {plots}")
+    if args.plots is not None:
+        written = pictures.save_all(page.figures_of(sections), args.plots)
+        say(f"wrote {len(written)} files to {args.plots}")
+    if args.picture is not None:
+        poster.draw(evidence, sections, args.picture)
+        say(f"wrote {args.picture}")
     return page.render(evidence, sections) if wanted else None
 
 

@@ -39,7 +39,7 @@ GROUP_TITLES: Mapping[str, str] = {
 """Part of the chip → what people call it."""
 
 _SPLIT_REMEDY = "joulemark calibrate, then joulemark energy"
-_SURE = 0.9
+_SURE, _EXPLAINED = 0.9, 0.1
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ def idle_share(curve: Curve, batch: int) -> Idle | None:
     step, replay = record.metrics["device_time_s"], record.metrics["device_time_graph_s"]
     assert step.value
     assert replay.value is not None
-    return Idle(1 - replay.value / step.value, _replay_interval(step, replay), "cuda_events, step beside its CUDA graph")
+    return Idle(
+        1 - replay.value / step.value, _replay_interval(step, replay), "cuda_events, step beside its CUDA graph"
+    )
 
 
 def _replay_interval(step: Value, replay: Value) -> tuple[float, float] | None:
@@ -290,7 +292,8 @@ def _split_answer(curve: Curve, batch: int, row: Mapping[str, Json]) -> Answer:
     )
     verdict = f"{_capital(GROUP_TITLES[first])}, {whole_percent(shares[first])}"
     brief = f"{most} ({whole_percent(share)}), batch {batch}"
-    return Answer("joules", verdict, text, "good", "energy model calibrated on this GPU", brief)
+    tone: Tone = "good" if abs(split["residual_share"]) < _EXPLAINED else "unsure"
+    return Answer("joules", verdict, text, tone, "energy model calibrated on this GPU", brief)
 
 
 def group_shares(split: Mapping[str, Json]) -> dict[str, float]:

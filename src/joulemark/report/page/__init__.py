@@ -17,7 +17,7 @@ from joulemark.records import Table
 from joulemark.report.answers import Answer, answers_of
 from joulemark.report.escape import printable
 from joulemark.report.evidence import Evidence
-from joulemark.report.page import energy, latency, listing, pictures, records, tandem, throughput, waterfall
+from joulemark.report.page import energy, latency, listing, pictures, poster, records, tandem, throughput, waterfall
 from joulemark.report.page.parts import Build, Figure, Section
 
 SECTIONS: tuple[Build, ...] = (
@@ -33,13 +33,6 @@ SECTIONS: tuple[Build, ...] = (
 )
 """In their order on the page; the table of records stands before the Findings."""
 _TABLE_BEFORE = "findings"
-
-QUESTIONS = {
-    "waits": "Is the GPU waiting?",
-    "plateau": "From which batch on is a bigger one useless?",
-    "joules": "Which part takes most energy?",
-}
-"""What each answer is an answer to."""
 
 
 def check_installed() -> None:
@@ -95,7 +88,7 @@ def render(evidence: Evidence, sections: Sequence[Section] | None = None) -> str
         title=_title(evidence),
         headline=listing.headline(evidence),
         workloads=[_card(one.key, one.title, one.main.name, answers_of(one, evidence)) for one in evidence.shown],
-        questions=QUESTIONS,
+        questions=poster.QUESTIONS,
         sections=shown,
         table_before=_TABLE_BEFORE,
         data=Markup(records.script_json(records.table_data(evidence))),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ITEM, _DYNAMIC = "energy_per_item_j", "dynamic_energy_per_item_j"
 _RESIDUAL = "not explained"
-_BARS = 7
+_BARS, _FEWEST_BARS = 8, 5
 _COLOURS: Mapping[str, int] = {
     "static": 8, "issue": 5, "vector": 2, "integer": 7, "special": 9, "tensor": 1, "shared": 3, "l1": 10, "l2": 4,
     "hbm": 0, _RESIDUAL: 6,
@@ -52,6 +52,7 @@ def energy(evidence: Evidence) -> Section:
         tuple(tables),
         notes=tuple(notes),
         missing=tuple(missing),
+        short="Energy",
     )
 
 
@@ -93,9 +94,10 @@ def _splits(evidence: Evidence) -> Iterator[Figure]:
             phase = workload.main.case.phase or "workloads"
             phases.setdefault(phase, []).append((f"{workload.main.case.workload}, {batch}", row))
     for phase, rows in phases.items():
-        for part in range(0, len(rows), _BARS):
-            number = f" {part // _BARS + 1}" if len(rows) > _BARS else ""
-            yield _split_figure(phase, rows[part : part + _BARS], number)
+        each = -(-len(rows) // -(-len(rows) // _BARS))
+        for part in range(0, len(rows), each):
+            number = f" {part // each + 1}" if len(rows) > each else ""
+            yield _split_figure(phase, rows[part : part + each], number)
 
 
 def _split_figure(phase: str, rows: Sequence[tuple[str, Mapping[str, Json]]], number: str) -> Figure:
@@ -105,7 +107,7 @@ def _split_figure(phase: str, rows: Sequence[tuple[str, Mapping[str, Json]]], nu
     titles = {**GROUP_TITLES, _RESIDUAL: _RESIDUAL}
     return Figure(
         f"split-{phase}{number.replace(' ', '-')}",
-        f"Which part of the chip spends the energy: {phase}{number}",
+        f"Energy by part of the chip: {phase}{number}",
         "share of the measured energy (workload, batch)",
         f"Energy model calibrated on this GPU. Uncertainty: at most {100 * worst:.1f} % of a workload's energy is not "
         "explained; a negative share stands left of zero.",
@@ -128,6 +130,6 @@ def _draw_split(axes: Axes, shares: Mapping[str, Mapping[str, float]], groups: S
         right = [end + max(0.0, width) for end, width in zip(right, widths, strict=True)]
         left = [end + min(0.0, width) for end, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(shares)), [plain(name) for name in shares])
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(shares), _FEWEST_BARS) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")

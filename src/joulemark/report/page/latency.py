@@ -35,6 +35,7 @@ def latency(evidence: Evidence) -> Section:
         "the median; whiskers: from the 5th to the 95th percentile.",
         tuple(figures),
         missing=tuple(missing),
+        short="Latency",
     )
 
 

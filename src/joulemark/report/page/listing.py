@@ -34,6 +34,7 @@ def findings(evidence: Evidence) -> Section:
         "What the harness saw while it measured, with the figures of the first case and what to do about it.",
         seen=tuple(seen),
         notes=(f"{left} rarer kinds are in the records (--format csv)",) if left > 0 else (),
+        short="Findings",
     )
 
 
@@ -57,7 +58,12 @@ def missing(evidence: Evidence) -> Section:
         "What was not measured, and why",
         "A figure that is missing is never zero. These are the reasons that the records give.",
         notes=tuple(notes),
-        missing=tuple(dict.fromkeys(note for run in evidence.runs for note in notes_of_missing(run.records))),
+        missing=tuple(
+            dict.fromkeys(
+                note.removeprefix("not measured: ") for run in evidence.runs for note in notes_of_missing(run.records)
+            )
+        ),
+        short="Not measured",
     )
 
 
@@ -69,6 +75,7 @@ def environment(evidence: Evidence) -> Section:
         "Where and how it was measured",
         "Every run keeps its command, software, GPUs and instruments in its first line.",
         tables=tuple(one for one in tables if one.rows),
+        short="Environment",
     )
 
 

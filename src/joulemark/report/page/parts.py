@@ -92,6 +92,7 @@ class Section:
         notes: lines under the tables.
         missing: what was not measured, and why.
         tables_first: whether the tables stand over the figures.
+        short: its name in the page's menu; the title unless given.
     """
 
     key: str
@@ -103,6 +104,7 @@ class Section:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     tables_first: bool = False
+    short: str = ""
 
     @property
     def is_empty(self) -> bool:

@@ -69,7 +69,7 @@ def check_matplotlib(what: str) -> None:
 def inline(figure: Figure) -> str:
     """A figure as an SVG element: its colours are the page's variables, its identifiers its own, its text is text."""
     out = io.StringIO()
-    with _settings():
+    with settings():
         canvas = _drawn(figure)
         canvas.patch.set_visible(False)
         canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -86,7 +86,8 @@ def _own_names(svg: str, key: str) -> str:
     return _REFERENCE.sub(lambda found: found.group().replace("#", f"#{key}-"), kept)
 
 
-def _settings() -> Any:
+def settings() -> Any:
+    """A context in which matplotlib draws as the report does."""
     import matplotlib as mpl
 
     return mpl.rc_context(dict(_SETTINGS))
@@ -114,7 +115,7 @@ def save_all(figures: Iterable[Figure], folder: Path) -> list[Path]:
     written = []
     for figure in figures:
         paths = [folder / f"{figure.key}{suffix}" for suffix in (".svg", ".png", ".csv")]
-        with _settings():
+        with settings():
             canvas = _drawn(figure, 0.26, 0.17 * -(-len(figure.legend) // 2))
             _title_and_legend(canvas, figure)
             for path in paths[:2]:
@@ -127,11 +128,12 @@ def save_all(figures: Iterable[Figure], folder: Path) -> list[Path]:
 def _title_and_legend(canvas: Canvas, figure: Figure) -> None:
     canvas.text(_EDGE, 0.98, plot.plain(figure.title), va="top", fontsize=10, fontweight="bold", color=_INK)
     if figure.legend:
-        handles = [_handle(mark) for mark in figure.legend]
+        handles = [handle(mark) for mark in figure.legend]
         canvas.legend(handles=handles, loc="lower left", ncols=2, fontsize=7.5, bbox_to_anchor=(0.01, 0.0))
 
 
-def _handle(mark: Mark) -> Any:
+def handle(mark: Mark) -> Any:
+    """An entry of matplotlib's legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -33,6 +33,7 @@ def section(sides: Sequence[Side], axis: Axis) -> Section:
         tuple(figures),
         tuple(comparison.tables_of(sides, axis)),
         tables_first=True,
+        short="Side by side",
     )
 
 

@@ -38,6 +38,7 @@ def tandem(evidence: Evidence) -> Section:
         "crossover the host is slower and the GPU waits; right of it kernels hide the host. Bands are 95 % intervals.",
         tuple(figures),
         missing=tuple(missing),
+        short="Host and GPU",
     )
 
 

@@ -39,6 +39,7 @@ def throughput(evidence: Evidence) -> Section:
         "Throughput over the batch size. The dotted line is the knee of the first configuration: beyond it no doubling "
         "of the batch gains more than 5 %. Its band is a 90 % interval; lines have bands of 95 %.",
         tuple(figures),
+        short="Plateaus",
     )
 
 
@@ -90,6 +91,7 @@ def utilization(evidence: Evidence) -> Section:
         "slots and the tensor cores in use, and the memory's share of its peak rate. Busy is not working.",
         tuple(figures),
         missing=tuple(missing),
+        short="Utilization",
     )
 
 

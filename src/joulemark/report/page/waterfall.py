@@ -43,6 +43,7 @@ def waterfall(evidence: Evidence) -> Section:
         (*figures, *stacks),
         notes=tuple(f"{BARS[name]}: {TITLES[name]}" for name in seen),
         missing=tuple(missing),
+        short="Waterfalls",
     )
 
 
