@@ -266,9 +266,9 @@ def test_the_picture_of_the_readme_is_made_by_its_command(capsys, tmp_path):
     code, _, err = run_command(capsys, "report", H200, "--picture", tmp_path / "again.png")
     assert code == 0
     assert "wrote" in err
-    pictures_of = [image.open(path) for path in (stored, tmp_path / "again.png")]
-    assert pictures_of[0].size == pictures_of[1].size
-    said = [re.sub(r"\[.*?\]", "", one.info["Description"]) for one in pictures_of]
+    with image.open(stored) as old, image.open(tmp_path / "again.png") as new:
+        assert old.size == new.size
+        said = [re.sub(r"\[.*?\]", "", one.info["Description"]) for one in (old, new)]
     assert said[0] == said[1]
     assert "resnet50 train" in said[0]
 
