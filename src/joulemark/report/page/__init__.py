@@ -27,6 +27,7 @@ SECTIONS: tuple[Build, ...] = (
     tandem.tandem,
     energy.energy,
     latency.latency,
+    listing.several_gpus,
     listing.findings,
     listing.missing,
     listing.environment,

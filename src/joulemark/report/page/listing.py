@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from joulemark.records import Environment, Json, Record, Run, Table
+from joulemark.records import Environment, Json, Run, Table
 from joulemark.report.evidence import MOST_SHOWN, Evidence
+from joulemark.report.generations_table import generations_table
 from joulemark.report.names import namer
 from joulemark.report.page.parts import Section, Seen
+from joulemark.report.scaling_table import scaling_table
 from joulemark.report.tables import groups_of_findings, notes_of_missing, summary_line
 
 _MOST_SEEN = 200
@@ -42,6 +44,22 @@ def _named(names: list[str]) -> tuple[str, ...]:
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - _MOST_CASES
     return (*distinct[:_MOST_CASES], *([f"and {more} more"] if more > 0 else []))
+
+
+def several_gpus(evidence: Evidence) -> Section:
+    """How work on several GPUs of a host scales, and what the GPUs of a run differ in."""
+    found = [
+        table
+        for run in evidence.runs
+        for table in (scaling_table(run.records), generations_table(run.records))
+        if table is not None
+    ]
+    return Section(
+        "several-gpus",
+        "Several GPUs",
+        "Cases on several GPUs against one, and the GPUs of one run against each other.",
+        tables=tuple(found),
+    )
 
 
 def missing(evidence: Evidence) -> Section:
@@ -134,7 +152,7 @@ def _flat(environment: Environment) -> Iterator[tuple[str, str]]:
     if isinstance(host, Mapping):
         yield from ((f"host {name}", str(host[name])) for name in _HOST if host.get(name) is not None)
     for name, value in facts.items():
-        if name not in _LEFT_OUT and value is not None:
+        if name not in _LEFT_OUT and isinstance(value, (str, int, float)):
             yield name, str(value)
     packages = facts.get("packages")
     if isinstance(packages, Mapping):
@@ -167,7 +185,7 @@ def headline(evidence: Evidence) -> list[str]:
     return [part for part in parts if part]
 
 
-def _distinct(evidence: Evidence, read) -> str:  # type: ignore[no-untyped-def]
+def _distinct(evidence: Evidence, read: Callable[[Environment], list[str]]) -> str:
     found = dict.fromkeys(text for run in evidence.runs for one in run.environments.values() for text in read(one))
     return ", ".join(found)
 
@@ -181,10 +199,5 @@ def _gpu_names(one: Environment) -> list[str]:
     )
 
 
-def _fact(name: str):  # type: ignore[no-untyped-def]
+def _fact(name: str) -> Callable[[Environment], list[str]]:
     return lambda one: [str(one.facts[name])] if one.facts.get(name) else []
-
-
-def label_of(record: Record) -> str:
-    """What a case is called."""
-    return record.case.label

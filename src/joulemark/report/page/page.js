@@ -48,6 +48,7 @@
       row.append(made);
     });
     row.dataset.index = index;
+    row.tabIndex = 0;
     return row;
   };
 
@@ -97,7 +98,7 @@
     document.getElementById("menus").append(menu);
   });
 
-  body.addEventListener("click", (event) => {
+  const toggle = (event) => {
     const row = event.target.closest("tr[data-index]");
     if (!row || String(getSelection())) return;
     if (row.nextSibling && !row.nextSibling.dataset.index) { row.nextSibling.remove(); return; }
@@ -106,7 +107,9 @@
     cell.colSpan = columns.length;
     details.append(cell);
     row.after(details);
-  });
+  };
+  body.addEventListener("click", toggle);
+  body.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(event); });
 
   let waiting;
   search.addEventListener("input", () => {
@@ -114,7 +117,11 @@
     waiting = setTimeout(() => { shown = PAGE; draw(); }, 80);
   });
   more.addEventListener("click", () => { shown += 5 * PAGE; draw(); });
-  addEventListener("beforeprint", () => { shown = Math.max(shown, 1000); draw(); });
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll(".lacking").forEach((element) => { element.open = true; });
+    shown = Math.max(shown, 1000);
+    draw();
+  });
   draw();
 
   const only = document.getElementById("only");
