@@ -356,3 +356,36 @@ def test_a_figure_of_an_older_run_fills_what_the_newest_lacks(committed):
     main_curve = committed.workloads[0].main
     assert main_curve.value(64, "energy_per_item_j") is not None
     assert main_curve.value(64, "sm_active_fraction") is not None
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"throughput_per_s": 0.0, "device_time_s": 0.0, "device_time_graph_s": 0.0, "energy_per_item_j": 0.0},
+        {"throughput_per_s": 10.0, "device_time_s": -1.0, "host_time_s": 0.0},
+        {"throughput_per_s": 10.0, "device_time_s": 1e-9, "exposed_overhead_unprofiled_s": 1.0, "power_w": None},
+        {"gpu_busy_s": 0.0, "host_issue_unprofiled_s": 0.0, "sm_active_fraction": 7.0},
+    ],
+)
+@pytest.mark.parametrize("batches", [(1,), (0, -4, 8), (1, 2, 4, 8, 16)])
+@pytest.mark.parametrize("form", ["html", "terminal", "markdown"])
+def test_figures_that_cannot_be_are_reported_all_the_same(make_record, make_run, form, batches, figures):
+    """Files come from anyone: zeros, negative times and strange batches draw no plot and break none."""
+    samples = {"host_time_s": [0.0, -1.0, 0.0, 1.0, 2.0], "gpu_busy_s": [0.0], "host_issue_unprofiled_s": []}
+    records = [make_record(batch=batch, figures=figures, half=None, samples=samples) for batch in batches]
+    text = render([make_run(*records)], form)
+    assert "resnet50" in text
+    assert "nan" not in re.sub(r"[a-z-]*nan[a-z-]+", "", text.lower())
+
+
+def test_pytest_benchmarks_files_make_a_page(capsys):
+    source = ROOT / "tests" / "data" / "runs" / "gpu_a100.json"
+    code, out, _ = run_command(capsys, "report", source, "--format", "html")
+    assert (code, out[:15]) == (0, "<!doctype html>")
+    assert '"rows":[["' in out
+
+
+def test_work_on_several_gpus_has_its_table(committed):
+    section = next(one for one in page.sections_of(committed) if one.key == "several-gpus")
+    cells = [cell for table in section.tables for row in table.rows for cell in row]
+    assert any(cell.startswith("0.947 [") for cell in cells)

@@ -238,7 +238,7 @@ def plateau(curve: Curve) -> Answer:
 
 
 def _gain(curve: Curve) -> str:
-    (small, low), (large, high) = curve.line("throughput_per_s")[-2:]
+    (small, low), (large, high) = curve.positive("throughput_per_s")[-2:]
     assert low.value
     assert high.value
     return f"{high.value / low.value - 1:+.0%} from {small} to {large}"

@@ -67,7 +67,7 @@ def _wrapped(name: str, text: str, width: int) -> list[str]:
 
 
 def _plot(curve: Curve, blocks: bool) -> str:
-    line = curve.line("throughput_per_s")
+    line = curve.positive("throughput_per_s")
     if len(line) < 2:
         return ""
     drawn = spark([value.value or 0.0 for _, value in line], blocks)

@@ -78,6 +78,10 @@ class Curve:
         """A metric over the batches that have it."""
         return [(batch, value) for batch in self.batches if (value := self.value(batch, metric)) is not None]
 
+    def positive(self, metric: str) -> list[tuple[int, Value]]:
+        """The same without what a logarithmic axis and a ratio cannot take."""
+        return [(batch, value) for batch, value in self.line(metric) if value.value is not None and value.value > 0]
+
     @cached_property
     def plateau(self) -> Plateau:
         """Of throughput over the batch.
@@ -255,7 +259,7 @@ def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
         for record in run.records:
             case, driver = record.case, driver_of_record(run, record)
             drivers.add(driver)
-            if case.batch_size is not None:
+            if case.batch_size is not None and case.batch_size > 0:
                 key = (case.workload, case.phase, case.gpu_model, driver, *sorted(case.params.items()))
                 groups.setdefault(key, {}).setdefault(_configuration(case).case_id, []).append(record)
     several = len({one.case.gpu_model for run in ordered for one in run.records}) > 1

@@ -58,7 +58,7 @@ def energy(evidence: Evidence) -> Section:
 
 def _per_item(workload: Workload, lines: Lines, colours: Colours) -> Figure:
     main, whole = lines[0]
-    dynamic = main.line(_DYNAMIC)
+    dynamic = main.positive(_DYNAMIC)
     marks = [Mark(curve.name, colours[curve.name]) for curve, _ in lines]
     if dynamic:
         marks.append(Mark(f"{main.name}, dynamic", colours[main.name], "dash"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from joulemark.records import Record
 from joulemark.report.evidence import Evidence, Workload
 from joulemark.report.page import axes as drawing
 from joulemark.report.page.parts import Figure, Section
@@ -43,11 +44,15 @@ def _quantiles(workload: Workload) -> dict[int, tuple[int, list[float]]]:
     """Batch → number of samples and the ends of the box and its whiskers, in s."""
     found = {}
     for batch in workload.main.batches:
-        record = workload.main.record(batch, lambda one: len(one.samples.get("host_time_s", ())) >= _FEWEST)
+        record = workload.main.record(batch, _has_enough)
         if record is not None:
-            samples = record.samples["host_time_s"]
+            samples = [one for one in record.samples["host_time_s"] if one > 0]
             found[batch] = (len(samples), [float(end) for end in np.quantile(samples, _ENDS)])
     return found
+
+
+def _has_enough(record: Record) -> bool:
+    return sum(one > 0 for one in record.samples.get("host_time_s", ())) >= _FEWEST
 
 
 def _figure(workload: Workload, spread: Mapping[int, tuple[int, list[float]]]) -> Figure:

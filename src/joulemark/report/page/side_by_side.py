@@ -40,7 +40,7 @@ def section(sides: Sequence[Side], axis: Axis) -> Section:
 def _figures(match: Match, names: Sequence[str]) -> Iterator[Figure]:
     for metric, axis, unit in _METRICS:
         lines = [
-            (names.index(name), line) for name, curve in match.curves.items() if len(line := curve.line(metric)) > 1
+            (names.index(name), line) for name, curve in match.curves.items() if len(line := curve.positive(metric)) > 1
         ]
         if len(lines) < 2:
             continue

@@ -25,7 +25,7 @@ def tandem(evidence: Evidence) -> Section:
     """Per workload the two times of each mode; per mode the causes of idle time at the smallest batch."""
     figures, missing = [], []
     for workload in evidence.shown:
-        curves = [curve for curve in workload.curves if len(curve.line(BUSY)) > 1][:_MOST]
+        curves = [curve for curve in workload.curves if len(curve.positive(BUSY)) > 1][:_MOST]
         if curves:
             figures.append(_times(workload, curves, evidence.colours))
             figures += [one for one in (_causes(workload),) if one is not None]
@@ -43,7 +43,7 @@ def tandem(evidence: Evidence) -> Section:
 
 
 def _times(workload: Workload, curves: list[Curve], colours: Colours) -> Figure:
-    lines = [(curve, metric, curve.line(metric)) for curve in curves for metric in (BUSY, ISSUE)]
+    lines = [(curve, metric, curve.positive(metric)) for curve in curves for metric in (BUSY, ISSUE)]
     marks = [Mark(f"{curve.name}: GPU busy", colours[curve.name]) for curve in curves]
     marks += [Mark(f"{curve.name}: host issue", colours[curve.name], "dash") for curve in curves]
     crossings = "; ".join(f"{curve.name} {curve.crossover.describe()}" for curve in curves)

@@ -26,7 +26,7 @@ LEVELS = ("sm_active_fraction", "issue_slot_fraction", "tensor_active_fraction",
 
 def curves_of(workload: Workload, metric: str) -> Lines:
     """The first configurations that have a metric at two batch sizes or more."""
-    lines = [(curve, curve.line(metric)) for curve in workload.curves]
+    lines = [(curve, curve.positive(metric)) for curve in workload.curves]
     return [(curve, line) for curve, line in lines if len(line) > 1][:MOST_CURVES]
 
 
