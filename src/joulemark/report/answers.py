@@ -280,20 +280,15 @@ def _nearest(rows: list[tuple[int, Mapping[str, Json]]], batch: int | None) -> t
 def _split_answer(curve: Curve, batch: int, row: Mapping[str, Json]) -> Answer:
     split = row["split"]
     shares = group_shares(split)
-    first, second = sorted(shares, key=lambda one: -shares[one])[:2]
-    spent = max((one for one in shares if one != "static"), key=lambda one: shares[one])
-    most = f"{GROUP_TITLES[spent]} most of the rest" if first == "static" else f"then {GROUP_TITLES[second]}"
-    share = shares[spent] if first == "static" else shares[second]
+    first, second, *others = sorted(shares, key=lambda one: -shares[one])
+    named = [f"{GROUP_TITLES[one]} {whole_percent(shares[one])}" for one in (first, second, *others[:3])]
     item = curve.value(batch, "energy_per_item_j")
     each = "" if item is None else f", {_figure(item)} per item"
-    text = (
-        f"{_capital(GROUP_TITLES[first])} takes {whole_percent(shares[first])} of the energy at batch {batch}{each}; "
-        f"{most} ({whole_percent(share)}). Not explained: {100 * split['residual_share']:+.1f} %."
-    )
-    verdict = f"{_capital(GROUP_TITLES[first])}, {whole_percent(shares[first])}"
-    brief = f"{most} ({whole_percent(share)}), batch {batch}"
-    tone: Tone = "good" if abs(split["residual_share"]) < _EXPLAINED else "unsure"
-    return Answer("joules", verdict, text, tone, "energy model calibrated on this GPU", brief)
+    residual = split["residual_share"]
+    text = f"At batch {batch}{each}; next {', '.join(named[2:])}. Not explained: {100 * residual:+.1f} % of it."
+    tone: Tone = "good" if abs(residual) < _EXPLAINED else "unsure"
+    source = "energy model calibrated on this GPU"
+    return Answer("joules", f"{_capital(named[0])}, then {named[1]}", text, tone, source, f"batch {batch}")
 
 
 def group_shares(split: Mapping[str, Json]) -> dict[str, float]:

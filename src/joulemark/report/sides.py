@@ -51,10 +51,11 @@ class Match:
     key: str
     curves: Mapping[str, Curve]
 
-    @property
-    def batch(self) -> int | None:
-        """The largest batch that all of them measured."""
-        return max(set.intersection(*(set(one.batches) for one in self.curves.values())), default=None)
+    def batch(self, metric: str) -> int | None:
+        """The largest batch at which all sides that have a metric have it; None where fewer than two do."""
+        known = [{batch for batch, _ in one.line(metric)} for one in self.curves.values()]
+        known = [batches for batches in known if batches]
+        return max(set.intersection(*known), default=None) if len(known) > 1 else None
 
 
 def sides_of(given: Sequence[tuple[Path, Sequence[Run], Sequence[Document]]], axis: Axis) -> list[Side]:
@@ -159,7 +160,7 @@ def _figures(matches: Sequence[Match], names: Sequence[str]) -> Table:
             rows.append((title, what, *(cells.get(name, "-") for name in names)))
             title = ""
     notes = (
-        "ratios are over the first side, at the largest batch that all sides measured; [lo, hi]: both intervals hold",
+        "ratios are over the first side that has the figure, at the largest batch that all have; both intervals hold",
         "whether a difference is more than noise between processes: joulemark compare BASE NEW",
     )
     columns = ("workload", "figure", *names)
@@ -173,19 +174,18 @@ _NOTHING = "no configuration was measured on two sides"
 def _rows(match: Match) -> Iterator[tuple[str, Mapping[str, str]]]:
     """What is compared, and side → its cell."""
     yield "plateau from", {name: _plateau_text(curve.plateau) for name, curve in match.curves.items()}
-    batch = match.batch
-    if batch is None:
-        return
     for title, metric in (("items/s", "throughput_per_s"), ("energy/item", "energy_per_item_j")):
+        batch = match.batch(metric)
+        if batch is None:
+            continue
         values = {name: curve.value(batch, metric) for name, curve in match.curves.items()}
         yield f"{title}, b{batch}", {name: "n/a" if one is None else format_figure(one) for name, one in values.items()}
-        first, *others = values
-        ratios = {name: ratio_text(values[first], values[name]) for name in others}
-        if any(ratio != "n/a" for ratio in ratios.values()):
-            yield "  ratio", ratios
-    idle = {name: idle_share(curve, batch) for name, curve in match.curves.items()}
-    known = {name: "n/a" if one is None else whole_percent(max(0.0, one.share)) for name, one in idle.items()}
+        first, *others = [name for name, value in values.items() if value is not None]
+        yield "  ratio", {name: ratio_text(values[first], values[name]) for name in others}
+    batch = match.batch("throughput_per_s")
+    idle = {name: idle_share(curve, batch) for name, curve in match.curves.items() if batch is not None}
     if any(one is not None for one in idle.values()):
+        known = {name: "n/a" if one is None else whole_percent(max(0.0, one.share)) for name, one in idle.items()}
         yield f"GPU idle, b{batch}", known
 
 

@@ -11,7 +11,7 @@ from joulemark.metrics import format_value
 from joulemark.records import Json, Value
 from joulemark.report import energy_view
 from joulemark.report.answers import GROUP_TITLES, group_shares, unanswered
-from joulemark.report.evidence import Evidence, Workload
+from joulemark.report.evidence import Evidence, Workload, slug
 from joulemark.report.page import axes as drawing
 from joulemark.report.page.parts import Figure, Mark, Section, row_of, tiers_of
 from joulemark.report.page.throughput import Colours, Lines, curves_of
@@ -106,7 +106,7 @@ def _split_figure(phase: str, rows: Sequence[tuple[str, Mapping[str, Json]]], nu
     worst = max(abs(one[_RESIDUAL]) for one in shares.values())
     titles = {**GROUP_TITLES, _RESIDUAL: _RESIDUAL}
     return Figure(
-        f"split-{phase}{number.replace(' ', '-')}",
+        f"split-{slug(phase)}{number.replace(' ', '-')}",
         f"Energy by part of the chip: {phase}{number}",
         "share of the measured energy (workload, batch)",
         f"Energy model calibrated on this GPU. Uncertainty: at most {100 * worst:.1f} % of a workload's energy is not "

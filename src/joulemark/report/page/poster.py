@@ -33,6 +33,7 @@ _PLOTS: Mapping[str, Sequence[str]] = {
 _COLOURS: Mapping[Tone, str] = {"good": "#0b7a55", "bad": "#b4430a", "unsure": "#8a6100", "unknown": "#5d6673"}
 _COLUMN, _HEIGHT, _GAP = 4.6, 5.2, 0.35
 _TOP, _PLOT_TOP, _PLOT_BOTTOM = 0.975, 0.765, 0.34
+_VERDICT_SIZE, _VERDICT_LENGTH = 12.5, 36
 _LEGEND_TOP, _CAPTION_TOP, _CAPTION_WIDTH = 0.25, 0.095, 88
 
 
@@ -70,7 +71,8 @@ def _draw_column(canvas: Canvas, column: int, answer: Answer, figure: Figure | N
     at = left + 0.008
     canvas.text(at, 0.895, QUESTIONS[answer.question], va="top", fontsize=9, color=_COLOURS["unknown"])
     verdict = plot.plain(answer.verdict)
-    canvas.text(at, 0.86, verdict, va="top", fontsize=12.5, fontweight="bold", color=_COLOURS[answer.tone])
+    size = min(_VERDICT_SIZE, _VERDICT_SIZE * _VERDICT_LENGTH / max(len(verdict), 1))
+    canvas.text(at, 0.86, verdict, va="top", fontsize=size, fontweight="bold", color=_COLOURS[answer.tone])
     if figure is None:
         canvas.text(at, 0.6, "not measured", va="top", fontsize=9, color=_COLOURS["unknown"])
         return
