@@ -107,6 +107,39 @@ def test_issue_time_that_depends_on_the_batch_is_not_even(record):
     assert series["exposed_from_twice_the_crossover"]["holds"] is None
 
 
+def test_a_host_that_changes_its_speed_is_compared_at_one_speed(record):
+    slow = {1: 1.6, 16: 1.6}
+    records = [
+        record(
+            Case("m", "inference", "eager", "bf16", batch, gpu_model="nvidia-h200"),
+            busy=4e-4 + 9e-5 * batch,
+            issue=4e-3,
+            slowness=slow.get(batch, 1.0),
+        )
+        for batch in (1, 4, 16, 64, 256)
+    ]
+    (series,) = document(run_of(records))["series"]
+    assert series["host_issue_per_operator_unprofiled"]["even"] is False
+    even = series["host_issue_per_operator_at_one_speed"]
+    assert even["even"] is True
+    assert even["median_s"] == pytest.approx(4e-3 / 50, rel=0.01)
+    assert series["crossover_at_one_speed"]["batch"] == pytest.approx(40, rel=0.05)
+    low, high = series["crossover_at_one_speed"]["interval"]
+    assert low <= 40 <= high
+    raw_low, raw_high = series["crossover"]["interval"]
+    assert high / low < raw_high / raw_low
+
+
+def test_without_reference_work_nothing_is_said_about_one_speed(sweep):
+    eager = document(sweep)["series"][0]
+    assert eager["host_issue_per_operator_at_one_speed"]["median_s"] is None
+    assert eager["crossover_at_one_speed"] is None
+    assert eager["host_issue_per_operator_at_one_speed"]["note"] == "fewer than two batch sizes have it"
+    row = eager["rows"][0]
+    assert row["host_issue_per_operator_at_one_speed_s"] is None
+    assert "host_issue_per_operator_at_one_speed_s" in row["notes"]
+
+
 def test_cells_that_were_not_measured_or_not_profiled_do_not_disturb(sweep, record):
     failed = replace(sweep.records[2], outcome="failed", reason="x", metrics={}, samples={})
     bare = replace(sweep.records[3], metrics={"device_time_s": Value(1e-3, "s")}, samples={}, notes={})

@@ -91,18 +91,26 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
             f"exposed from batch {beyond['from_batch']:.3g} on (twice the crossover): "
             f"at most {_percent(beyond['largest_share'])} of the step"
         )
-    even = series["host_issue_per_operator"]
-    if even["median_s"] is not None:
-        yield (
-            f"host issue time per operator: {format_value(even['median_s'], 's')}, "
-            f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"
-        )
+    yield from _issue_per_operator(series)
     yield from _causes(series["rows"])
     for finding in series["crossover"]["findings"]:
         yield f"{finding['message']}: {finding['remedy']}"
     if any(row["kernels_reconciled"] is False for row in series["rows"]):
         yield "(!): the profile lost records; launches and kernels do not agree"
     yield "step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy"
+
+
+def _issue_per_operator(series: Mapping[str, Json]) -> Iterator[str]:
+    """How even the host's issue time is over the batches, at one speed of the host where that is known."""
+    scaled, profiled = series["host_issue_per_operator_at_one_speed"], series["host_issue_per_operator"]
+    even, how = (scaled, " at one speed of the host") if scaled["median_s"] is not None else (profiled, "")
+    if even["median_s"] is not None:
+        yield (
+            f"host issue time per operator{how}: {format_value(even['median_s'], 's')}, "
+            f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"
+        )
+    if scaled["median_s"] is not None:
+        yield f"crossover at that speed: {series['crossover_at_one_speed']['text']}"
 
 
 def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
