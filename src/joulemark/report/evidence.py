@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ MOST_SHOWN = 12
 """Workloads with answers and figures of their own; the tables hold all."""
 
 _MEASURED = ("ok", "flagged")
+_NEARLY_ALL = 0.9
 _PHASES = ("train", "inference", "prefill", "decode")
 _ENERGY_NAME = re.compile(r"(?P<workload>.+)-(?P<phase>[a-z]+)-(?P<dtype>[a-z0-9]+)-b(?P<batch>\d+)")
 
@@ -262,13 +264,13 @@ def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
             if case.batch_size is not None and case.batch_size > 0:
                 key = (case.workload, case.phase, case.gpu_model, driver, *sorted(case.params.items()))
                 groups.setdefault(key, {}).setdefault(_configuration(case).case_id, []).append(record)
-    several = len({one.case.gpu_model for run in ordered for one in run.records}) > 1
+    usual = _usual_gpu(ordered)
     found: list[Workload] = []
     taken: set[str] = set()
     for (_, _, _, driver, *_), configurations in groups.items():
         curves = sorted(filter(None, map(_curve, configurations.values())), key=_usual, reverse=True)
         if curves:
-            name = title_of(curves[0].case, several) + (f", driver {driver}" if len(drivers) > 1 else "")
+            name = title_of(curves[0].case, usual) + (f", driver {driver}" if len(drivers) > 1 else "")
             anchor = _untaken(slug(name), taken)
             found.append(Workload(anchor, name, tuple(curves)))
     found.sort(key=_rank)
@@ -308,10 +310,17 @@ def _usual(curve: Curve) -> tuple[bool, bool, tuple[int, int, int]]:
     return case.world_size == 1 and case.input in (None, "device"), case.mode in (None, "eager"), curve.weight
 
 
-def title_of(case: Case, with_gpu: bool) -> str:
-    """``resnet50 train``, with parameters, and with the GPU where there are several."""
+def _usual_gpu(runs: Sequence[Run]) -> str | None:
+    """The GPU model of nearly all records, which needs no naming; None where there is none."""
+    counts = Counter(record.case.gpu_model for run in runs for record in run.records)
+    model, count = counts.most_common(1)[0] if counts else ("", 0)
+    return model if count >= _NEARLY_ALL * counts.total() else None
+
+
+def title_of(case: Case, usual_gpu: str | None) -> str:
+    """``resnet50 train``, with parameters, and with the GPU unless it is the usual one."""
     own = [f"{key}={value}" for key, value in sorted(case.params.items())]
-    parts = [case.workload, case.phase, *own, f"on {case.gpu_model}" if with_gpu else None]
+    parts = [case.workload, case.phase, *own, None if case.gpu_model == usual_gpu else f"on {case.gpu_model}"]
     return " ".join(part for part in parts if part)
 
 
