@@ -10,7 +10,7 @@ from joulemark.report.answers import CAUSES
 from joulemark.report.evidence import Curve, Evidence, Workload
 from joulemark.report.page import axes as drawing
 from joulemark.report.page.parts import Figure, Mark, Section, row_of
-from joulemark.report.page.throughput import Colours
+from joulemark.report.page.throughput import Colours, findings_of
 from joulemark.tandem import idle_by_cause
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def tandem(evidence: Evidence) -> Section:
         "Solid: the time that the GPU is busy in a step. Dashed: the time that the host needs to issue it. Left of the "
         "crossover the host is slower and the GPU waits; right of it kernels hide the host. Bands are 95 % intervals.",
         tuple(figures),
+        notes=findings_of([(one.title, one.main.crossover.findings) for one in evidence.shown if one.main.line(BUSY)]),
         missing=tuple(missing),
         short="Host and GPU",
     )

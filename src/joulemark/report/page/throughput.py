@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from joulemark.metrics import find, format_value
-from joulemark.records import Value
+from joulemark.records import Finding, Value
 from joulemark.report.answers import idle_share
 from joulemark.report.evidence import Curve, Evidence, Workload
 from joulemark.report.page import axes as drawing
@@ -39,7 +39,24 @@ def throughput(evidence: Evidence) -> Section:
         "Throughput over the batch size. The dotted line is the knee of the first configuration: beyond it no doubling "
         "of the batch gains more than 5 %. Its band is a 90 % interval; lines have bands of 95 %.",
         tuple(figures),
+        notes=findings_of([(one.title, one.main.plateau.findings) for one in evidence.shown]),
         short="Plateaus",
+    )
+
+
+def findings_of(seen: Sequence[tuple[str, Sequence[Finding]]]) -> tuple[str, ...]:
+    """What an analysis found, by kind: the first one's words, and the workloads that it is about.
+
+    Args:
+        seen: (workload, its Findings).
+    """
+    kinds: dict[str, tuple[Finding, list[str]]] = {}
+    for title, found in seen:
+        for finding in found:
+            kinds.setdefault(finding.code, (finding, []))[1].append(title)
+    return tuple(
+        f"{', '.join(dict.fromkeys(titles))}: {finding.message}{f' ({finding.remedy})' if finding.remedy else ''}"
+        for finding, titles in kinds.values()
     )
 
 
