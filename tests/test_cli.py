@@ -144,7 +144,7 @@ BAD_INPUTS = [
     (["report", "{tmp}/empty.jsonl"], "is empty"),
     (["report", "{tmp}/newer.jsonl"], "joulemark/sweep/2"),
     (["report", "{tmp}/nothing"], "no usable result"),
-    (["report", "{run}", "--out", "{tmp}/r.html"], "not available yet"),
+    (["report", "{run}", "--out", "{tmp}/r.pdf"], "no report format has this suffix"),
     (["report", "{run}", "--out", "{tmp}/run.jsonl"], "no report format"),
     (["compare", "{run}", "{tmp}/empty.jsonl"], "is empty"),
     (["compare", "{run}", "{run}", "--metrics", "speed"], "the metric 'speed' is unknown"),

@@ -21,7 +21,7 @@ def junit(project):
 
 def test_a_batch_that_does_not_fit_ends_its_series_only(project):
     project.copy("oom_sweep")
-    result = project.bench("--junitxml=junit.xml", "--bench-report=sweep.json")
+    result = project.bench("--junitxml=junit.xml", "--bench-report=sweep.json", "--bench-report=sweep.html")
     assert result.ret == 0
     assert outcomes(project) == {
         "test_sweep[1]": "ok",
@@ -40,6 +40,9 @@ def test_a_batch_that_does_not_fit_ends_its_series_only(project):
     assert project.end["completed"] is True
     result.stdout.fnmatch_lines(["*test_sweep*64*n/a*OOM*", "*not tried: batch 64*"])
     assert '"oom"' in (project.path / "sweep.json").read_text()
+    page = (project.path / "sweep.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "not tried: batch 64 of this series did not fit" in page
     said = list(junit(project).values())
     assert [one["outcome"].replace("flagged", "ok") for one in said] == ["ok", "ok", "oom", "oom", "ok", "ok"]
     for one, record in zip(said, project.records.values(), strict=True):

@@ -43,3 +43,44 @@ def make_run():
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def energy_document(tmp_path_factory):
+    """Builds a document of ``joulemark energy`` for named workloads, by the energy model of a synthetic GPU.
+
+    Its energies are made up; ``dram`` multiplies what the workloads move to and from memory.
+    """
+    from joulemark.energy import validation
+    from joulemark.energy.calibrate import measure, measure_caches
+    from joulemark.energy.calibration import refit
+    from joulemark.energy.plan import plan
+    from joulemark.energy.windows import WindowWriter
+    from joulemark.synthetic_gpu import SyntheticGpu
+
+    gpu = SyntheticGpu(seed=1)
+    caches = measure_caches(gpu)
+    header = {"gpu": gpu.facts.name, "gpu_uuid": gpu.facts.uuid, "architecture": "sm_90a", "sms": gpu.facts.sms,
+              "mode": "quick", "caches": caches.to_json()}  # fmt: skip
+    path = tmp_path_factory.mktemp("energy") / "windows.jsonl"
+    measure(gpu, gpu.meter, plan("sm_90a", True), caches, WindowWriter(path, header), clock=lambda: 0.0)
+    calibration = refit(path)
+
+    def make(*names, dram=1.0, gpu_name="NVIDIA H200"):
+        counters = {
+            "instructions": 1e12, "sm_active_cycles": 132 * 1.9e9, "pipe_fma_instructions": 1e11,
+            "pipe_alu_instructions": 1e11, "pipe_xu_instructions": 1e9, "pipe_tensor_cycles": 1e11,
+            "pipe_tensor_hmma_cycles": 1e11, "shared_wavefronts": 1e10, "l1_sectors": 3e10, "l2_bytes": 2e12,
+            "dram_read_bytes": 8e11 * dram, "dram_write_bytes": 3e11 * dram,
+        }  # fmt: skip
+        rows = [
+            validation.Measured(name, 1.0, 420.0, counters, dtype="bf16", kind="network", sm_clock_hz=1.98e9,
+                                max_sm_clock_hz=1.98e9)
+            for name in names
+        ]  # fmt: skip
+        source = {"gpu": gpu_name, "gpu_uuid": gpu.facts.uuid}
+        return validation.document(
+            calibration, source, validation.evaluate(calibration, rows), {"what_if": [], "trends": None}
+        )
+
+    return make

@@ -1,19 +1,27 @@
-"""``joulemark report``: tables of stored runs."""
+"""``joulemark report``: what stored runs say, as tables, as a page, and as plots."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import FORMATS, Commands, add_command
+from joulemark.cli.arguments import Commands, add_command
 from joulemark.cli.console import say
 from joulemark.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from joulemark.records import Run
-    from joulemark.report import output
+    from joulemark.report.evidence import Document, Evidence
+    from joulemark.report.output import Format
+    from joulemark.report.page.parts import Section
+
+    Given = list[tuple[Path, list[Run], list[Document]]]
+
+_FORMATS = ("terminal", "markdown", "html", "csv", "json")
+_AXES = ("run", "driver", "gpu", "mode", "dtype")
 
 
 def add_parser(commands: Commands) -> None:
@@ -21,20 +29,43 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(
         commands,
         "report",
-        "tables of stored runs (joulemark's and pytest-benchmark's)",
-        "joulemark report results/cpu/ --out summary.md",
+        "stored runs (joulemark's and pytest-benchmark's) as answers, tables, a page, plots",
+        "joulemark report results/nvidia-h200/ --out report.html --plots plots/",
         run,
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="a result file, or a folder of them")
-    parser.add_argument("--format", choices=FORMATS, help="terminal unless --out's suffix says otherwise")
-    parser.add_argument("--out", type=Path, metavar="F", help="write to F (.md, .csv or .json) instead of the terminal")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="RESULT",
+        help="a result file, a document of joulemark energy, or a folder of them",
+    )
+    parser.add_argument("--format", choices=_FORMATS, help="terminal unless --out's suffix says otherwise")
+    parser.add_argument(
+        "--out", type=Path, metavar="F", help="write to F (.html, .md, .csv or .json) instead of the terminal"
+    )
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="also write every plot to DIR as .svg and .png, with its data as .csv"
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="F",
+        help="also draw the answers of the best known workload, each over its plot, into F (.svg, .png or .pdf)",
+    )
+    parser.add_argument(
+        "--side-by-side",
+        nargs="?",
+        const="run",
+        choices=_AXES,
+        help="compare runs (the default: each RESULT is a side, or each file of a lone folder), drivers, GPUs, modes …",
+    )
+    parser.add_argument(
         "--shares",
         action="store_true",
         help="which part of the chip spends how much, side by side: results are documents of joulemark energy",
     )
-    what.add_argument(
+    parser.add_argument(
         "--plateaus",
         nargs="?",
         const="throughput_per_s",
@@ -45,12 +76,11 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the tables of the runs."""
+    """Print or write what the runs say."""
     from joulemark.report import output
 
-    if args.out is not None and args.format is None:
-        output.check_report_path(args.out)
-    form = args.format or ("terminal" if args.out is None else output.format_of(args.out))
+    form: Format = args.format or ("terminal" if args.out is None else output.format_of(args.out))
+    _check(args, form)
     width = None if args.out is None else output.FILE_WIDTH
     text = _shares(args.results, form, width) if args.shares else _of_runs(args, form, width)
     if args.out is None:
@@ -61,18 +91,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_runs(args: argparse.Namespace, form: output.Format, width: int | None) -> str:
-    from joulemark.report import foreign, output
+def _of_runs(args: argparse.Namespace, form: Format, width: int | None) -> str:
+    given = _read(args.results)
+    runs = [one for _, found, _ in given for one in found]
+    if args.plateaus is not None:
+        return _plateaus(runs, args.plateaus, form, width)
+    if args.side_by_side is not None:
+        return _side_by_side(given, args, form, width)
+    return _report(given, args, form, width)
 
-    runs, unusable = foreign.read_results(args.results)
-    for line in unusable:
-        say(f"left out: {line}")
-    if not runs:
-        raise ConfigurationError(f"no usable result in {', '.join(map(str, args.results))}", "run pytest --bench first")
-    return output.render(runs, form, width) if args.plateaus is None else _plateaus(runs, args.plateaus, form, width)
 
-
-def _shares(paths: list[Path], form: str, width: int | None) -> str:
+def _shares(paths: list[Path], form: Format, width: int | None) -> str:
     from joulemark.report import energy_shares, markdown, terminal
 
     if form not in ("terminal", "markdown"):
@@ -81,7 +110,97 @@ def _shares(paths: list[Path], form: str, width: int | None) -> str:
     return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
 
 
-def _plateaus(runs: list[Run], name: str, form: str, width: int | None) -> str:
+def _check(args: argparse.Namespace, form: Format) -> None:
+    """Refuse what cannot be written or does not go together, before anything is read."""
+    from joulemark.report import output
+
+    if args.out is not None and args.format is None:
+        output.check_report_path(args.out)
+    if args.plateaus is not None and (args.side_by_side is not None or _draws(args) or form == "html"):
+        raise ConfigurationError(
+            "--plateaus is a table of its own", "leave --side-by-side, --plots, --picture and html out"
+        )
+    if args.shares and (args.plateaus is not None or args.side_by_side is not None or _draws(args)):
+        raise ConfigurationError("--shares is a table of its own", "leave the other tables and plots out")
+    if args.side_by_side is not None and form in ("csv", "json"):
+        raise ConfigurationError(f"--side-by-side has no {form} form", "use html or markdown, or joulemark compare")
+    if args.plots is not None:
+        from joulemark.report.page import pictures
+
+        pictures.check_folder(args.plots)
+    if args.picture is not None:
+        from joulemark.report import plot
+
+        plot.check_path(args.picture, "--picture")
+    if form == "html":
+        from joulemark.report import page
+
+        page.check_installed()
+
+
+def _read(paths: Sequence[Path]) -> Given:
+    from joulemark.report import documents
+
+    given: Given = []
+    for path in paths:
+        runs, found, unusable = documents.read_all([path])
+        for line in unusable:
+            say(f"left out: {line}")
+        given.append((path, runs, found))
+    if not any(runs for _, runs, _ in given):
+        raise ConfigurationError(f"no usable result in {', '.join(map(str, paths))}", "run pytest --bench first")
+    return given
+
+
+def _report(given: Given, args: argparse.Namespace, form: Format, width: int | None) -> str:
+    from joulemark.report import output
+    from joulemark.report.evidence import gather
+
+    runs = [one for _, found, _ in given for one in found]
+    documents = [one for _, _, found in given for one in found]
+    if form == "html" or _draws(args):
+        page = _page(gather(runs, documents), [], args, form == "html")
+        if page is not None:
+            return page
+    return output.render(runs, form, width, documents)
+
+
+def _side_by_side(given: Given, args: argparse.Namespace, form: Format, width: int | None) -> str:
+    from joulemark.report import output, sides
+
+    parts = sides.sides_of(given, args.side_by_side)
+    evidence = sides.together(parts, [one for _, _, found in given for one in found])
+    if form == "html" or _draws(args):
+        from joulemark.report.page import side_by_side
+
+        first = side_by_side.section(parts, args.side_by_side)
+        page = _page(evidence, [first], args, form == "html")
+        if page is not None:
+            return page
+    tables = sides.tables_of(parts, args.side_by_side)
+    return output.render_tables(evidence, tables, "markdown" if form == "markdown" else "terminal", width)
+
+
+def _draws(args: argparse.Namespace) -> bool:
+    return args.plots is not None or args.picture is not None
+
+
+def _page(evidence: Evidence, first: list[Section], args: argparse.Namespace, wanted: bool) -> str | None:
+    """Write the plots and the picture where they are asked for; the page where it is."""
+    from joulemark.report import page
+    from joulemark.report.page import pictures, poster
+
+    sections = [*first, *page.sections_of(evidence)]
+    if args.plots is not None:
+        written = pictures.save_all(page.figures_of(sections), args.plots)
+        say(f"wrote {len(written)} files to {args.plots}")
+    if args.picture is not None:
+        poster.draw(evidence, sections, args.picture)
+        say(f"wrote {args.picture}")
+    return page.render(evidence, sections) if wanted else None
+
+
+def _plateaus(runs: list[Run], name: str, form: Format, width: int | None) -> str:
     from joulemark.report import jsonout, markdown, plateau_table, terminal
 
     metric = plateau_table.check_metric(name)

@@ -9,13 +9,15 @@ level's coefficient is the increment over the level above.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Part = Literal["static", "control", "datapath"]
 Group = Literal["static", "issue", "vector", "integer", "special", "tensor", "shared", "l1", "l2", "hbm"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""In the order of a split."""
 
 
 @dataclass(frozen=True)

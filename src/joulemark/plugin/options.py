@@ -196,9 +196,9 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         action="append",
         default=None,
-        help="also write the tables to FILE.md, FILE.csv or FILE.json; may be given several times",
+        help="also write a report to FILE.html, FILE.md, FILE.csv or FILE.json; may be given several times",
     )
-    parser.addini("bench_report", "also write the tables to this file (as --bench-report)", default=None)
+    parser.addini("bench_report", "also write a report to this file (as --bench-report)", default=None)
     for name, about in _FLAGS.items():
         group.addoption(f"--bench-{name}", dest=_dest(name), action="store_true", default=False, help=about)
         parser.addini(f"bench_{name.replace('-', '_')}", f"{about} (as --bench-{name})", type="bool", default=False)

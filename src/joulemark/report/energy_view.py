@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from joulemark.energy.calibration import Calibration
-from joulemark.energy.units import UNITS
+from joulemark.energy.units import GROUPS, UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
 from joulemark.report.share_table import Share, share_text
+
+if TYPE_CHECKING:
+    from joulemark.energy.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _paths(calibration: Calibration) -> Table:
 def workload_tables(document: Mapping[str, Json]) -> list[Table]:
     """Predictions and splits of measured workloads."""
     rows: Sequence[Mapping[str, Any]] = document["rows"]
-    tables = [_predictions(rows, document), _splits(rows)]
+    tables = [_predictions(rows, document), split_table(rows)]
     if document["series"]:
         tables.append(_series(document["series"]))
     if document.get("what_if"):
@@ -164,16 +166,16 @@ _MOVEMENT = (
 _PUBLISHED_MOVEMENT = (
     "published: up to 84 % of dynamic energy in a training iteration of ResNet-50 (Delestrac et al., ASAP 2024)"
 )
-_GROUPS = ("static", "issue", "vector", "integer", "special", "tensor", "shared", "l1", "l2", "hbm")
 
 
-def _splits(rows: Sequence[Mapping[str, Any]]) -> Table:
+def split_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Shares of measured energy by part of the chip, of rows that have a split."""
     shown = []
     for row in rows:
         parts = row["split"]
         if parts is None:
             continue
-        shares = [sum(parts["parts"].get(group, {}).values()) / parts["measured_j"] for group in _GROUPS]
+        shares = [sum(parts["parts"].get(group, {}).values()) / parts["measured_j"] for group in GROUPS]
         shown.append(
             (
                 row["workload"],
@@ -183,7 +185,7 @@ def _splits(rows: Sequence[Mapping[str, Any]]) -> Table:
                 *(_percent(share) for share in shares),
             )
         )
-    columns = ("workload", "residual", "movement", "with path", *_GROUPS)
+    columns = ("workload", "residual", "movement", "with path", *GROUPS)
     notes = [_MOVEMENT, _PUBLISHED_MOVEMENT, *_residuals(rows)]
     return _table("where the joules went", columns, shown, set(range(1, len(columns))), notes)
 

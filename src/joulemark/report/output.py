@@ -9,37 +9,66 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
-from joulemark.records import Run
-from joulemark.report import csv, jsonout, markdown, plateau_table, terminal
+from joulemark.records import Run, Table
+from joulemark.report import answers_view, csv, jsonout, markdown, plateau_table, terminal
+from joulemark.report.evidence import Evidence, gather
 from joulemark.report.tables import tables_of
 
 if TYPE_CHECKING:
     from joulemark.report.comparison import Comparison
+    from joulemark.report.evidence import Document
 
-Format = Literal["terminal", "markdown", "csv", "json"]
+Format = Literal["terminal", "markdown", "csv", "json", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_BY_SUFFIX: dict[str, Format] = {".md": "markdown", ".csv": "csv", ".json": "json"}
+_BY_SUFFIX: dict[str, Format] = {
+    ".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv", ".json": "json",
+}  # fmt: skip
 _SCHEMAS = (jsonout.SCHEMA, plateau_table.SCHEMA)
 FILE_WIDTH = 200
 """Columns of a terminal's tables in a file."""
-_WAYS_OUT = "use a name that ends in .md, .csv or .json"
+_WAYS_OUT = "use a name that ends in .html, .md, .csv or .json"
 
 
-def render(runs: Sequence[Run], form: Format, width: int | None = None) -> str:
+def render(runs: Sequence[Run], form: Format, width: int | None = None, documents: Sequence[Document] = ()) -> str:
     """Runs as text.
 
     Args:
         runs: as read from the store or made by a sweep.
-        form: ``terminal``, ``markdown``, ``csv`` or ``json``.
+        form: ``terminal``, ``markdown``, ``html``, ``csv`` or ``json``.
         width: of the terminal, in columns; its own by default.
+        documents: beside the runs, see :mod:`joulemark.report.documents`; ``csv`` and ``json`` hold runs alone.
+
+    Raises:
+        ConfigurationError: HTML is asked for, and jinja2 or matplotlib is not installed.
     """
     if form == "csv":
         return csv.render(runs)
     if form == "json":
         return jsonout.render(runs)
-    tables = tables_of(runs)
-    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+    evidence = gather(runs, documents)
+    if form == "html":
+        from joulemark.report import page  # jinja2 and matplotlib are no need of other formats
+
+        return page.render(evidence)
+    return render_tables(evidence, tables_of(runs), form, width)
+
+
+def render_tables(
+    evidence: Evidence, tables: Sequence[Table], form: Literal["terminal", "markdown"], width: int | None = None
+) -> str:
+    """The answers, and some tables under them.
+
+    Args:
+        evidence: what the answers are drawn from.
+        tables: of the same runs.
+        form: of both.
+        width: of the terminal, in columns; its own by default.
+    """
+    if form == "markdown":
+        return answers_view.render_markdown(evidence) + markdown.render(tables)
+    columns = width or terminal.width()
+    return answers_view.render(evidence, columns, terminal.shows_blocks()) + terminal.render(tables, columns) + "\n"
 
 
 def render_comparison(comparison: Comparison, form: Format, width: int | None = None) -> str:
@@ -63,18 +92,20 @@ def format_of(path: Path) -> Format:
     suffix = path.suffix.lower()
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
-    what = "HTML reports are not available yet" if suffix in (".html", ".htm") else "no report format has this suffix"
-    raise ConfigurationError(f"{what} (report {str(path)!r})", _WAYS_OUT)
+    raise ConfigurationError(f"no report format has this suffix (report {str(path)!r})", _WAYS_OUT)
 
 
 def check_report_path(path: Path) -> None:
     """Refuse a report that could not be written, before a sweep spends its time.
 
     Raises:
-        ConfigurationError: of an unknown suffix, in a folder that cannot be made or written, or in the place of
-            a file that is no report.
+        ConfigurationError: of an unknown suffix, in a folder that cannot be made or written, in the place of
+            a file that is no report, or a page without what it is made with.
     """
-    format_of(path)
+    if format_of(path) == "html":
+        from joulemark.report import page
+
+        page.check_installed()
     if path.is_dir():
         raise ConfigurationError(f"the report {path} is a folder", "give a file name in it")
     if path.exists():

@@ -11,7 +11,7 @@ from joulemark.history.runs import driver_of, sorted_drivers
 from joulemark.metrics import Metric, all_metrics, find, format_value
 from joulemark.records import Case, Json, Record, Run, Table
 from joulemark.report.names import first_of
-from joulemark.utilization.plateau import Plateau, Point, find_plateau
+from joulemark.utilization.plateau import Plateau, Point, batch_text, find_plateau
 
 SCHEMA = "joulemark/plateaus/1"
 _MEMORY = "memory"
@@ -131,7 +131,7 @@ def _cells(row: PlateauRow, metric: Metric) -> tuple[str, ...]:
     verdict = "plateau" if plateau.verdict == "plateau" else plateau.describe()
     if plateau.verdict == "not_reached":
         end = ": larger ones did not fit" if plateau.limited_by == _MEMORY else ""
-        verdict = f"not reached by {format_value(plateau.largest_batch, '')}{end}"
+        verdict = f"not reached by {batch_text(plateau.largest_batch)}{end}"
     name = Path(row.run.path).name
     return (_name(row.series), row.series.gpu_model, row.driver, name, knee_text(plateau),
             format_value(level, metric.unit), verdict)  # fmt: skip
@@ -142,8 +142,8 @@ def knee_text(plateau: Plateau) -> str:
     if plateau.knee is None or plateau.interval is None:
         return "n/a"
     below, above = "≤ " if plateau.open_below else "", "≥ " if plateau.open_above else ""
-    lo, hi = (format_value(end, "") for end in plateau.interval)
-    return f"{format_value(plateau.knee, '')} [{below}{lo}, {above}{hi}]"
+    lo, hi = map(batch_text, plateau.interval)
+    return f"{batch_text(plateau.knee)} [{below}{lo}, {above}{hi}]"
 
 
 def _notes(rows: Iterable[PlateauRow]) -> list[str]:

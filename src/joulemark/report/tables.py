@@ -24,7 +24,9 @@ _FIGURE = re.compile(r"\d[\d.,]*(e[+-]?\d+)?\s?([pnµmkMGTK]?i?(s|J|W|B|Hz)\b|%|
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
+    """A column of records: its heading and what a record's cell says; None where it has nothing to say."""
+
     title: str
     cell: Callable[[Record], str | None]
     numeric: bool = False
@@ -93,7 +95,7 @@ def _group_tables(records: Sequence[Record], marks: Mapping[str, str], title: st
 
 
 def _table(records: Sequence[Record], marks: Mapping[str, str], title: str, metrics: Sequence[str]) -> Table:
-    columns = [*_identity_columns(records), *_metric_columns(records, metrics)]
+    columns = [*identity_columns(records), *_metric_columns(records, metrics)]
     rows = tuple(
         (*(_or_missing(column.cell(record), column.numeric) for column in columns), _outcome(record, marks))
         for record in records
@@ -125,9 +127,14 @@ def _title(run: Run, group: str | None) -> str:
     return " | ".join(part for part in parts if part)
 
 
-def _identity_columns(records: Sequence[Record]) -> list[_Column]:
-    """Workload and the axes of the case; an axis that is None or at its default everywhere has no column."""
-    columns = [_Column("workload", _text("workload"))]
+def identity_columns(records: Sequence[Record], own: Sequence[Column] | None = None) -> list[Column]:
+    """Workload and the axes of the case; an axis that is None or at its default everywhere has no column.
+
+    Args:
+        records: that the columns are for.
+        own: of the user's parameters; by default one of each.
+    """
+    columns = [Column("workload", _text("workload"))]
     for name, title, default in (
         ("phase", "phase", None),
         ("dtype", "dtype", None),
@@ -137,14 +144,14 @@ def _identity_columns(records: Sequence[Record]) -> list[_Column]:
     ):
         told = name == "layout" and _follows_workload(records, name)
         if not told and any(getattr(record.case, name) not in (None, default) for record in records):
-            columns.append(_Column(title, _text(name)))
-    columns += [_Column(name, _param(name)) for name in _param_names(records)]
+            columns.append(Column(title, _text(name)))
+    columns += [Column(name, _param(name)) for name in _param_names(records)] if own is None else own
     if len({record.case.gpu_model for record in records}) > 1:
-        columns.append(_Column("gpu", _text("gpu_model")))
+        columns.append(Column("gpu", _text("gpu_model")))
     if any(record.case.world_size != 1 for record in records):
-        columns.append(_Column("gpus", _text("world_size"), numeric=True))
+        columns.append(Column("gpus", _text("world_size"), numeric=True))
     if any(record.case.batch_size is not None for record in records):
-        columns.append(_Column("batch", _text("batch_size"), numeric=True))
+        columns.append(Column("batch", _text("batch_size"), numeric=True))
     return columns
 
 
@@ -160,9 +167,9 @@ def _param_names(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in records for name in record.case.params))
 
 
-def _metric_columns(records: Sequence[Record], metrics: Sequence[str]) -> list[_Column]:
+def _metric_columns(records: Sequence[Record], metrics: Sequence[str]) -> list[Column]:
     measured = [name for name in metrics if any(record.value(name) is not None for record in records)]
-    return [_Column(find(name).title, _figure(name, leading=name == measured[0]), numeric=True) for name in measured]
+    return [Column(find(name).title, _figure(name, leading=name == measured[0]), numeric=True) for name in measured]
 
 
 def _figure(name: str, leading: bool) -> Callable[[Record], str | None]:
@@ -184,19 +191,26 @@ def format_figure(value: Value) -> str:
     return text
 
 
+def groups_of_findings(records: Sequence[Record]) -> list[tuple[Finding, list[Record]]]:
+    """Each kind of Finding and of failure, with the records that it is about.
+
+    The same thing seen of several cases, each with its own figures, is one kind: the first one's Finding stands for it.
+    """
+    groups: dict[tuple[str, str, str], tuple[Finding, list[Record]]] = {}
+    for record in records:
+        for finding in _findings_and_reason(record):
+            key = (finding.code, _FIGURE.sub("#", finding.message), finding.remedy)
+            _, members = groups.setdefault(key, (finding, []))
+            if not members or members[-1] is not record:
+                members.append(record)
+    return list(groups.values())
+
+
 def _notes_of_findings(records: Sequence[Record]) -> list[tuple[str, frozenset[str]]]:
     """One note per kind of Finding and per reason of a failure, with the cases that it is about."""
     name = namer(record.case for record in records)
-    groups: dict[tuple[str, str, str], tuple[list[Record], Finding]] = {}
-    for record in records:
-        for finding in _findings_and_reason(record):
-            # The same thing was seen of several cases, each with its own figures: the first one's are shown.
-            key = (finding.code, _FIGURE.sub("#", finding.message), finding.remedy)
-            members, _ = groups.setdefault(key, ([], finding))
-            if not members or members[-1] is not record:
-                members.append(record)
     notes = []
-    for members, finding in groups.values():
+    for finding, members in groups_of_findings(records):
         remedy = f" ({finding.remedy})" if finding.remedy else ""
         text = f"{first_of([name(record.case) for record in members])}: {finding.message}{remedy}"
         notes.append((text, frozenset(record.case_id for record in members)))

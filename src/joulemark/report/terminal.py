@@ -33,8 +33,21 @@ def print_tables(tables: Iterable[Table], stream: TextIO | None = None, width: i
 
 def render(tables: Iterable[Table], width: int | None = None) -> str:
     """Tables as text, an empty line between them."""
-    columns = width or shutil.get_terminal_size().columns
-    return "\n\n".join(render_table(table, columns) for table in tables)
+    return "\n\n".join(render_table(table, width or shutil.get_terminal_size().columns) for table in tables)
+
+
+def width() -> int:
+    """Columns of the terminal (``COLUMNS`` where there is none)."""
+    return shutil.get_terminal_size().columns
+
+
+def shows_blocks(stream: TextIO | None = None) -> bool:
+    """Whether a stream (standard output unless given) can be written block characters."""
+    try:
+        "▁█".encode(getattr(stream or sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def render_table(table: Table, width: int) -> str:

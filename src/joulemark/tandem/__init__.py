@@ -4,6 +4,6 @@
 """
 
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
-from joulemark.tandem.document import SCHEMA, exit_code, tandem_document
+from joulemark.tandem.document import FEW, SCHEMA, exit_code, idle_by_cause, tandem_document
 
-__all__ = ["SCHEMA", "Crossover", "Point", "exit_code", "find_crossover", "tandem_document"]
+__all__ = ["FEW", "SCHEMA", "Crossover", "Point", "exit_code", "find_crossover", "idle_by_cause", "tandem_document"]

@@ -166,7 +166,7 @@ def _row(record: Record, speed_s: float | None) -> dict[str, Json]:
         "outcome": record.outcome,
         "metrics": {name: value.to_json() for name, value in figures.items()},
         **derived,
-        "idle_s": _idle(record),
+        "idle_s": idle_by_cause(record),
         "findings": [one.to_json() for one in record.findings],
         "notes": {name: why for name, why in notes.items() if name in known},
     }
@@ -198,7 +198,7 @@ def _reconciled(record: Record) -> bool | None:
     return not any(one.code in _UNRECONCILED for one in record.findings)
 
 
-def _idle(record: Record) -> dict[str, float]:
+def idle_by_cause(record: Record) -> dict[str, float]:
     """Medians over the profiled steps of the idle time by cause, in s; causes that never occurred are left out."""
     prefix, suffix = "idle_", "_s"
     return {

@@ -87,12 +87,12 @@ class Plateau:
         if self.verdict == "too_few_points":
             return f"too few points (fewer than {MIN_BATCHES} usable batch sizes)"
         if self.verdict == "not_reached":
-            return f"not reached (largest batch {_batch(self.largest_batch)}, limited by {self.limited_by})"
+            return f"not reached (largest batch {batch_text(self.largest_batch)}, limited by {self.limited_by})"
         if self.verdict == "declines":
-            return f"declines past {_batch(self.declines_from)}"
+            return f"declines past {batch_text(self.declines_from)}"
         lo, hi = self.interval or (None, None)
         below, above = "≤ " if self.open_below else "", "≥ " if self.open_above else ""
-        return f"plateau from {_batch(self.knee)} [{below}{_batch(lo)}, {above}{_batch(hi)}]"
+        return f"plateau from {batch_text(self.knee)} [{below}{batch_text(lo)}, {above}{batch_text(hi)}]"
 
     def to_json(self) -> dict[str, Json]:
         """Strict JSON; batch sizes in items per step."""
@@ -102,7 +102,8 @@ class Plateau:
         return {**data, "findings": [one.to_json() for one in self.findings], "text": self.describe()}
 
 
-def _batch(value: float | None) -> str:
+def batch_text(value: float | None) -> str:
+    """A batch size, whole from a thousand on."""
     return "n/a" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
@@ -162,7 +163,7 @@ def _usable(points: Sequence[Point]) -> tuple[list[Point], tuple[Finding, ...]]:
     good = [one for one in points if all(0 < value < math.inf for value in one.processes)]
     if len(good) == len(points):
         return sorted(good, key=lambda one: one.batch), ()
-    left = ", ".join(_batch(one.batch) for one in points if one not in good)
+    left = ", ".join(batch_text(one.batch) for one in points if one not in good)
     finding = Finding("level_not_positive", f"the level is not a number above zero at batch {left}: left out")
     return sorted(good, key=lambda one: one.batch), (finding,)
 
@@ -385,11 +386,11 @@ def _disagreement(
     """What the two estimators do not agree on, more than one step of the batch sizes apart."""
     if (knee is None and corner is None) or (knee is not None and _close(curve, knee, corner)):
         return ()
-    rule = "no knee within the batches" if knee is None else f"a knee at {_batch(_power(knee))}"
+    rule = "no knee within the batches" if knee is None else f"a knee at {batch_text(_power(knee))}"
     if corner is None or corner_interval is None:
         fit = "no corner"
     else:
-        lo, hi = (_batch(_power(end)) for end in corner_interval)
-        fit = f"a corner at {_batch(_power(corner))} [{lo}, {hi}]"
+        lo, hi = (batch_text(_power(end)) for end in corner_interval)
+        fit = f"a corner at {batch_text(_power(corner))} [{lo}, {hi}]"
     message = f"the 5 % rule finds {rule}, two straight lines have {fit}"
     return (Finding("plateau_estimators_disagree", message, "the curve has no sharp corner: read it as a range"),)

@@ -1,0 +1,101 @@
+"""The answers in short, with a small plot in characters, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from joulemark.metrics import format_value
+from joulemark.records import Table
+from joulemark.report import markdown
+from joulemark.report.answers import Answer, answers_of, is_answered
+from joulemark.report.escape import printable, shorten
+from joulemark.report.evidence import Curve, Evidence
+from joulemark.report.utilization_view import BARS
+from joulemark.utilization.waterfall import Waterfall
+
+HEADINGS = {"waits": "GPU waits?", "plateau": "plateau", "joules": "joules"}
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+_NAME = 11
+_BAR = 20
+"""Characters of a whole step."""
+_SEEN = 0.02
+
+
+def spark(values: Sequence[float], blocks: bool = True) -> str:
+    """A line of characters, the higher the larger: ``▁▂▅▇█``; plain ones where a terminal has no blocks."""
+    signs = _BLOCKS if blocks else _ASCII
+    lo, hi = min(values), max(values)
+    span = hi - lo or 1.0
+    return "".join(signs[round((value - lo) / span * (len(signs) - 1))] for value in values)
+
+
+def render(evidence: Evidence, width: int, blocks: bool = True) -> str:
+    """Three answers per workload, no line wider than the terminal; empty where nothing can be answered.
+
+    Args:
+        evidence: what is reported on.
+        width: of the terminal, in columns.
+        blocks: whether it shows block characters.
+    """
+    return "".join(f"{line}\n" for line in _lines(evidence, max(width, 30), blocks))
+
+
+def _lines(evidence: Evidence, width: int, blocks: bool) -> Iterator[str]:
+    for workload in evidence.shown:
+        answers = answers_of(workload, evidence)
+        if not _worth(workload.main, answers):
+            continue
+        yield shorten(printable(f"{workload.title} ({workload.main.name})"), width)
+        for answer in answers:
+            said = f"{answer.verdict}: {answer.brief}" if answer.brief else answer.verdict
+            yield from _wrapped(HEADINGS[answer.question], printable(said), width)
+        for name, plot in (("items/s", _plot(workload.main, blocks)), ("step", _step(workload.main, blocks))):
+            if plot:
+                yield from _wrapped(name, plot, width)
+        yield ""
+
+
+def _worth(curve: Curve, answers: tuple[Answer, ...]) -> bool:
+    return len(curve.batches) > 1 and is_answered(answers)
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=f"  {name:<{_NAME}}", subsequent_indent=" " * (_NAME + 2), break_on_hyphens=False
+    )
+
+
+def _plot(curve: Curve, blocks: bool) -> str:
+    line = curve.positive("throughput_per_s")
+    if len(line) < 2:
+        return ""
+    drawn = spark([value.value or 0.0 for _, value in line], blocks)
+    ends = (format_value(line[at][1].value, "1/s") for at in (0, -1))
+    return f"{drawn}  batch {line[0][0]} … {line[-1][0]}: {' … '.join(ends)}"
+
+
+def _step(curve: Curve, blocks: bool) -> str:
+    """What a step at the plateau is made of: ``███ ideal 17 %  ██████████████ no tensor core 71 %``."""
+    found = curve.waterfalls.get(curve.plateau_batch or 0)
+    if not isinstance(found, Waterfall):
+        return ""
+    sign = _BLOCKS[-1] if blocks else _ASCII[-1]
+    shares = {BARS[name]: seconds / found.step_s for name, seconds in found.bars.items()}
+    parts = [f"{sign * max(1, round(_BAR * share))} {name} {100 * share:.0f} %" for name, share in shares.items()
+             if share >= _SEEN]  # fmt: skip
+    return f"{'  '.join(parts)} (batch {curve.plateau_batch})"
+
+
+def render_markdown(evidence: Evidence) -> str:
+    """A table of verdicts for a pull request; empty where nothing can be answered."""
+    rows = []
+    for workload in evidence.shown:
+        answers = answers_of(workload, evidence)
+        if _worth(workload.main, answers):
+            cells = (f"{one.verdict} ({one.source})" if one.source else one.verdict for one in answers)
+            rows.append((f"{workload.title} ({workload.main.name})", *cells, _plot(workload.main, True)))
+    if not rows:
+        return ""
+    columns = ("workload", *HEADINGS.values(), "items/s")
+    return markdown.render([Table(columns, tuple(rows), title="answers")]) + "\n"

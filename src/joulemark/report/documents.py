@@ -1,0 +1,93 @@
+"""Documents that joulemark wrote beside its runs (an energy split, say), found among what a report is given."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.records import Json, Run
+from joulemark.report import foreign
+from joulemark.report.evidence import Document
+
+WANTED = ("energy",)
+"""Kinds that a section of the report shows: of schema ``joulemark/<kind>/<version>``."""
+
+_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
+_RUNS = ("sweep",)
+_HEAD = 4096
+
+
+def kind_of(path: Path) -> str | None:
+    """Kind of the joulemark document in a JSON file; None of anything else."""
+    if path.suffix.lower() != ".json":
+        return None
+    try:
+        with path.open("rb") as file:
+            found = _KIND.search(file.read(_HEAD))
+    except OSError:
+        return None
+    return None if found is None or found[1].decode() in _RUNS else found[1].decode()
+
+
+def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str]]:
+    """Runs and documents of some files and folders.
+
+    Documents that are made of runs (``tandem``, ``utilization`` …) are passed over: their runs tell the same.
+
+    Returns:
+        the runs, the documents, and a line for each file of a folder that cannot be used.
+
+    Raises:
+        UnreadableInput: a file that is named cannot be used.
+        ConfigurationError: a document is named that no report shows.
+    """
+    runs: list[Run] = []
+    documents: list[Document] = []
+    unusable: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            known = {one: kind for one in sorted(path.rglob("*.json")) if (kind := kind_of(one)) is not None}
+            for one in (one for one, kind in known.items() if kind in WANTED):
+                try:
+                    documents.append(_read(one, known[one]))
+                except UnreadableInput as error:
+                    unusable.append(str(error))
+            found, lines = foreign.read_results([path])
+            runs += found
+            unusable += [line for line in lines if not any(line.startswith(f"{one} ") for one in known)]
+        elif (kind := kind_of(path)) in WANTED and kind is not None:
+            documents.append(_read(path, kind))
+        elif kind is not None:
+            what = f"{path} holds a document of joulemark {kind}, which no report shows"
+            raise ConfigurationError(what, "give runs (sweep-*.jsonl), and documents of joulemark energy")
+        else:
+            runs += foreign.read_results([path])[0]
+    return runs, documents, unusable
+
+
+def _read(path: Path, kind: str) -> Document:
+    try:
+        content: Json = json.loads(path.read_text(encoding="utf-8"))
+        if kind == "energy":
+            _check_energy(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{path} is no whole document of joulemark {kind} ({type(error).__name__}: {error})"
+        raise UnreadableInput(what, "make it again") from error
+    return Document(path, kind, content)
+
+
+def _check_energy(content: Json) -> None:
+    """What the report reads of it is there: documents come from anywhere."""
+    float(content["gain"])
+    for row in content["rows"]:
+        str(row["workload"])
+        split = row["split"]
+        if split is not None:
+            sums = [float(joules) for parts in split["parts"].values() for joules in parts.values()]
+            if float(split["measured_j"]) <= 0 or not all(-1e18 < one < 1e18 for one in sums):
+                raise ValueError(f"{row['workload']!r} has no energy that can be split")
+            float(split["residual_share"])
+            list(split["notes"])
