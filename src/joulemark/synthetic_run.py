@@ -107,9 +107,7 @@ class SyntheticRun:
 
     def true_per_step(self, counter: str, name: str | None = None) -> float:
         """Counts per step of all kernels, or of those of one name; of a share, its share of peak × s."""
-        return sum(
-            one.length_s * _rate(one, counter) for one in self.kernels if name is None or one.name == name
-        )
+        return sum(one.length_s * _rate(one, counter) for one in self.kernels if name is None or one.name == name)
 
     def window(self, number: int) -> tuple[CounterSeries, Launches, Beacons]:
         """One window: its samples, its launches with places in the order of the step, and its beacons."""
@@ -145,6 +143,12 @@ class SyntheticRun:
         operators = [one.operator for one in self.kernels]
         return Timeline(names, places, joined, window_of_step, dict(enumerate(beacons)), operators, [], ())
 
+    def recorded(self) -> tuple[Recording, Timeline, dict[int, CounterSeries]]:
+        """A recording as :func:`joulemark.attribution.document.document_of` takes it, without files."""
+        found = [self.window(number) for number in range(self.windows)]
+        timeline = self.timeline([launches for _, launches, _ in found], [beacons for _, _, beacons in found])
+        return self._recording("synthetic"), timeline, dict(enumerate(series for series, _, _ in found))
+
     def write(self, folder: Path, label: str = "synthetic") -> None:
         """Write a recording as :func:`joulemark.collect.together.record` does."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,11 +159,13 @@ class SyntheticRun:
             events += self._trace_events(number, launches, beacons)
         with gzip.open(folder / TRACE, "wt", encoding="utf-8") as file:
             json.dump({"traceEvents": events}, file)
+        write_recording(folder, self._recording(label))
+
+    def _recording(self, label: str) -> Recording:
         windows = tuple(RecordedWindow(number, "steps", "pass1", self.steps) for number in range(self.windows))
         step_s = sum(one.length_s + one.gap_s for one in self.kernels)
         facts = {"gpu": "Synthetic GPU", "chip": "simulated", "library": "simulated"}
-        steps_s = (step_s,) * self.windows
-        write_recording(folder, Recording(label, windows, facts, (step_s,) * 3, steps_s))
+        return Recording(label, windows, facts, (step_s,) * 3, (step_s,) * self.windows)
 
     def _beacons(self, now: float) -> tuple[list[_Event], float]:
         events = []

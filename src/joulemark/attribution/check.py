@@ -79,16 +79,18 @@ def profile(window: Window) -> Profile:
     sample_s = float(np.median(window.series.duration_s))
     reach = max(REACH * sample_s, LEAST_REACH_S)
     trials = np.arange(-reach, reach + STEP * sample_s / 2, STEP * sample_s)
-    by_name = replace(window, unit=np.unique(window.launches.name, return_inverse=True)[1].reshape(-1))
+    # One rate per name: rates of every place could follow the counts to a wrong place.
+    names_used, unit = np.unique(window.launches.name, return_inverse=True)
+    by_name = replace(window, launches=replace(window.launches, place=unit.reshape(-1)))
     counts = counts_of(window.series, names)
-    misfit = np.array([_misfit(by_name, counts, trial) for trial in trials])
+    misfit = np.array([_misfit(by_name, counts, trial, len(names_used)) for trial in trials])
     allowed = TOLERANCE * sample_s + _DEVIATIONS * window.clock.uncertainty_s
     return Profile(trials, misfit, _least(trials, misfit), allowed)
 
 
-def _misfit(window: Window, counts: Floats, trial_s: float) -> float:
+def _misfit(window: Window, counts: Floats, trial_s: float, units: int) -> float:
     shifted = replace(window, clock=window.clock.shifted(trial_s))
-    found = overlaps(shifted, int(window.unit.max()) + 1)
+    found = overlaps(shifted, np.arange(units), units)
     seen = counts[found.rows]
     system = normal([(found, seen)])
     left = seen - found.matrix @ np.linalg.solve(system.gram, system.rhs)

@@ -136,7 +136,7 @@ def _bursts(series: CounterSeries) -> tuple[Floats, Floats]:
     counts = _activity(series)
     active = np.concatenate([[False], counts > 0, [False]])
     begins, ends = np.flatnonzero(active[1:] & ~active[:-1]), np.flatnonzero(active[:-1] & ~active[1:])
-    found = [_burst(series, counts, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    found = [_burst(series, counts, int(begin), int(end)) for begin, end in zip(begins, ends, strict=True)]
     kept = np.array([one for one in found if one is not None]).reshape(-1, 2)
     return kept[:, 0], kept[:, 1]
 

@@ -9,17 +9,16 @@ from statistics import median
 import numpy as np
 
 from joulemark.attribution import check, units
-from joulemark.attribution.clock import ClockMap, fit_clock
-from joulemark.attribution.figures import Figures, figures_of, rows_of
+from joulemark.attribution.clock import ClockMap, Floats, fit_clock
+from joulemark.attribution.figures import Pass, Rows, cells
 from joulemark.attribution.recording import MODULES, TRACE, RecordedWindow, Recording, read_recording, read_series
 from joulemark.attribution.roofline import Roofs, point, roofs_of
 from joulemark.attribution.solve import LEVEL, Window
 from joulemark.attribution.timeline import Timeline, read_timeline
-from joulemark.attribution.units import Units
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
 from joulemark.records import Finding, Json
-from joulemark.utilization.kernels import CLASSES, classify
+from joulemark.utilization.kernels import CLASSES, TENSOR_ACTIVE, Classified, classify
 
 SCHEMA = "joulemark/attribution/1"
 POOLED = "pooled"
@@ -29,6 +28,9 @@ TOTALS_AGREE = 0.02
 DISTURBS = 0.05
 """Slow-down by both instruments beyond which a reader must know of it."""
 _TENSOR = "pipe_tensor"
+_TOLD_BY_TENSOR = ("tensor_gemm", "gemm", "attention", "other")
+_USED, _NOT_USED = 0.03, TENSOR_ACTIVE
+"""Tensor activity that shows that a kernel uses tensor cores, and that it does not."""
 
 
 def attribute(folder: Path) -> dict[str, Json]:
@@ -62,10 +64,9 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
     if not chosen:
         raise UnreadableInput("no window of the recording has steps between beacons", "record again")
     sample_s = float(np.median(np.concatenate([series[one.number].duration_s for one in chosen])))
-    grouped = units.group(timeline, sample_s)
-    windows = [_window(one, timeline, grouped, series[one.number]) for one in chosen]
+    windows = [_window(one, timeline, series[one.number]) for one in chosen]
     clocks = [_clock_entry(one, window) for one, window in zip(chosen, windows, strict=True)]
-    body = _Body(recording, timeline, grouped, windows)
+    body = _Body(recording, timeline, sample_s, windows)
     roofs = _roofs(recording, series)
     document: dict[str, Json] = {
         "schema": SCHEMA,
@@ -74,10 +75,10 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
         "confidence": LEVEL,
         "clock": {"mode": "one process", "windows": clocks},
         "steps": body.steps(),
-        "sampling": {"interval_s": sample_s, "samples": {one.group: one.samples for one in body.figures}},
+        "sampling": {"interval_s": sample_s, "samples": {one.group: one.samples for one in body.passes}},
         "counters": body.counters(),
         "classes": body.classes(roofs if isinstance(roofs, Roofs) else None),
-        "kernels": body.table(body.kernel_names, "name"),
+        "kernels": body.kernels,
         "operators": body.table(timeline.operator, "operator"),
         "modules": body.table(timeline.module, "module") if timeline.module else None,
         "pooling": body.pooling(),
@@ -93,13 +94,13 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
     return document
 
 
-def _window(recorded: RecordedWindow, timeline: Timeline, grouped: Units, series: CounterSeries) -> Window:
+def _window(recorded: RecordedWindow, timeline: Timeline, series: CounterSeries) -> Window:
     launches = timeline.of_window(recorded.number)
     try:
         clock = fit_clock(series, timeline.beacons[recorded.number])
     except UnreadableInput as error:
         raise UnreadableInput(f"window {recorded.number}: {error.what}", error.remedy) from error
-    return Window(series, launches, grouped.of_place[launches.place], clock)
+    return Window(series, launches, clock)
 
 
 def _clock_entry(recorded: RecordedWindow, window: Window) -> dict[str, Json]:
@@ -112,7 +113,13 @@ def _clock_entry(recorded: RecordedWindow, window: Window) -> dict[str, Json]:
     refuse_misfit(found, f"window {recorded.number}", window.clock)
     source = window.series.source
     own = {"clock": window.series.clock, "ticks_per_s": source.get("ticks_per_s")}
-    return {"window": recorded.number, "group": recorded.group, **own, **window.clock.to_json(), "check": found.to_json()}
+    return {
+        "window": recorded.number,
+        "group": recorded.group,
+        **own,
+        **window.clock.to_json(),
+        "check": found.to_json(),
+    }
 
 
 def refuse_misfit(found: check.Profile, what: str, clock: ClockMap) -> None:
@@ -132,15 +139,17 @@ def refuse_misfit(found: check.Profile, what: str, clock: ClockMap) -> None:
 class _Body:
     """The tables of a document."""
 
-    def __init__(self, recording: Recording, timeline: Timeline, grouped: Units, windows: Sequence[Window]) -> None:
-        self._recording, self._timeline, self._grouped = recording, timeline, grouped
-        self.kernel_names = [timeline.place_name(place) for place in range(len(timeline.places))]
+    def __init__(self, recording: Recording, timeline: Timeline, sample_s: float, windows: Sequence[Window]) -> None:
+        self._recording, self._timeline = recording, timeline
+        self._grouped = units.group(timeline, sample_s)
+        finer = units.group(timeline, sample_s, finer=True)
         by_group: dict[str, list[Window]] = {}
         for one in windows:
             by_group.setdefault(one.series.group, []).append(one)
-        self._by_group = by_group
-        everything = rows_of(["all"] * len(self.kernel_names), ["all"], grouped)
-        self.figures = [figures_of(members, everything) for members in by_group.values()]
+        self.passes = [Pass(members, self._grouped, finer) for members in by_group.values()]
+        names = [timeline.place_name(place) for place in range(len(timeline.places))]
+        self.kernels = self.table(names, "name")
+        self._labels = self._classes_of(names)
 
     def steps(self) -> dict[str, Json]:
         """How many, how long, and what the instruments cost."""
@@ -158,72 +167,66 @@ class _Body:
     def counters(self) -> dict[str, Json]:
         """Per counter what was measured and what all kernels together are given, per step."""
         out: dict[str, Json] = {}
-        for one in self.figures:
-            raw = self._by_group[one.group][0].series.raw
+        for one in self.passes:
             for column, name in enumerate(one.counters):
-                if name in out:
-                    continue
                 measured, given = float(one.measured[column]), float(one.attributed[column])
-                out[name] = {
-                    "unit": one.units_of[name],
-                    "raw": raw.get(name),
+                outside = float(one.outside[column])
+                entry = {
+                    "unit": one.unit_of[name],
+                    "raw": one.raw.get(name),
                     "group": one.group,
                     "measured": measured,
                     "attributed": given,
                     "ratio": given / measured if measured else None,
-                    "outside_kernels": float(one.outside[column]) / measured if measured else None,
+                    "outside_kernels": outside / measured if measured else None,
                 }
+                out.setdefault(name, entry)
         return out
 
-    def table(self, labels: Sequence[str], key: str) -> list[Json]:
+    def table(self, labels: Sequence[str], key: str) -> list[dict[str, Json]]:
         """A row per label, the longest time first."""
-        order = list(dict.fromkeys(labels))
-        rows = rows_of(labels, order, self._grouped)
-        found = [figures_of(members, rows) for members in self._by_group.values()]
-        launches = rows.members @ self._grouped.launches
-        entries = []
-        whole = float(self._grouped.time_s.sum())
-        for row, label in enumerate(order):
-            time_s = float(rows.time_s[row])
-            entries.append(
-                {
-                    key: label,
-                    "time_s": time_s,
-                    "time_share": time_s / whole if whole else 0.0,
-                    "launches": float(launches[row]),
-                    "by_level": self._levels(rows.members[row]),
-                    "counters": _cells(found, row, time_s),
-                }
-            )
+        rows, grouped = Rows.by(labels), self._grouped
+        time_s, launches = rows.members @ grouped.time_s, rows.members @ grouped.launches
+        whole = float(grouped.time_s.sum())
+        entries: list[dict[str, Json]] = [
+            {
+                key: label,
+                "time_s": float(time_s[row]),
+                "time_share": float(time_s[row]) / whole,
+                "launches": float(launches[row]),
+                "by_level": self._levels(rows.members[row]),
+                "counters": counters,
+            }
+            for row, (label, counters) in enumerate(zip(rows.order, cells(self.passes, rows, time_s), strict=True))
+        ]
         return sorted(entries, key=lambda one: -one["time_s"])
 
-    def classes(self, roofs: Roofs | None) -> list[Json]:
+    def classes(self, roofs: Roofs | None) -> list[dict[str, Json]]:
         """A row per class of kernel, by name and tensor activity."""
-        labels = self._class_labels()
-        entries = self.table([f"{one}|{uses}" for one, uses in labels], "class")
-        uses_of = {f"{one}|{uses}": (one, uses) for one, uses in labels}
+        kind_of = {f"{name}|{uses}": (name, uses) for name, uses in self._labels}
+        entries = self.table([f"{name}|{uses}" for name, uses in self._labels], "class")
         for entry in entries:
-            entry["class"], entry["uses_tensor_cores"] = uses_of[entry["class"]]
+            entry["class"], entry["uses_tensor_cores"] = kind_of[entry["class"]]
             entry["roofline"] = None if roofs is None else point(roofs, entry["time_s"], entry["counters"])
         return entries
 
-    def _class_labels(self) -> list[tuple[str, bool | None]]:
-        """Class of each place, put right by its tensor activity where it has a rate of its own."""
-        grouped, labels = self._grouped, []
-        tensor = next((one for one in self.figures if _TENSOR in one.counters), None)
-        for place, name in enumerate(self.kernel_names):
-            unit = int(grouped.of_place[place])
-            level = grouped.units[unit].level
-            kind = grouped.kind[place]
-            if level == "pool":
+    def _classes_of(self, names: Sequence[str]) -> list[tuple[str, bool | None]]:
+        """Class of each place and whether it uses tensor cores; ``pooled`` where it has no rate of its class."""
+        grouped = self._grouped
+        active = {one["name"]: one["counters"].get(_TENSOR) for one in self.kernels}
+        labels: list[tuple[str, bool | None]] = []
+        for place, name in enumerate(names):
+            if grouped.units[int(grouped.of_place[place])].level == "pool":
                 labels.append((POOLED, None))
                 continue
-            if tensor is not None and level in ("place", "kernel") and not name.startswith(("Memcpy", "Memset")):
-                kind = classify(name, float(tensor.rate[unit, tensor.counters.index(_TENSOR)]))
+            kind = _put_right(name, grouped.kind[place], active[name])
             labels.append((kind.kernel_class, kind.uses_tensor_cores))
+        for entry in self.kernels:
+            found = {labels[place] for place, name in enumerate(names) if name == entry["name"]}
+            entry["class"], entry["uses_tensor_cores"] = max(found, key=lambda one: one[0] != POOLED)
         return labels
 
-    def _levels(self, members: np.ndarray[tuple[int], np.dtype[np.float64]]) -> dict[str, float]:
+    def _levels(self, members: Floats) -> dict[str, float]:
         """Share of a row's time by how far its kernels had to be pooled."""
         spent: dict[str, float] = {}
         for place in np.flatnonzero(members):
@@ -232,24 +235,28 @@ class _Body:
         whole = sum(spent.values())
         return {level: time / whole for level, time in spent.items()} if whole else {}
 
-    def pooling(self) -> list[Json]:
+    def pooling(self) -> list[dict[str, Json]]:
         """What shares a rate, and why: one row per level."""
-        rows = []
+        rows: list[dict[str, Json]] = []
         for level, about in units.LEVELS.items():
             members = [one for one in self._grouped.units if one.level == level]
             if members:
-                time_s = sum(one.time_s for one in members)
-                row = {"level": level, "about": about, "rates": len(members), "time_s": time_s}
-                rows.append({**row, "launches": sum(one.launches for one in members)})
+                time_s, launches = sum(one.time_s for one in members), sum(one.launches for one in members)
+                rows.append(
+                    {"level": level, "about": about, "rates": len(members), "time_s": time_s, "launches": launches}
+                )
         return rows
 
 
-def _cells(found: Sequence[Figures], row: int, time_s: float) -> dict[str, Json]:
-    out: dict[str, Json] = {}
-    for one in found:
-        for name in one.counters:
-            out.setdefault(name, one.cell(row, name, time_s))
-    return out
+def _put_right(name: str, kind: Classified, active: Mapping[str, Json] | None) -> Classified:
+    """A matrix kernel's class by its tensor activity, where its interval leaves no doubt.
+
+    Neighbours in time leak a little into each other, so the limits are wider than for counters of a kernel alone.
+    """
+    if active is None or active["interval"] is None or kind.kernel_class not in _TOLD_BY_TENSOR:
+        return kind
+    low, high = active["interval"]
+    return classify(name, active["value"]) if low >= _USED or high < _NOT_USED else kind
 
 
 def _roofs(recording: Recording, series: Mapping[int, CounterSeries]) -> Roofs | str:

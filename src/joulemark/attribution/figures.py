@@ -17,112 +17,112 @@ ELAPSED = ("sm_cycles",)
 """Counters that go on when nothing runs: no kernel's."""
 OWN_TRAFFIC = ("pcie_rx_bytes", "pcie_tx_bytes")
 """Counters in which the instrument's own records weigh more than the work."""
+_TWICE = 2.0
+"""A standard error to an interval of some 95 %."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What figures are wanted of: each row some places of a step.
+    """What figures are wanted of.
 
     Args:
-        members: per row which places, shape [rows, places].
-        times: per row the time of each unit per step, shape [rows, units], in s.
+        order: label of each row.
+        members: which places of a step each row holds, shape [rows, places].
     """
 
+    order: list[str]
     members: Floats
-    times: Floats
 
-    @property
-    def time_s(self) -> Floats:
-        """Of each row, per step."""
-        return np.asarray(self.times.sum(axis=1))
+    @classmethod
+    def by(cls, labels: Sequence[str]) -> Rows:
+        """A row per label: the places that bear it."""
+        order = list(dict.fromkeys(labels))
+        index = {label: number for number, label in enumerate(order)}
+        members = np.zeros((len(order), len(labels)))
+        members[[index[label] for label in labels], np.arange(len(labels))] = 1.0
+        return cls(order, members)
 
-
-def rows_of(labels: Sequence[str], order: Sequence[str], units: Units) -> Rows:
-    """A row per label: the places that bear it."""
-    index = {label: number for number, label in enumerate(order)}
-    members = np.zeros((len(order), len(labels)))
-    members[[index[label] for label in labels], np.arange(len(labels))] = 1.0
-    times = np.zeros((len(order), len(units.units)))
-    np.add.at(times, (slice(None), units.of_place), members * units.time_s)
-    return Rows(members, times)
+    def times(self, units: Units) -> Floats:
+        """Per row the time of each unit per step, in s, shape [rows, units]."""
+        of_unit = np.eye(len(units.units))[units.of_place]
+        return np.asarray((self.members * units.time_s) @ of_unit)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What one pass tells of rows.
+class Pass:
+    """Windows that counted the same, solved.
 
     Args:
-        group: the pass.
-        counters: names.
-        units_of: counter → unit.
-        amount: per step, shape [rows, counters]; of shares share × s.
-        half: half of its interval; NaN without one.
-        rate: per unit of launches and counter, in counts per s.
-        measured, attributed, outside: counts per step of all samples of the steps, of all kernels, and of samples in
-            which no kernel ran, shape [counters].
+        windows: of one pass.
+        units: how their launches are grouped.
+        finer: another grouping, which pools less.
+
+    Attributes:
+        counters: names of what was counted and is some kernel's.
+        unit_of: counter → its unit.
+        measured, attributed, outside: counts per step (of shares share × s) in all samples of the steps, of all
+            kernels, and in samples in which no kernel ran, shape [counters].
         samples: of the steps.
     """
 
-    group: str
-    counters: list[str]
-    units_of: Mapping[str, str]
-    amount: Floats
-    half: Floats
-    rate: Floats
-    measured: Floats
-    attributed: Floats
-    outside: Floats
-    samples: int
+    def __init__(self, windows: Sequence[Window], units: Units, finer: Units) -> None:
+        series = windows[0].series
+        self.group, self.unit_of, self.raw = series.group, series.units, series.raw
+        self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
+        self._units, self._finer = units, finer
+        parts = self._parts(windows, units)
+        self._system = solve.normal(parts)
+        self._rates = solve.rates(self._system)
+        off = [replace(one, clock=one.clock.shifted(one.clock.uncertainty_s)) for one in windows]
+        self._off = solve.rates(solve.normal(self._parts(off, units)))
+        self._less_pooled = solve.rates(solve.normal(self._parts(windows, finer)))
+        self._sum(parts)
 
-    def cell(self, row: int, counter: str, time_s: float) -> dict[str, Json]:
-        """Value and interval of a row: a share of peak over its time, or an amount per step."""
-        column = self.counters.index(counter)
-        value, half = float(self.amount[row, column]), float(self.half[row, column])
-        if self.units_of[counter] == "1":
-            value, half = (value / time_s, half / time_s) if time_s else (0.0, 0.0)
-        interval = None if np.isnan(half) else [max(0.0, value - half), value + half]
-        return {"value": value, "interval": interval}
+    def _parts(self, windows: Sequence[Window], units: Units) -> list[tuple[solve.Overlaps, Floats]]:
+        found = [(solve.overlaps(one, units.of_place, len(units.units)), one.series) for one in windows]
+        return [(each, solve.counts_of(series, self.counters)[each.rows]) for each, series in found]
+
+    def _sum(self, parts: Sequence[tuple[solve.Overlaps, Floats]]) -> None:
+        zero, steps = np.zeros(len(self.counters)), len(self._system.steps)
+        idle = [np.asarray(one.matrix.sum(axis=1)).reshape(-1) <= 0 for one, _ in parts]
+        given = [(one.matrix @ self._rates).sum(axis=0) for one, _ in parts]
+        lost = [counts[rows].sum(axis=0) for (_, counts), rows in zip(parts, idle, strict=True)]
+        self.measured = sum((counts.sum(axis=0) for _, counts in parts), zero) / steps
+        self.attributed = sum(given, zero) / steps
+        self.outside = sum(lost, zero) / steps
+        self.samples = sum(len(one.rows) for one, _ in parts)
+
+    def amounts(self, rows: Rows) -> tuple[Floats, Floats]:
+        """Counts of rows per step (of shares share × s) and half their intervals, shape [rows, counters].
+
+        An interval holds three things, added in quadrature: what differs between steps, twice what the standard error
+        of the clocks' mapping does, and twice what a finer grouping of short kernels would change. It is NaN where a
+        single step was recorded.
+        """
+        times = rows.times(self._units)
+        amount = times @ self._rates
+        between_steps = solve.half_widths(solve.influences(self._system, self._rates, times))
+        by_clock = times @ self._off - amount
+        by_pooling = rows.times(self._finer) @ self._less_pooled - amount
+        return amount, np.sqrt(between_steps**2 + (_TWICE * by_clock) ** 2 + (_TWICE * by_pooling) ** 2)
 
 
-def figures_of(windows: Sequence[Window], rows: Rows) -> Figures:
-    """Figures of rows from the windows of one pass.
+def cells(passes: Sequence[Pass], rows: Rows, time_s: Floats) -> list[dict[str, Json]]:
+    """Per row its counters: an amount per step, or a share of peak over the row's time, each with its interval.
 
     Args:
-        windows: that counted the same.
-        rows: of a step.
+        passes: a counter of several is the first one's.
+        rows: what is wanted.
+        time_s: of each row per step.
     """
-    series = windows[0].series
-    names = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-    n = rows.times.shape[1]
-    parts = _parts(windows, names, n)
-    system = solve.normal(parts)
-    found = solve.rates(system)
-    influence = solve.influences(system, found, rows.times)
-    by_clock = rows.times @ (_shifted(windows, names, n) - found)
-    half = np.sqrt(solve.half_widths(influence) ** 2 + by_clock**2)
-    steps = len(system.steps)
-    idle = [np.asarray(one.matrix.sum(axis=1)).reshape(-1) <= 0 for one, _ in parts]
-    return Figures(
-        group=series.group,
-        counters=names,
-        units_of=series.units,
-        amount=rows.times @ found,
-        half=half,
-        rate=found,
-        measured=sum((counts.sum(axis=0) for _, counts in parts), np.zeros(len(names))) / steps,
-        attributed=sum(((one.matrix @ found).sum(axis=0) for one, _ in parts), np.zeros(len(names))) / steps,
-        outside=sum((counts[no].sum(axis=0) for (_, counts), no in zip(parts, idle, strict=True)), np.zeros(len(names)))
-        / steps,
-        samples=sum(len(one.rows) for one, _ in parts),
-    )
+    out: list[dict[str, Json]] = [{} for _ in rows.order]
+    for one in passes:
+        amount, half = one.amounts(rows)
+        for column, name in enumerate(one.counters):
+            for row, cell in enumerate(out):
+                per = float(time_s[row]) if one.unit_of[name] == "1" else 1.0
+                cell.setdefault(name, _cell(float(amount[row, column]) / per, float(half[row, column]) / per))
+    return out
 
 
-def _parts(windows: Sequence[Window], names: list[str], units: int) -> list[tuple[solve.Overlaps, Floats]]:
-    found = [(solve.overlaps(one, units), one) for one in windows]
-    return [(each, solve.counts_of(window.series, names)[each.rows]) for each, window in found]
-
-
-def _shifted(windows: Sequence[Window], names: list[str], units: int) -> Floats:
-    """Rates where every mapping is off by its standard error."""
-    off = [replace(one, clock=one.clock.shifted(one.clock.uncertainty_s)) for one in windows]
-    return solve.rates(solve.normal(_parts(off, names, units)))
+def _cell(value: float, half: float) -> Mapping[str, Json]:
+    return {"value": value, "interval": None if np.isnan(half) else [max(0.0, value - half), value + half]}

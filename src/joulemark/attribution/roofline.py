@@ -47,7 +47,9 @@ class Roofs:
         }
 
 
-def roofs_of(product: CounterSeries, flop: float, product_s: float, stream: CounterSeries, stream_s: float) -> Roofs | str:
+def roofs_of(
+    product: CounterSeries, flop: float, product_s: float, stream: CounterSeries, stream_s: float
+) -> Roofs | str:
     """The roofs, or why there are none.
 
     Args:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from scipy import optimize, sparse, stats
 
 from joulemark.attribution.clock import ClockMap, Floats
-from joulemark.attribution.timeline import Launches
+from joulemark.attribution.timeline import Codes, Launches
 from joulemark.counter_series import CounterSeries
 
 LEVEL = 0.95
@@ -42,13 +42,11 @@ class Window:
     Args:
         series: all samples of the window, beacons included.
         launches: of its steps.
-        unit: of each launch.
         clock: mapping.
     """
 
     series: CounterSeries
     launches: Launches
-    unit: npt.NDArray[np.int64]
     clock: ClockMap
 
 
@@ -65,18 +63,24 @@ class Overlaps:
 
     matrix: sparse.csr_array
     rows: npt.NDArray[np.intp]
-    step: npt.NDArray[np.int64]
+    step: Codes
     weight: Floats
 
 
-def overlaps(window: Window, units: int) -> Overlaps:
-    """Overlaps of a window's samples with its units, from the first kernel of its steps to the last."""
+def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
+    """Overlaps of a window's samples with units, from the first kernel of its steps to the last.
+
+    Args:
+        window: of one recording.
+        unit_of_place: number of the unit of each place of a step.
+        units: how many there are.
+    """
     start, end = window.clock.to_samples(window.launches.start_s), window.clock.to_samples(window.launches.end_s)
     series = window.series
     sample_s = float(np.median(series.duration_s))
     inside = (series.end_s > start.min() - sample_s) & (series.start_s < end.max() + sample_s)
     rows = np.flatnonzero(inside)
-    matrix = _matrix(series.start_s[rows], series.end_s[rows], start, end, window.unit, units)
+    matrix = _matrix(series.start_s[rows], series.end_s[rows], start, end, unit_of_place[window.launches.place], units)
     busy = np.asarray(matrix.sum(axis=1)).reshape(-1)
     weight = 1 / np.maximum(busy, _LEAST_BUSY * series.duration_s[rows])
     steps, first = _first_of_steps(window.launches.step, start)
@@ -85,7 +89,7 @@ def overlaps(window: Window, units: int) -> Overlaps:
     return Overlaps(matrix, rows, step, weight)
 
 
-def _first_of_steps(step: npt.NDArray[np.int64], start: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+def _first_of_steps(step: Codes, start: Floats) -> tuple[Codes, Floats]:
     """Steps of a window and when the first kernel of each began."""
     steps, where = np.unique(step, return_inverse=True)
     first = np.full(len(steps), np.inf)
@@ -93,9 +97,7 @@ def _first_of_steps(step: npt.NDArray[np.int64], start: Floats) -> tuple[npt.NDA
     return steps, first
 
 
-def _matrix(
-    begin: Floats, until: Floats, start: Floats, end: Floats, unit: npt.NDArray[np.int64], units: int
-) -> sparse.csr_array:
+def _matrix(begin: Floats, until: Floats, start: Floats, end: Floats, unit: Codes, units: int) -> sparse.csr_array:
     """Overlap in s of samples [begin, until) with launches [start, end), summed over the launches of a unit."""
     low = np.searchsorted(until, start, "right")
     count = np.maximum(np.searchsorted(begin, end, "left") - low, 0)
@@ -119,7 +121,7 @@ class Normal:
     gram: Floats
     rhs: Floats
     parts: list[tuple[Overlaps, Floats]]
-    steps: npt.NDArray[np.int64]
+    steps: Codes
 
 
 def normal(parts: list[tuple[Overlaps, Floats]]) -> Normal:

@@ -16,8 +16,8 @@ from joulemark.records import Finding
 from joulemark.trace.analyse import Analysis, analyse
 from joulemark.trace.chrome import MODULE_PREFIX
 from joulemark.trace.completeness import findings
-from joulemark.trace.events import ANNOTATION, PS_PER_S, Ints, Trace
-from joulemark.trace.launch import OUTSIDE_OPERATORS, OWNER_NAMES
+from joulemark.trace.events import ANNOTATION, PS_PER_S, Trace
+from joulemark.trace.launch import OWNER_NAMES
 
 WINDOW = "joulemark.window"
 """Name of the range around each window, with its number behind a ``#``."""
@@ -27,7 +27,7 @@ BEACON = "spin_kernel"
 _WINDOW = re.compile(rf"{re.escape(WINDOW)}#(\d+)$")
 _BEHIND_BEACON_S = 1e-6
 _OUTSIDE_MODULES = "outside any module's forward"
-_CODES = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Launches:
 
     start_s: Floats
     end_s: Floats
-    name: _CODES
-    step: _CODES
-    place: _CODES
+    name: Codes
+    step: Codes
+    place: Codes
 
     def __len__(self) -> int:
         return int(self.start_s.size)
@@ -79,7 +79,7 @@ class Timeline:
     names: list[str]
     places: list[tuple[int, int]]
     launches: Launches
-    window_of_step: _CODES
+    window_of_step: Codes
     beacons: Mapping[int, Beacons]
     operator: list[str]
     module: list[str]
@@ -145,7 +145,7 @@ def _launches(analysis: Analysis) -> tuple[Launches, list[tuple[int, int]]]:
     return launches, [(int(one), int(two)) for one, two in pairs]
 
 
-def _occurrence(name: _CODES, step: _CODES) -> _CODES:
+def _occurrence(name: Codes, step: Codes) -> Codes:
     """Which launch of its name in its step each one is, from 0; rows are in order of time."""
     order = np.lexsort((np.arange(name.size), name, step))
     same = np.concatenate([[False], (np.diff(name[order]) == 0) & (np.diff(step[order]) == 0)])
@@ -167,7 +167,7 @@ def _windows(trace: Trace) -> dict[int, tuple[float, float]]:
     }
 
 
-def _window_at(windows: Mapping[int, tuple[float, float]], times: Floats) -> _CODES:
+def _window_at(windows: Mapping[int, tuple[float, float]], times: Floats) -> Codes:
     """Number of the window that each time lies in, -1 for none."""
     found = np.full(len(times), -1, np.int64)
     for number, (begin, end) in windows.items():
@@ -190,7 +190,7 @@ def _beacons(trace: Trace, windows: Mapping[int, tuple[float, float]], launches:
     return out
 
 
-def _operators(analysis: Analysis) -> list[str] | npt.NDArray[np.object_]:
+def _operators(analysis: Analysis) -> npt.NDArray[np.object_]:
     """Label of the operator that launched each device event."""
     trace = analysis.trace
     labels = [
@@ -200,7 +200,7 @@ def _operators(analysis: Analysis) -> list[str] | npt.NDArray[np.object_]:
     return np.array(labels, object)
 
 
-def _most_common(place: _CODES, labels: npt.NDArray[np.object_], n: int) -> list[str]:
+def _most_common(place: Codes, labels: npt.NDArray[np.object_], n: int) -> list[str]:
     """Per place the label that its launches bear most often."""
     texts, codes = np.unique(labels.astype(str), return_inverse=True)
     counts = np.zeros((n, len(texts)), np.int64)
@@ -227,21 +227,12 @@ def _modules(path: Path, places: list[tuple[str, int]]) -> list[str]:
     )
     if not len(launches):
         raise UnreadableInput(f"{path} holds no kernel of a marked step", "record the modules again")
-    told = dict(zip([(trace.name(name), nth) for name, nth in own], _most_common(launches.place, labels, len(own)), strict=True))
+    told = dict(
+        zip([(trace.name(name), nth) for name, nth in own], _most_common(launches.place, labels, len(own)), strict=True)
+    )
     if missing := [name for name, nth in places if (name, nth) not in told]:
         raise UnreadableInput(
             f"{len(missing)} of {len(places)} places of the step are not in {path} ({missing[0][:60]})",
             "record the modules of the same step",
         )
     return [told[place] for place in places]
-
-
-def step_edges(launches: Launches, steps: npt.NDArray[np.int64]) -> Floats:
-    """Begin of the first kernel of each step, in s, on the trace's clock."""
-    first = np.full(int(steps.max()) + 1, np.inf)
-    np.minimum.at(first, launches.step, launches.start_s)
-    return np.asarray(first[steps], np.float64)
-
-
-Times = Ints
-OUTSIDE = OUTSIDE_OPERATORS

@@ -18,8 +18,10 @@ LEVELS: dict[Level, str] = {
     "class": "all short kernels of this class that are too rare alone share one rate",
     "pool": "kernels too short and rare for a rate of their class: one rate for all of them",
 }
-RESOLVED = 1.0
+LAUNCH, TOGETHER = 1.0, 0.25
 """Samples that a launch must last for a rate of its own, and that a group's launches of one step must last together."""
+FINER = 0.4
+"""Of both, for the other grouping that figures are compared with."""
 _COPIES = Classified("copy", "name", False, by_counters=False)
 
 
@@ -64,8 +66,15 @@ def kind_of(name: str) -> Classified:
     return _COPIES if name.startswith(("Memcpy", "Memset")) else classify(name)
 
 
-def group(timeline: Timeline, sample_s: float) -> Units:
-    """Groups the places of a step by what samples of a length in s can resolve."""
+def group(timeline: Timeline, sample_s: float, finer: bool = False) -> Units:
+    """Groups the places of a step by what samples of a length in s can resolve.
+
+    Args:
+        timeline: of the steps.
+        sample_s: length of a sample.
+        finer: whether to pool less than is wise, to see what pooling does to the figures.
+    """
+    scale = FINER * sample_s if finer else sample_s
     launches, n = timeline.launches, len(timeline.places)
     count = np.bincount(launches.place, minlength=n).astype(np.float64)
     total = np.bincount(launches.place, launches.length_s, n)
@@ -73,7 +82,7 @@ def group(timeline: Timeline, sample_s: float) -> Units:
     time_s = total / timeline.steps
     keys: list[tuple[Level, str]] = [("pool", "")] * n
     waiting = np.ones(n, np.bool_)
-    long = total / count >= RESOLVED * sample_s
+    long = total / count >= LAUNCH * scale
     for place in np.flatnonzero(long):
         name, nth = timeline.places[place]
         keys[place] = ("place", f"{timeline.names[name]}#{nth}")
@@ -86,7 +95,7 @@ def group(timeline: Timeline, sample_s: float) -> Units:
         for place in np.flatnonzero(waiting):
             spent[labels[place]] = spent.get(labels[place], 0.0) + time_s[place]
         for place in np.flatnonzero(waiting):
-            if spent[labels[place]] >= RESOLVED * sample_s:
+            if spent[labels[place]] >= TOGETHER * scale:
                 keys[place], waiting[place] = (level, labels[place]), False
     return _numbered(keys, kind, time_s, count / timeline.steps)
 
