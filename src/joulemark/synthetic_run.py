@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from joulemark.attribution.clock import Beacons
-from joulemark.attribution.recording import TRACE, RecordedWindow, Recording, write_recording, write_series
+from joulemark.attribution.recording import TRACE, RecordedWindow, Recording, Role, write_recording, write_series
 from joulemark.attribution.timeline import BEACON, WINDOW, Launches, Timeline
 from joulemark.collect.torch_profiler import MARK
-from joulemark.counter_series import COUNTERS, CounterSeries
+from joulemark.counter_series import COUNTERS, CounterSeries, Tier
+from joulemark.errors import DeviceError
 
 _CLOCK_HZ = 1.98e9
 _SMS = 132
@@ -150,15 +152,14 @@ class SyntheticRun:
         return self._recording("synthetic"), timeline, dict(enumerate(series for series, _, _ in found))
 
     def write(self, folder: Path, label: str = "synthetic") -> None:
-        """Write a recording as :func:`joulemark.collect.together.record` does."""
+        """Write a recording as :func:`joulemark.measure.attribution.record` does."""
         folder.mkdir(parents=True, exist_ok=True)
         events: list[dict[str, Any]] = []
         for number in range(self.windows):
             series, launches, beacons = self.window(number)
             write_series(folder / f"window-{number}.npz", series)
-            events += self._trace_events(number, launches, beacons)
-        with gzip.open(folder / TRACE, "wt", encoding="utf-8") as file:
-            json.dump({"traceEvents": events}, file)
+            events += self.trace_events(number, launches, beacons)
+        _write_trace(folder / TRACE, events)
         write_recording(folder, self._recording(label))
 
     def _recording(self, label: str) -> Recording:
@@ -223,7 +224,7 @@ class SyntheticRun:
     def _mapped(self, timeline_s: float) -> float:
         return self.offset_s + (1 + self.drift) * timeline_s
 
-    def _trace_events(self, number: int, launches: Launches, beacons: Beacons) -> list[dict[str, Any]]:
+    def trace_events(self, number: int, launches: Launches, beacons: Beacons) -> list[dict[str, Any]]:
         """A window's events as torch.profiler writes them: marks, operators, launches and kernels."""
         begin, end = float(beacons.start_s[0]) - 1e-4, float(beacons.end_s[-1]) + 1e-4
         events = [_host(f"{WINDOW}#{number}", "user_annotation", begin, end)]
@@ -242,6 +243,87 @@ class SyntheticRun:
                 events += _launched(next(ids), host, kernel.name, *span, kernel.operator)
             host += 2 * each
         return events
+
+
+@dataclass
+class SyntheticBench:
+    """A device whose instruments see a known run (see :class:`joulemark.measure.attribution.Bench`).
+
+    What it is asked to run is run and not looked at: every window shows the next window of the known run.
+
+    Args:
+        run: what they see.
+        fails: what recording a window raises.
+    """
+
+    run: SyntheticRun
+    fails: DeviceError | None = None
+    facts: dict[str, Any] = field(default_factory=lambda: {"gpu": "Synthetic GPU"})
+    marks: list[str] = field(default_factory=list)
+    _events: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _window: int = field(default=0, init=False)
+
+    @property
+    def source(self) -> SyntheticBench:
+        """Itself: it samples too."""
+        return self
+
+    @property
+    def tier(self) -> Tier:
+        """Of PM sampling."""
+        return "pm_sampling"
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """One pass."""
+        return ("pass1",)
+
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
+        """The next window.
+
+        Raises:
+            DeviceError: the one given.
+        """
+        if self.fails is not None:
+            raise self.fails
+        run()
+        series, launches, beacons = self.run.window(self._window)
+        self._events += self.run.trace_events(self._window, launches, beacons)
+        self._window += 1
+        return series
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+    def spin(self, seconds: float) -> None:
+        """The known run has beacons of its own."""
+
+    def mark(self, name: str) -> AbstractContextManager[None]:
+        """Remembers the name."""
+        self.marks.append(name)
+        return nullcontext()
+
+    @contextmanager
+    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Iterator[None]:
+        """Writes the trace of the windows behind the block, or one of a step with no module."""
+        warm()
+        yield
+        if modules:
+            _, launches, beacons = self.run.window(self._window)
+            self._events = self.run.trace_events(self._window, launches, beacons)
+        _write_trace(path, self._events)
+
+    def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]:
+        """None: the known run has no peaks."""
+        return {}
+
+
+def _write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump({"traceEvents": list(events)}, file)
 
 
 def _rate(kernel: SyntheticKernel, counter: str) -> float:

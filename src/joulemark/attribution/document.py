@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,7 @@ from joulemark.attribution.figures import Pass, Rows, cells
 from joulemark.attribution.recording import MODULES, TRACE, RecordedWindow, Recording, read_recording, read_series
 from joulemark.attribution.roofline import Roofs, point, roofs_of
 from joulemark.attribution.solve import LEVEL, Window
-from joulemark.attribution.timeline import Timeline, read_timeline
+from joulemark.attribution.timeline import Timeline, read_timeline, with_modules
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
 from joulemark.records import Finding, Json
@@ -37,14 +38,18 @@ def attribute(folder: Path) -> dict[str, Json]:
     """The document of ``joulemark attribution --json`` (``docs/schema/attribution.schema.json``).
 
     Args:
-        folder: as :func:`joulemark.collect.together.record` wrote it.
+        folder: as :func:`joulemark.measure.attribution.record` wrote it.
 
     Raises:
         UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
     """
     recording = read_recording(folder)
-    modules = folder / MODULES
-    timeline = read_timeline(folder / TRACE, modules if modules.exists() else None)
+    timeline = read_timeline(folder / TRACE)
+    if (folder / MODULES).exists():
+        try:
+            timeline = with_modules(timeline, folder / MODULES)
+        except UnreadableInput as error:
+            recording = replace(recording, notes={**recording.notes, "modules": error.what})
     series = {one.number: read_series(folder / one.file) for one in recording.windows}
     return document_of(recording, timeline, series)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -99,22 +99,21 @@ class Timeline:
         return self.names[self.places[place][0]]
 
 
-def read_timeline(trace: Path, modules: Path | None = None) -> Timeline:
+def read_timeline(trace: Path) -> Timeline:
     """The timeline of a recording.
 
     Args:
         trace: of all windows, with steps and windows marked.
-        modules: a trace of some of the same steps with the modules' forward calls; None without.
 
     Raises:
-        UnreadableInput: a file cannot be read, or holds no marked step with kernels.
+        UnreadableInput: the file cannot be read, or holds no marked step with kernels.
     """
     analysis = analyse(trace)
     found = analysis.trace
     launches, places = _launches(analysis)
     if not len(launches):
         raise UnreadableInput(
-            f"{trace} holds no kernel of a marked step", "record with joulemark.collect.together.record"
+            f"{trace} holds no kernel of a marked step", "record with joulemark.measure.attribution.record"
         )
     windows = _windows(found)
     marks = analysis.iterations.mark_start / PS_PER_S
@@ -126,7 +125,7 @@ def read_timeline(trace: Path, modules: Path | None = None) -> Timeline:
         window_of_step=_window_at(windows, marks),
         beacons=_beacons(found, windows, launches),
         operator=operator,
-        module=[] if modules is None else _modules(modules, [(found.name(name), nth) for name, nth in places]),
+        module=[],
         findings=tuple(findings(found, analysis.matching)),
     )
 
@@ -208,31 +207,28 @@ def _most_common(place: Codes, labels: npt.NDArray[np.object_], n: int) -> list[
     return [str(texts[row]) for row in counts.argmax(axis=1)]
 
 
-def _modules(path: Path, places: list[tuple[str, int]]) -> list[str]:
-    """Per place the module in whose forward call another trace of the same step launched it.
+def with_modules(timeline: Timeline, trace: Path) -> Timeline:
+    """The timeline with the module in whose forward call each place's kernel was launched.
+
+    Args:
+        timeline: of the recording.
+        trace: of some of the same steps, with the modules' forward calls.
 
     Raises:
-        UnreadableInput: the trace cannot be read, or its steps are not these.
+        UnreadableInput: the trace cannot be read, holds no such calls, or its steps are not these.
     """
-    analysis = analyse(path)
-    trace, rows = analysis.trace, _rows(analysis)
-    launches, own = _launches(analysis)
-    module = analysis.matching.module[rows]
-    labels = np.array(
-        [
-            _OUTSIDE_MODULES if row < 0 else trace.name(int(trace.ranges.name[row])).removeprefix(MODULE_PREFIX)
-            for row in module
-        ],
-        object,
-    )
-    if not len(launches):
-        raise UnreadableInput(f"{path} holds no kernel of a marked step", "record the modules again")
-    told = dict(
-        zip([(trace.name(name), nth) for name, nth in own], _most_common(launches.place, labels, len(own)), strict=True)
-    )
-    if missing := [name for name, nth in places if (name, nth) not in told]:
-        raise UnreadableInput(
-            f"{len(missing)} of {len(places)} places of the step are not in {path} ({missing[0][:60]})",
-            "record the modules of the same step",
-        )
-    return [told[place] for place in places]
+    analysis = analyse(trace)
+    found, module = analysis.trace, analysis.matching.module[_rows(analysis)]
+    if not (module >= 0).any():
+        raise UnreadableInput(f"{trace.name} holds no module's forward call", "")
+    labels = [
+        _OUTSIDE_MODULES if row < 0 else found.name(int(found.ranges.name[row])).removeprefix(MODULE_PREFIX)
+        for row in module
+    ]
+    launches, places = _launches(analysis)
+    named = [(found.name(name), nth) for name, nth in places]
+    told = dict(zip(named, _most_common(launches.place, np.array(labels, object), len(places)), strict=True))
+    wanted = [(timeline.names[name], nth) for name, nth in timeline.places]
+    if missing := [name for name, nth in wanted if (name, nth) not in told]:
+        raise UnreadableInput(f"{len(missing)} of {len(wanted)} kernels of the step are not in {trace.name}", "")
+    return replace(timeline, module=[told[place] for place in wanted])
