@@ -25,9 +25,9 @@ import numpy.typing as npt
 from joulemark.attribution.clock import Beacons
 from joulemark.attribution.recording import TRACE, RecordedWindow, Recording, Role, write_recording, write_series
 from joulemark.attribution.timeline import BEACON, WINDOW, Launches, Timeline
-from joulemark.collect.torch_profiler import MARK
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import DeviceError
+from joulemark.trace.iterations import OWN_MARK
 
 _CLOCK_HZ = 1.98e9
 _SMS = 132
@@ -235,7 +235,7 @@ class SyntheticRun:
         each = 1e-7
         for step in np.unique(launches.step):
             rows = np.flatnonzero(launches.step == step)
-            events.append(_host(f"{MARK}#{step}", "user_annotation", host, host + each * (len(rows) + 1)))
+            events.append(_host(f"{OWN_MARK}#{step}", "user_annotation", host, host + each * (len(rows) + 1)))
             for row in rows:
                 host += each
                 kernel = self.kernels[int(launches.place[row])]
