@@ -39,6 +39,7 @@ _MARGIN_S = 1e-3
 _WARM_STEPS = 3
 _FEWEST_STEPS = 2
 _PLAIN_LOOPS = 5
+_PAUSE_S = 0.3
 _MODULE_STEPS = 2
 _REFERENCE_S = 0.03
 _STREAM_BYTES = 2**29
@@ -206,6 +207,12 @@ class _Recorder:
         self.bench.synchronize()
         return time.perf_counter() - began
 
+    def plain(self) -> float:
+        """Seconds per step of a window that no instrument sees, behind a pause like that between two windows."""
+        time.sleep(_PAUSE_S)
+        self.beacons()
+        return self.loop(marked=False) / self.steps
+
     def beacons(self) -> None:
         """A train, with stretches around it in which nothing runs."""
         wait(_GAP * self.interval_s)
@@ -286,7 +293,7 @@ def record(
     end = time.monotonic() + plan.limit_s
     folder.mkdir(parents=True, exist_ok=True)
     recorder = _prepared(bench, step, folder, pace)
-    plain = tuple(recorder.loop(marked=False) / recorder.steps for _ in range(_PLAIN_LOOPS))
+    plain = tuple(recorder.plain() for _ in range(_PLAIN_LOOPS))
     references = bench.references(plan.dtype) if plan.references else {}
     with bench.profiled(folder / TRACE, lambda: recorder.loop(marked=False), modules=False):
         for group in _turns(bench.source.groups, plan):
