@@ -56,7 +56,7 @@ def refine(record: Record, document: Mapping[str, Json]) -> Refined:
     }
     moved = []
     for kernel in kernels:
-        found = counted.get(_key(str(kernel["name"])))
+        found = counted.get(joined_name(str(kernel["name"])))
         if found is None or found["uses_tensor_cores"] is None:
             continue
         told = classify(str(kernel["name"]), 1.0 if found["uses_tensor_cores"] else 0.0)
@@ -75,14 +75,14 @@ def _by_name(entries: Iterable[Mapping[str, Json]]) -> dict[str, Mapping[str, Js
     out: dict[str, Mapping[str, Json]] = {}
     unclear = set()
     for entry in entries:
-        key = _key(entry["name"])
+        key = joined_name(entry["name"])
         if key in out and out[key]["uses_tensor_cores"] != entry["uses_tensor_cores"]:
             unclear.add(key)
         out.setdefault(key, entry)
     return {key: entry for key, entry in out.items() if key not in unclear}
 
 
-def _key(name: str) -> str:
+def joined_name(name: str) -> str:
     """What two tools call the same kernel: no return type, blanks, parameters, and no more than a record keeps."""
     plain = _NOISE.sub("", name.removesuffix("…"))
     template, _, _ = plain.partition(">(")
@@ -109,7 +109,7 @@ def _levels(
     step_s = record.value("device_time_s")
     if not timeline or step_s is None:
         return {}
-    times = [(number(one, "time_s"), counted.get(_key(str(one["name"])), {})) for one in kernels]
+    times = [(number(one, "time_s"), counted.get(joined_name(str(one["name"])), {})) for one in kernels]
     rest = max(0.0, number(timeline[0], "kernel_time_s") - sum(time for time, _ in times))
     out = {}
     for level in LEVELS:
@@ -123,7 +123,7 @@ def _dram_bound(kernels: Iterable[Row], counted: Mapping[str, Mapping[str, Json]
     """Per bar of the waterfall the time that its kernels' DRAM traffic needs at the DRAM's peak, t · u_dram."""
     spent: dict[str, list[tuple[float, float | None]]] = {}
     for kernel in kernels:
-        found, time_s = counted.get(_key(str(kernel["name"])), {}), number(kernel, "time_s")
+        found, time_s = counted.get(joined_name(str(kernel["name"])), {}), number(kernel, "time_s")
         tensor, dram = found.get("tensor_active_fraction"), found.get("dram_fraction")
         uses = found.get("uses_tensor_cores", kernel["uses_tensor_cores"])
         own = None if dram is None else max(0.0, dram - tensor) if uses and tensor is not None else dram
