@@ -212,7 +212,7 @@ class _Body:
         entries = self.table([f"{name}|{uses}" for name, uses in self._labels], "class")
         for entry in entries:
             entry["class"], entry["uses_tensor_cores"] = kind_of[entry["class"]]
-            entry["roofline"] = None if roofs is None else point(roofs, entry["time_s"], entry["counters"])
+            entry["roofline"] = None if roofs is None else point(roofs, entry)
         return entries
 
     def _classes_of(self, names: Sequence[str]) -> list[tuple[str, bool | None]]:

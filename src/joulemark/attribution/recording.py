@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -137,11 +138,11 @@ def read_series(path: Path) -> CounterSeries:
         UnreadableInput: the file cannot be read, or a sample is no number.
     """
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             told = json.loads(str(held["told"]))
             values = {name.removeprefix("value_"): held[name] for name in held.files if name.startswith("value_")}
             series = CounterSeries(start_s=held["start_s"], end_s=held["end_s"], values=values, **told)
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise UnreadableInput(
             f"{path} holds no samples ({type(error).__name__}: {error})", "record again, or copy the whole folder"
         ) from error

@@ -78,18 +78,21 @@ def _share(series: CounterSeries, name: str) -> float | None:
     return series.at_work().mean(name) if name in series.values else None
 
 
-def point(roofs: Roofs, time_s: float, counters: Mapping[str, Mapping[str, Json]]) -> dict[str, Json] | None:
+def point(roofs: Roofs, entry: Mapping[str, Json]) -> dict[str, Json] | None:
     """Where a class stands; None where its bytes or its tensor cycles were not counted, or it moved no byte.
+
+    A class that uses no tensor core has no tensor FLOP: a thousandth of a neighbour's would be more than all its own.
 
     Args:
         roofs: of this GPU.
-        time_s: of the class per step.
-        counters: of the class, amounts per step.
+        entry: of the class in the document.
     """
+    time_s, counters = entry["time_s"], entry["counters"]
     if any(name not in counters for name in (*_DRAM, "pipe_tensor_cycles")) or not time_s:
         return None
     moved = sum(counters[name]["value"] for name in _DRAM)
-    tensor = counters["pipe_tensor_cycles"]["value"] * roofs.flop_per_tensor_cycle
+    cycles = 0.0 if entry["uses_tensor_cores"] is False else counters["pipe_tensor_cycles"]["value"]
+    tensor = cycles * roofs.flop_per_tensor_cycle
     vector = counters.get("pipe_fma_instructions", {"value": 0.0})["value"] * FLOP_PER_FMA_INSTRUCTION
     if not moved:
         return None
