@@ -38,7 +38,7 @@ from joulemark.utilization.refine import joined_name
 MODELS = {
     "resnet50": Case("resnet50", "train", "eager", "bf16", 128, "channels_last", "device", "gpu"),
     "mobilenet_v2": Case("mobilenet_v2", "inference", "eager", "bf16", 256, "channels_last", "device", "gpu"),
-    "bert_base": Case("bert_base", "train", "eager", "bf16", 64, "contiguous", "device", "gpu"),
+    "bert_base": Case("bert_base", "train", "eager", "bf16", 32, "contiguous", "device", "gpu"),
 }
 WINDOWS = {"resnet50": 8, "mobilenet_v2": 4, "bert_base": 8}
 NCU_METRICS = (

@@ -109,8 +109,9 @@ def refused(seed: int, wrong_s: float = WRONG_S) -> bool:
     launches = timeline.of_window(0)
     clock = fit_clock(series[0], timeline.beacons[0])
     window = Window(series[0], launches, clock)
-    assert check.profile(window).fits
-    return not check.profile(replace(window, clock=clock.shifted(wrong_s))).fits
+    units = group(timeline, float(np.median(series[0].duration_s)))
+    assert check.profile(window, units).fits
+    return not check.profile(replace(window, clock=clock.shifted(wrong_s)), units).fits
 
 
 def summary(draws: int) -> dict[str, Any]:

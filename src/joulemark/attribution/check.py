@@ -1,7 +1,7 @@
 """Whether counts and timeline fit as they are mapped, or better when one is shifted (pure).
 
-Beacons map the clocks; the run itself checks the mapping. For trial offsets the counts are fitted again, with one rate
-per kernel name, and what the fit leaves over is weighed. Wrong clocks leave more: every edge between kernels falls into
+Beacons map the clocks; the run itself checks the mapping. For trial offsets the counts are fitted again, and what
+the fit leaves over is weighed. Wrong clocks leave more: every edge between kernels falls into
 the wrong sample. The trial with the least left over must be the mapping itself, within a fraction of a sample.
 """
 
@@ -13,11 +13,15 @@ import numpy as np
 
 from joulemark.attribution.clock import Floats
 from joulemark.attribution.solve import Window, counts_of, normal, overlaps
+from joulemark.attribution.units import Units
 from joulemark.errors import UnreadableInput
 from joulemark.records import Json
 
-COUNTERS = ("sm_active_cycles", "instructions", "pipe_tensor_cycles", "dram_read_bytes", "dram_write_bytes", "l2_bytes")
-"""What is fitted, as far as a window counts it: counters whose rates differ much between kernels."""
+COUNTERS = ("instructions", "pipe_tensor", "pipe_fma_instructions", "l2_bytes", "dram_read_bytes")
+"""What is fitted, as far as a window counts it: rates that differ much between kernels, and happen when these run.
+
+Bytes written to DRAM leave the L2 when later kernels need the room.
+"""
 REACH, STEP = 12.0, 0.5
 """Trial offsets, in samples."""
 LEAST_REACH_S = 150e-6
@@ -25,7 +29,7 @@ TOLERANCE = 0.25
 """Of a sample, by which the best trial offset may be off zero, besides some standard errors of the mapping."""
 _DEVIATIONS = 3.0
 _TELLING = 0.05
-"""The worst trial leaves over more than the best by this share, or the run does not tell offsets apart."""
+"""Share by which one trial leaves over more than another before the two are told apart."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ class Profile:
 
     @property
     def fits(self) -> bool:
-        """Whether no other offset fits better."""
-        return not self.telling or abs(self.best_s) <= self.tolerance_s
+        """Whether no offset beyond the tolerance fits better."""
+        as_mapped = float(np.interp(0.0, self.trial_s, self.misfit))
+        return abs(self.best_s) <= self.tolerance_s or as_mapped <= (1 + _TELLING) * float(self.misfit.min())
 
     def to_json(self) -> dict[str, Json]:
         """Strict JSON, in s."""
@@ -65,8 +70,12 @@ class Profile:
         }
 
 
-def profile(window: Window) -> Profile:
+def profile(window: Window, units: Units) -> Profile:
     """What trial offsets around a window's mapping leave over.
+
+    Args:
+        window: with its mapping.
+        units: how the launches of a step are grouped.
 
     Raises:
         UnreadableInput: the window counts nothing that can be fitted.
@@ -79,18 +88,15 @@ def profile(window: Window) -> Profile:
     sample_s = float(np.median(window.series.duration_s))
     reach = max(REACH * sample_s, LEAST_REACH_S)
     trials = np.arange(-reach, reach + STEP * sample_s / 2, STEP * sample_s)
-    # One rate per name: rates of every place could follow the counts to a wrong place.
-    names_used, unit = np.unique(window.launches.name, return_inverse=True)
-    by_name = replace(window, launches=replace(window.launches, place=unit.reshape(-1)))
-    counts = counts_of(window.series, names)
-    misfit = np.array([_misfit(by_name, counts, trial, len(names_used)) for trial in trials])
+    counts = counts_of(window, names)
+    misfit = np.array([_misfit(window, counts, trial, units) for trial in trials])
     allowed = TOLERANCE * sample_s + _DEVIATIONS * window.clock.uncertainty_s
     return Profile(trials, misfit, _least(trials, misfit), allowed)
 
 
-def _misfit(window: Window, counts: Floats, trial_s: float, units: int) -> float:
+def _misfit(window: Window, counts: Floats, trial_s: float, units: Units) -> float:
     shifted = replace(window, clock=window.clock.shifted(trial_s))
-    found = overlaps(shifted, np.arange(units), units)
+    found = overlaps(shifted, units.of_place, len(units.units))
     seen = counts[found.rows]
     system = normal([(found, seen)])
     left = seen - found.matrix @ np.linalg.solve(system.gram, system.rhs)

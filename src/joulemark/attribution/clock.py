@@ -61,6 +61,10 @@ class ClockMap:
         """Times of the timeline on the samples' clock."""
         return self.reference_s + self.offset_s + (1 + self.drift) * (timeline_s - self.reference_s)
 
+    def to_timeline(self, samples_s: Floats) -> Floats:
+        """Times of the samples on the timeline's clock."""
+        return self.reference_s + (samples_s - self.reference_s - self.offset_s) / (1 + self.drift)
+
     def shifted(self, seconds: float) -> ClockMap:
         """The mapping that is wrong by so much, for trials."""
         return replace(self, offset_s=self.offset_s + seconds)

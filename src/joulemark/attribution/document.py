@@ -70,7 +70,8 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
         raise UnreadableInput("no window of the recording has steps between beacons", "record again")
     sample_s = float(np.median(np.concatenate([series[one.number].duration_s for one in chosen])))
     windows = [_window(one, timeline, series[one.number]) for one in chosen]
-    clocks = [_clock_entry(one, window) for one, window in zip(chosen, windows, strict=True)]
+    grouped = units.group(timeline, sample_s)
+    clocks = [_clock_entry(one, window, grouped) for one, window in zip(chosen, windows, strict=True)]
     body = _Body(recording, timeline, sample_s, windows)
     roofs = _roofs(recording, series)
     document: dict[str, Json] = {
@@ -108,13 +109,13 @@ def _window(recorded: RecordedWindow, timeline: Timeline, series: CounterSeries)
     return Window(series, launches, clock)
 
 
-def _clock_entry(recorded: RecordedWindow, window: Window) -> dict[str, Json]:
+def _clock_entry(recorded: RecordedWindow, window: Window, grouped: units.Units) -> dict[str, Json]:
     """Mapping of a window, and what trial offsets say of it.
 
     Raises:
         UnreadableInput: the counts fit the timeline better at another offset.
     """
-    found = check.profile(window)
+    found = check.profile(window, grouped)
     refuse_misfit(found, f"window {recorded.number}", window.clock)
     source = window.series.source
     own = {"clock": window.series.clock, "ticks_per_s": source.get("ticks_per_s")}

@@ -78,8 +78,8 @@ class Pass:
         self._sum(parts)
 
     def _parts(self, windows: Sequence[Window], units: Units) -> list[tuple[solve.Overlaps, Floats]]:
-        found = [(solve.overlaps(one, units.of_place, len(units.units)), one.series) for one in windows]
-        return [(each, solve.counts_of(series, self.counters)[each.rows]) for each, series in found]
+        found = [(solve.overlaps(one, units.of_place, len(units.units)), one) for one in windows]
+        return [(each, solve.counts_of(window, self.counters)[each.rows]) for each, window in found]
 
     def _sum(self, parts: Sequence[tuple[solve.Overlaps, Floats]]) -> None:
         zero, steps = np.zeros(len(self.counters)), len(self._system.steps)

@@ -16,7 +16,7 @@ t for few steps. What the mapping's uncertainty does to a figure is added in qua
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,11 @@ class Window:
     launches: Launches
     clock: ClockMap
 
+    def on_timeline(self) -> CounterSeries:
+        """The samples on the timeline's clock: its seconds are what kernels last."""
+        start, end = (self.clock.to_timeline(times) for times in (self.series.start_s, self.series.end_s))
+        return replace(self.series, start_s=start, end_s=end)
+
 
 @dataclass(frozen=True)
 class Overlaps:
@@ -75,8 +80,7 @@ def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
         unit_of_place: number of the unit of each place of a step.
         units: how many there are.
     """
-    start, end = window.clock.to_samples(window.launches.start_s), window.clock.to_samples(window.launches.end_s)
-    series = window.series
+    start, end, series = window.launches.start_s, window.launches.end_s, window.on_timeline()
     sample_s = float(np.median(series.duration_s))
     inside = (series.end_s > start.min() - sample_s) & (series.start_s < end.max() + sample_s)
     rows = np.flatnonzero(inside)
@@ -177,7 +181,8 @@ def half_widths(influence: Floats, seed: int = 0) -> Floats:
     return np.asarray(spread * np.sqrt(n / (n - 1)) * stats.t.ppf(0.5 + LEVEL / 2, n - 1))
 
 
-def counts_of(series: CounterSeries, names: list[str]) -> Floats:
+def counts_of(window: Window, names: list[str]) -> Floats:
     """Counts of some counters in every sample, shares as share × s, shape [samples, counters]."""
+    series = window.on_timeline()
     columns = [series.values[name] * (series.duration_s if series.units[name] == "1" else 1.0) for name in names]
-    return np.nan_to_num(np.stack(columns, axis=1))
+    return np.stack(columns, axis=1)
