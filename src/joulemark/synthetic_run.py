@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from joulemark.attribution.clock import Beacons
-from joulemark.attribution.recording import TRACE, RecordedWindow, Recording, Role, write_recording, write_series
+from joulemark.attribution.recording import TRACE, Mode, RecordedWindow, Recording, Role, write_recording, write_series
 from joulemark.attribution.timeline import BEACON, WINDOW, Launches, Timeline
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import DeviceError
+from joulemark.trace.chrome import MODULE_PREFIX
 from joulemark.trace.iterations import OWN_MARK
 
 _CLOCK_HZ = 1.98e9
@@ -48,6 +49,7 @@ class SyntheticKernel:
         rates: canonical counter → counts per s, or the share of peak, while it runs.
         gap_s: behind it, in which nothing runs.
         operator: that launches it.
+        module: in whose forward call it is launched; None outside of any.
     """
 
     name: str
@@ -55,6 +57,7 @@ class SyntheticKernel:
     rates: Mapping[str, float]
     gap_s: float = 1e-6
     operator: str = "aten::op"
+    module: str | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class SyntheticRun:
         windows = tuple(RecordedWindow(number, "steps", "pass1", self.steps) for number in range(self.windows))
         step_s = sum(one.length_s + one.gap_s for one in self.kernels)
         facts = {"gpu": "Synthetic GPU", "chip": "simulated", "library": "simulated"}
-        return Recording(label, windows, facts, (step_s,) * 3, (step_s,) * self.windows)
+        return Recording(label, windows, "one process", facts, (step_s,) * 3, (step_s,) * self.windows)
 
     def _beacons(self, now: float) -> tuple[list[_Event], float]:
         events = []
@@ -224,8 +227,10 @@ class SyntheticRun:
     def _mapped(self, timeline_s: float) -> float:
         return self.offset_s + (1 + self.drift) * timeline_s
 
-    def trace_events(self, number: int, launches: Launches, beacons: Beacons) -> list[dict[str, Any]]:
-        """A window's events as torch.profiler writes them: marks, operators, launches and kernels."""
+    def trace_events(
+        self, number: int, launches: Launches, beacons: Beacons, *, modules: bool = False
+    ) -> list[dict[str, Any]]:
+        """A window's events as torch.profiler writes them: marks, operators, calls and kernels."""
         begin, end = float(beacons.start_s[0]) - 1e-4, float(beacons.end_s[-1]) + 1e-4
         events = [_host(f"{WINDOW}#{number}", "user_annotation", begin, end)]
         host = float(beacons.end_s[beacons.before - 1]) + 1e-6
@@ -241,6 +246,9 @@ class SyntheticRun:
                 kernel = self.kernels[int(launches.place[row])]
                 span = float(launches.start_s[row]), float(launches.end_s[row])
                 events += _launched(next(ids), host, kernel.name, *span, kernel.operator)
+                if modules and kernel.module is not None:
+                    call = f"{MODULE_PREFIX}{kernel.module}"
+                    events.append(_host(call, "python_function", host - 2e-8, host + 6e-8))
             host += 2 * each
         return events
 
@@ -259,6 +267,7 @@ class SyntheticBench:
     run: SyntheticRun
     fails: DeviceError | None = None
     facts: dict[str, Any] = field(default_factory=lambda: {"gpu": "Synthetic GPU"})
+    mode: Mode = "one process"
     marks: list[str] = field(default_factory=list)
     _events: list[dict[str, Any]] = field(default_factory=list, init=False)
     _window: int = field(default=0, init=False)
@@ -308,12 +317,12 @@ class SyntheticBench:
 
     @contextmanager
     def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Iterator[None]:
-        """Writes the trace of the windows behind the block, or one of a step with no module."""
+        """Writes the trace of the windows behind the block, or one with the modules' calls."""
         warm()
         yield
         if modules:
             _, launches, beacons = self.run.window(self._window)
-            self._events = self.run.trace_events(self._window, launches, beacons)
+            self._events = self.run.trace_events(self._window, launches, beacons, modules=True)
         _write_trace(path, self._events)
 
     def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]:

@@ -69,20 +69,21 @@ def build(model: str) -> Any:
     return zoo.find(case.workload).build(case, "cuda:0")
 
 
-def record_part(model: str, folder: Path, seconds: float, fake: bool) -> dict[str, Any]:
-    """Records a model."""
+def record_part(model: str, folder: Path, seconds: float, fake: bool, beside: bool) -> dict[str, Any]:
+    """Records a model; with its sampler in another process where the two instruments do not bear each other."""
     from joulemark.measure.attribution import Plan, TorchBench, record
 
     began = time.perf_counter()
     if fake:
         bench, step = fake_bench(model)
     else:
-        step, bench = build(model), TorchBench("cuda:0")
+        step, bench = build(model), TorchBench("cuda:0", beside=beside)
     opened = time.perf_counter()
     plan = Plan(windows=WINDOWS[model], limit_s=min(RECORD_S, max(5.0, 0.6 * seconds - (opened - began))))
     done = record(bench, step, folder, MODELS[model].label, plan)
     windows = [one for one in done.windows if one.role == "steps"]
     return {
+        "mode": done.mode,
         "opened_s": opened - began,
         "recorded_s": time.perf_counter() - opened,
         "in_windows_s": sum(one.seconds or 0.0 for one in windows),
@@ -152,7 +153,7 @@ def run_part(part: str, out: Path, options: argparse.Namespace) -> None:
     began = time.perf_counter()
     try:
         if what == "record":
-            found = record_part(model, folder / "recording", options.seconds, options.fake)
+            found = record_part(model, folder / "recording", options.seconds, options.fake, options.beside)
         else:
             caches = what.removeprefix("ncu-")
             found = ncu_part(model, folder, caches, options.seconds, options.ncu_seconds, options.fake)
@@ -169,33 +170,45 @@ def run_part(part: str, out: Path, options: argparse.Namespace) -> None:
 
 
 def measure(out: Path, options: argparse.Namespace) -> None:
-    """Runs parts one after the other until all are done or the time is over; the next one's imports run meanwhile."""
+    """Runs parts one after the other until all are done or the time is over; the next one's imports run meanwhile.
+
+    A recording that fails in one process is tried once more with the sampler in another one.
+    """
     end = time.monotonic() + options.seconds
     wanted = [part for part in options.parts if not (out / part / "done.json").exists()]
     waiting = start(wanted[0], out, options, end) if wanted else None
     for part, following in zip(wanted, [*wanted[1:], None], strict=True):
         current = waiting
         assert current is not None
-        left = end - time.monotonic()
-        if left < options.least_seconds:
+        if end - time.monotonic() < options.least_seconds:
             current.kill()
-            print(f"{part}: no time left ({left:.0f} s)", flush=True)
-            break
+            print(f"{part}: no time left", flush=True)
+            return
         go(current)
         waiting = None if following is None else start(following, out, options, end)
-        try:
-            code = current.wait(max(1.0, left - 2))
-        except subprocess.TimeoutExpired:
-            current.kill()
-            code = None
-        print(f"{part}: exit {code}, {end - time.monotonic():.0f} s left", flush=True)
+        done = ended(current, part, end)
+        if not done and part.endswith("-record") and end - time.monotonic() > options.least_seconds:
+            beside = start(part, out, options, end, "--beside")
+            go(beside)
+            ended(beside, f"{part} (beside)", end)
     if waiting is not None:
         waiting.kill()
 
 
-def start(part: str, out: Path, options: argparse.Namespace, end: float) -> subprocess.Popen[str]:
+def ended(process: subprocess.Popen[str], part: str, end: float) -> bool:
+    """Waits for a part; whether it is done."""
+    try:
+        code = process.wait(max(1.0, end - time.monotonic() - 2))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = None
+    print(f"{part}: exit {code}, {end - time.monotonic():.0f} s left", flush=True)
+    return code == 0
+
+
+def start(part: str, out: Path, options: argparse.Namespace, end: float, *more: str) -> subprocess.Popen[str]:
     """A process for a part, which waits."""
-    command = [sys.executable, __file__, str(out), "--part", part, "--ncu-seconds", str(options.ncu_seconds)]
+    command = [sys.executable, __file__, str(out), "--part", part, "--ncu-seconds", str(options.ncu_seconds), *more]
     command += ["--seconds", str(max(1.0, end - time.monotonic() - 3)), *(["--fake"] if options.fake else [])]
     return subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
@@ -405,6 +418,7 @@ def main() -> int:
     parser.add_argument("--parts", type=lambda text: text.split(","), default=parts())
     parser.add_argument("--analyse", action="store_true")
     parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--beside", action="store_true", help="PM sampling by another process")
     parser.add_argument("--part")
     parser.add_argument("--ncu-child")
     options = parser.parse_args()

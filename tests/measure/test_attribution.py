@@ -8,14 +8,15 @@ import pytest
 
 from joulemark.attribution import attribute
 from joulemark.attribution.recording import read_recording
+from joulemark.attribution.timeline import read_timeline, with_modules
 from joulemark.collect.pm_sampling import Pace
-from joulemark.errors import CountersBusy, Unsupported
+from joulemark.errors import CountersBusy, UnreadableInput, Unsupported
 from joulemark.measure.attribution import BEACONS, Plan, TorchBench, record
 from joulemark.synthetic_run import SyntheticBench, SyntheticKernel, SyntheticRun
 from joulemark.workloads.base import Step
 
 KERNELS = (
-    SyntheticKernel("gemm_bf16", 90e-6, {"pipe_tensor": 0.5, "dram_read_bytes": 1e12}),
+    SyntheticKernel("gemm_bf16", 90e-6, {"pipe_tensor": 0.5, "dram_read_bytes": 1e12}, module="Linear_0"),
     SyntheticKernel("elementwise_kernel", 50e-6, {"pipe_tensor": 0.0, "dram_read_bytes": 2e12}),
 )
 PACE = Pace(interval_s=20e-6, most_samples=1500)
@@ -55,7 +56,16 @@ def test_a_recording_can_be_attributed(known, tmp_path):
     found = attribute(tmp_path)
     assert found["steps"]["recorded"] == 40
     assert found["label"] == "two kernels"
-    assert "modules" in found["notes"]
+
+
+def test_modules_come_from_a_session_of_their_own(known, tmp_path):
+    recorded(known, tmp_path, references=False)
+    found = {one["module"]: one for one in attribute(tmp_path)["modules"]}
+    assert set(found) == {"Linear_0", "outside any module's forward"}
+    assert found["Linear_0"]["counters"]["dram_read_bytes"]["value"] == pytest.approx(90e6, rel=0.03)
+    SyntheticRun([*KERNELS, SyntheticKernel("another", 50e-6, {})], steps=20).write(tmp_path / "other")
+    with pytest.raises(UnreadableInput, match="1 of 3 kernels of the step are not in modules"):
+        with_modules(read_timeline(tmp_path / "other" / "trace.json.gz"), tmp_path / "modules.json.gz")
 
 
 def test_windows_and_steps_are_marked_and_fit_the_samples(known, tmp_path):

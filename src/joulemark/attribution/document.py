@@ -79,7 +79,7 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
         "label": recording.label,
         "facts": dict(recording.facts),
         "confidence": LEVEL,
-        "clock": {"mode": "one process", "windows": clocks},
+        "clock": {"mode": recording.mode, "windows": clocks},
         "steps": body.steps(),
         "sampling": {"interval_s": sample_s, "samples": {one.group: one.samples for one in body.passes}},
         "counters": body.counters(),

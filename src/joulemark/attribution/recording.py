@@ -27,6 +27,8 @@ from joulemark.errors import UnreadableInput
 SCHEMA = "joulemark/attribution-recording/1"
 FILE, TRACE, MODULES = "recording.json", "trace.json.gz", "modules.json.gz"
 
+Mode = Literal["one process", "side process"]
+"""Where PM sampling was: beside torch.profiler in the process of the work, or in another one."""
 Role = Literal["steps", "product", "stream"]
 ROLES: Mapping[Role, str] = {
     "steps": "steps of the work",
@@ -68,6 +70,7 @@ class Recording:
     Args:
         label: what was recorded, in the user's words.
         windows: in order of time.
+        mode: where PM sampling was.
         facts: of the GPU and of the software.
         plain_step_s: seconds per step of each loop before the recording, without instruments.
         recorded_step_s: of each window, with both.
@@ -77,6 +80,7 @@ class Recording:
 
     label: str
     windows: tuple[RecordedWindow, ...]
+    mode: Mode = "one process"
     facts: Mapping[str, Any] = field(default_factory=dict)
     plain_step_s: tuple[float, ...] = ()
     recorded_step_s: tuple[float, ...] = ()

@@ -31,6 +31,7 @@ LEVEL = 0.95
 DRAWS = 1000
 _LEAST_BUSY = 0.05
 """Of a sample: one that is busy for less weighs no more than that."""
+_TURNS = 30
 _RIDGE = 1e-9
 """Of the mean diagonal of the normal matrix: units that always run at the same time share what was counted."""
 
@@ -143,7 +144,7 @@ def rates(system: Normal) -> Floats:
     """Non-negative rates, shape [units, counters], in counts per s."""
     lower = np.linalg.cholesky(system.gram)
     target = np.linalg.solve(lower, system.rhs)
-    return np.stack([optimize.nnls(lower.T, column)[0] for column in target.T], axis=1)
+    return np.stack([optimize.nnls(lower.T, column, maxiter=_TURNS * len(lower))[0] for column in target.T], axis=1)
 
 
 def influences(system: Normal, found: Floats, times: Floats) -> Floats:

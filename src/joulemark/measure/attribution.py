@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from joulemark.attribution.recording import (
     MODULES,
     TRACE,
+    Mode,
     RecordedWindow,
     Recording,
     Role,
@@ -25,8 +26,10 @@ from joulemark.attribution.recording import (
     write_series,
 )
 from joulemark.attribution.timeline import WINDOW
+from joulemark.collect.counters import open_counters
 from joulemark.collect.flops import calls_per_window, product_of
 from joulemark.collect.pm_sampling import Pace
+from joulemark.collect.side_sampling import SideSource
 from joulemark.collect.torch_profiler import MARK
 from joulemark.counter_series import CounterSource
 from joulemark.errors import DeviceError, NotSupported, Unsupported
@@ -75,12 +78,22 @@ class Bench(Protocol):
 
     source: CounterSource
     facts: dict[str, Any]
+    mode: Mode
 
     def synchronize(self) -> None: ...
     def spin(self, seconds: float) -> None: ...
     def mark(self, name: str) -> Any: ...
     def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Any: ...
     def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]: ...
+
+
+def _own_source(uuid: str, device: str, libcupti: str | None, pace: Pace) -> CounterSource:
+    """PM sampling in this process."""
+    ladder = open_counters(uuid, device, libcupti, pace)
+    if ladder.source is None or ladder.tier != "pm_sampling":
+        ladder.close()
+        raise ladder.refused.get("pm_sampling") or NotSupported("this GPU has no PM sampling")
+    return ladder.source
 
 
 class TorchBench:
@@ -90,29 +103,29 @@ class TorchBench:
         device: as torch calls it.
         libcupti: see :func:`joulemark.collect.counters.open_counters`.
         pace: how finely to sample.
+        beside: whether another process samples, where the sampler and torch.profiler do not bear each other.
 
     Raises:
         Unsupported: torch or a GPU is missing.
         DeviceError: PM sampling does not work here; its type says why.
     """
 
-    def __init__(self, device: str = "cuda:0", libcupti: str | None = None, pace: Pace = PACE) -> None:
+    def __init__(
+        self, device: str = "cuda:0", libcupti: str | None = None, pace: Pace = PACE, *, beside: bool = False
+    ) -> None:
         try:
             import torch
         except ImportError as error:
             raise Unsupported("torch is not installed, so nothing can be recorded with its profiler") from error
         if not torch.cuda.is_available():
             raise Unsupported("torch sees no CUDA device: kernels and counters are recorded together on one")
-        from joulemark.collect.counters import open_counters
-
         self._torch, self._device = torch, torch.device(device)
         properties = torch.cuda.get_device_properties(self._device)
         uuid = str(properties.uuid)
-        ladder = open_counters(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}", device, libcupti, pace)
-        if ladder.source is None or ladder.tier != "pm_sampling":
-            ladder.close()
-            raise ladder.refused.get("pm_sampling") or NotSupported("this GPU has no PM sampling")
-        self.source = ladder.source
+        uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        opened = SideSource if beside else _own_source
+        self.source: CounterSource = opened(uuid, device, libcupti, pace)
+        self.mode: Mode = "side process" if beside else "one process"
         self.facts: dict[str, Any] = {"gpu": properties.name, "torch": torch.__version__}
         self._cycles_per_s = self._measured_clock()
 
@@ -307,6 +320,7 @@ def record(
         _record_modules(recorder)
     done = Recording(
         label=label,
+        mode=bench.mode,
         windows=tuple(recorder.windows),
         facts=bench.facts,
         plain_step_s=plain,
