@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from joulemark.attribution.clock import Floats
-from joulemark.attribution.solve import Window, counts_of, normal, overlaps
+from joulemark.attribution.solve import Window, counts_of, normal, overlaps, unbounded_rates
 from joulemark.attribution.units import Units
 from joulemark.errors import UnreadableInput
 from joulemark.records import Json
@@ -98,8 +98,7 @@ def _misfit(window: Window, counts: Floats, trial_s: float, units: Units) -> flo
     shifted = replace(window, clock=window.clock.shifted(trial_s))
     found = overlaps(shifted, units.of_place, len(units.units))
     seen = counts[found.rows]
-    system = normal([(found, seen)])
-    left = seen - found.matrix @ np.linalg.solve(system.gram, system.rhs)
+    left = seen - found.matrix @ unbounded_rates(normal([(found, seen)]))
     of = ((seen - seen.mean(axis=0)) ** 2).sum(axis=0)
     told = of > 0
     return float(((left**2).sum(axis=0)[told] / of[told]).mean()) if told.any() else 0.0

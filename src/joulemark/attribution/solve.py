@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize, sparse, stats
+from scipy.sparse.linalg import splu
 
 from joulemark.attribution.clock import ClockMap, Floats
 from joulemark.attribution.timeline import Codes, Launches
@@ -117,13 +118,13 @@ class Normal:
     """Normal equations of a group of windows, kept by step.
 
     Args:
-        gram: Σ Aᵀ W A, shape [units, units], with its ridge.
+        gram: Σ Aᵀ W A, shape [units, units], with its ridge; sparse, since a kernel shares samples with few others.
         rhs: Aᵀ W y, shape [units, counters].
         parts: per window its overlaps and counts, shape [samples, counters].
         steps: all numbers of steps.
     """
 
-    gram: Floats
+    gram: sparse.csc_array
     rhs: Floats
     parts: list[tuple[Overlaps, Floats]]
     steps: Codes
@@ -131,20 +132,28 @@ class Normal:
 
 def normal(parts: list[tuple[Overlaps, Floats]]) -> Normal:
     """Normal equations of windows that counted the same."""
-    weighted = [(one.matrix.T * one.weight, one, counts) for one, counts in parts]
-    gram = sum((left @ one.matrix for left, one, _ in weighted[1:]), weighted[0][0] @ weighted[0][1].matrix).toarray()
-    rhs = sum((left @ counts for left, _, counts in weighted), np.zeros((len(gram), parts[0][1].shape[1])))
-    diagonal = np.diagonal(gram)
-    gram = gram + np.diag(np.full(len(gram), _RIDGE * float(diagonal[diagonal > 0].mean())))
+    units = parts[0][0].matrix.shape[1]
+    gram, rhs = sparse.csc_array((units, units)), np.zeros((units, parts[0][1].shape[1]))
+    for one, counts in parts:
+        left = one.matrix.T * one.weight
+        gram, rhs = gram + left @ one.matrix, rhs + left @ counts
+    diagonal = gram.diagonal()
+    ridge = _RIDGE * float(diagonal[diagonal > 0].mean())
+    gram = sparse.csc_array(gram + ridge * sparse.eye_array(units))
     steps = np.unique(np.concatenate([one.step for one, _ in parts]))
     return Normal(gram, rhs, parts, steps)
 
 
 def rates(system: Normal) -> Floats:
     """Non-negative rates, shape [units, counters], in counts per s."""
-    lower = np.linalg.cholesky(system.gram)
+    lower = np.linalg.cholesky(system.gram.toarray())
     target = np.linalg.solve(lower, system.rhs)
     return np.stack([optimize.nnls(lower.T, column, maxiter=_TURNS * len(lower))[0] for column in target.T], axis=1)
+
+
+def unbounded_rates(system: Normal) -> Floats:
+    """Rates that may be negative, which takes a small part of the time."""
+    return np.asarray(splu(system.gram).solve(system.rhs))
 
 
 def influences(system: Normal, found: Floats, times: Floats) -> Floats:
@@ -164,9 +173,9 @@ def influences(system: Normal, found: Floats, times: Floats) -> Floats:
             scores[step] += one.matrix[rows].T @ left[rows]
     out = np.zeros((len(times), found.shape[1], len(system.steps)))
     for counter in range(found.shape[1]):
-        free = found[:, counter] > 0
-        if free.any():
-            weights = np.linalg.solve(system.gram[np.ix_(free, free)], times[:, free].T)
+        free = np.flatnonzero(found[:, counter] > 0)
+        if free.size:
+            weights = splu(sparse.csc_array(system.gram[free][:, free])).solve(times[:, free].T)
             out[:, counter] = (scores[:, free, counter] @ weights).T
     return out
 
