@@ -85,6 +85,7 @@ class SyntheticRun:
         rate_noise: relative standard deviation of the rates of a launch.
         length_noise: relative standard deviation of a launch's length.
         stamp_noise_s: standard deviation of the times that the profiler records.
+        lead_s, tail_s: by which it records a kernel's begin before, and its end after its SMs work.
         seed: of all noise.
     """
 
@@ -98,6 +99,8 @@ class SyntheticRun:
     rate_noise: float = 0.02
     length_noise: float = 0.01
     stamp_noise_s: float = 0.3e-6
+    lead_s: float = 0.8e-6
+    tail_s: float = 0.2e-6
     seed: int = 0
     _rng: np.random.Generator = field(init=False, repr=False)
 
@@ -187,14 +190,14 @@ class SyntheticRun:
                 length = kernel.length_s * max(0.1, self._rng.normal(1, self.length_noise))
                 factor = max(0.0, self._rng.normal(1, self.rate_noise)) * kernel.length_s / length
                 events.append(_Event(kernel, step, now, now + length, factor))
-                now += length + kernel.gap_s
+                now += length + kernel.gap_s + self.lead_s + self.tail_s
         return events, now
 
     def _stamps(self, events: Sequence[_Event]) -> tuple[Floats, Floats]:
         """What the profiler records of some events."""
         times = np.array([(one.start, one.end) for one in events]).reshape(-1, 2)
         times = times + self._rng.normal(0, self.stamp_noise_s, times.shape)
-        return times[:, 0], times[:, 1]
+        return times[:, 0] - self.lead_s, times[:, 1] + self.tail_s
 
     def _series(self, events: Sequence[_Event], begin: float, until: float) -> CounterSeries:
         """Samples of evenly growing counts, at even intervals of the samples' own clock."""

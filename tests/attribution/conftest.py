@@ -35,4 +35,6 @@ def run() -> Callable[..., SyntheticRun]:
     return make
 
 
+LAUNCH_S = 1e-6
+"""By which the simulator's profiler records a kernel longer than it works."""
 QUIET = {"sample_noise": 0.0, "rate_noise": 0.0, "length_noise": 0.0, "stamp_noise_s": 0.0}

@@ -39,11 +39,13 @@ def test_mapped_times_are_right_within_their_standard_error(run, seed):
     assert found.uncertainty_s < 0.5e-6
 
 
-def test_launch_work_at_both_ends_of_a_beacon_cancels(run):
+def test_launch_work_at_both_ends_of_a_beacon_cancels_and_is_measured(run):
     series, _, beacons = run(**QUIET).window(0)
     wider = Beacons(beacons.start_s - 2e-6, beacons.end_s + 2e-6, beacons.before)
-    at = np.array([1.01])
-    assert fit_clock(series, wider).to_samples(at) == pytest.approx(fit_clock(series, beacons).to_samples(at), abs=1e-8)
+    narrow, wide, at = fit_clock(series, beacons), fit_clock(series, wider), np.array([1.01])
+    assert wide.to_samples(at) == pytest.approx(narrow.to_samples(at), abs=1e-8)
+    assert narrow.launch_s == pytest.approx(1e-6, abs=2e-8)  # the simulator's lead and tail
+    assert wide.launch_s == pytest.approx(5e-6, abs=2e-8)
 
 
 def test_other_work_before_the_beacons_is_passed_over(run):

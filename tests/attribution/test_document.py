@@ -19,7 +19,7 @@ from joulemark.cli import main
 from joulemark.errors import UnreadableInput
 from joulemark.report import attribution_plot, attribution_view
 
-from .conftest import ADD, GEMM, STEP, SUM, TINY
+from .conftest import ADD, GEMM, LAUNCH_S, STEP, SUM, TINY
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schema" / "attribution.schema.json").read_text())
 
@@ -44,12 +44,13 @@ def test_every_class_gets_its_own(run):
     for name, kernel, launches in (("tensor_gemm", GEMM, 3), ("elementwise", ADD, 2), ("reduction", SUM, 3)):
         entry = classes[name]
         assert entry["launches"] == launches
-        assert entry["time_s"] == pytest.approx(launches * kernel.length_s, rel=0.01)
+        assert entry["time_s"] == pytest.approx(launches * (kernel.length_s + LAUNCH_S), rel=0.01)
         cell = entry["counters"]["dram_read_bytes"]
         true = launches * kernel.length_s * kernel.rates["dram_read_bytes"]
         assert cell["interval"][0] <= true <= cell["interval"][1]
         assert cell["value"] == pytest.approx(true, rel=0.04)
-        assert entry["counters"]["pipe_tensor"]["value"] == pytest.approx(kernel.rates["pipe_tensor"], abs=0.01)
+        tensor = kernel.rates["pipe_tensor"] * kernel.length_s / (kernel.length_s + LAUNCH_S)
+        assert entry["counters"]["pipe_tensor"]["value"] == pytest.approx(tensor, abs=0.01)
     assert classes["pooled"]["by_level"] == {"pool": pytest.approx(1.0)}
     assert sum(entry["time_share"] for entry in found["classes"]) == pytest.approx(1)
 

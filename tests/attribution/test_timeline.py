@@ -10,7 +10,7 @@ from joulemark.attribution.recording import TRACE
 from joulemark.attribution.timeline import read_timeline, with_modules
 from joulemark.errors import UnreadableInput
 
-from .conftest import ADD, GEMM, STEP, SUM, TINY
+from .conftest import ADD, GEMM, LAUNCH_S, STEP, SUM, TINY
 
 
 def test_a_written_trace_gives_back_the_run(run, tmp_path):
@@ -25,7 +25,7 @@ def test_a_written_trace_gives_back_the_run(run, tmp_path):
     operators = dict(zip(map(found.place_name, range(9)), found.operator, strict=True))
     assert operators == {k.name: k.operator for k in (GEMM, ADD, SUM, TINY)}
     assert found.of_window(1).step.min() == 15
-    assert found.launches.length_s.sum() / 30 == pytest.approx(sum(k.length_s for k in STEP), rel=0.01)
+    assert found.launches.length_s.sum() / 30 == pytest.approx(sum(k.length_s + LAUNCH_S for k in STEP), rel=0.01)
 
 
 def test_places_are_counted_within_a_step(run):
@@ -62,8 +62,8 @@ def test_long_kernels_have_a_rate_each_and_short_ones_share(run):
     shared = found.units[int(found.of_place[2])]
     assert shared.label == SUM.name
     assert shared.launches == 3
-    assert shared.time_s == pytest.approx(3 * SUM.length_s, rel=0.02)
-    assert sum(one.time_s for one in found.units) == pytest.approx(sum(k.length_s for k in STEP), rel=0.01)
+    assert shared.time_s == pytest.approx(3 * (SUM.length_s + LAUNCH_S), rel=0.02)
+    assert sum(one.time_s for one in found.units) == pytest.approx(sum(k.length_s + LAUNCH_S for k in STEP), rel=0.01)
 
 
 def test_longer_samples_pool_more_and_a_finer_grouping_less(run):

@@ -70,6 +70,8 @@ def run_of(seed: int) -> SyntheticRun:
         drift=rng.uniform(-1e-4, 1e-4),
         sample_noise=rng.uniform(0.002, 0.02),
         rate_noise=rng.uniform(0.005, 0.03),
+        lead_s=rng.uniform(0, 3e-6),
+        tail_s=rng.uniform(0, 1e-6),
         seed=seed,
     )
 

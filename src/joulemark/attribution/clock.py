@@ -2,8 +2,9 @@
 
 A beacon is a kernel that keeps one SM busy, between stretches in which nothing runs. The timeline tells when it began
 and ended. The samples tell how many active cycles there were up to each sample's end: inside a beacon that sum grows
-evenly, so a line through its points gives the beacon's middle to a small part of a sample. Begin and end as the
-timeline has them hold some launch work that no SM does; over the middle, that cancels.
+evenly, so a line through its points gives the beacon's middle and length to a small part of a sample. Begin and end as
+the timeline has them hold some launch work that no SM does. Over the middle that cancels, wherever it is. How much is
+there the lengths tell: taken off both ends of a kernel alike, what is left is when its SMs worked.
 
 A straight line through the beacons of both ends of a run is the mapping: an offset and a drift. Its standard error in
 between comes from how far beacons lie off the line (Draper and Smith, *Applied Regression Analysis*, section 1.4).
@@ -12,7 +13,6 @@ between comes from how far beacons lie off the line (Draper and Smith, *Applied 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +47,7 @@ class ClockMap:
         residual_s: standard deviation of the beacons from the line.
         ends_s: mean deviation of the beacons of each end.
         beacons: that stand behind it.
+        launch_s: mean time by which a beacon lasts longer on the timeline than its SM works; never less than nothing.
     """
 
     reference_s: float
@@ -56,6 +57,7 @@ class ClockMap:
     residual_s: float
     ends_s: tuple[float, float]
     beacons: int
+    launch_s: float = 0.0
 
     def to_samples(self, timeline_s: Floats) -> Floats:
         """Times of the timeline on the samples' clock."""
@@ -79,6 +81,7 @@ class ClockMap:
             "residual_s": self.residual_s,
             "ends_s": list(self.ends_s),
             "beacons": self.beacons,
+            "launch_s": self.launch_s,
         }
 
 
@@ -125,7 +128,10 @@ def fit_clock(series: CounterSeries, beacons: Beacons) -> ClockMap:
     middle, length = _bursts(series)
     first = _train(middle, length, beacons, slice(0, beacons.before), from_end=False)
     last = _train(middle, length, beacons, slice(beacons.before, None), from_end=True)
-    mapped = _line(beacons.middle_s, np.concatenate([first, last]), beacons.before)
+    seen = np.concatenate([first, last])
+    mapped = _line(beacons.middle_s, middle[seen], beacons.before)
+    launch_s = float((beacons.length_s - length[seen] / (1 + mapped.drift)).mean())
+    mapped = replace(mapped, launch_s=max(0.0, launch_s))
     sample_s = float(np.median(series.duration_s))
     if mapped.residual_s > _LARGEST_RESIDUAL * sample_s:
         raise UnreadableInput(
@@ -166,8 +172,8 @@ def _activity(series: CounterSeries) -> Floats:
     return np.nan_to_num(series.values[name] * scale)
 
 
-def _train(middle: Floats, length: Floats, beacons: Beacons, which: slice, *, from_end: bool) -> Floats:
-    """Middles on the samples' clock of one end's beacons: the bursts nearest to that end that are like them."""
+def _train(middle: Floats, length: Floats, beacons: Beacons, which: slice, *, from_end: bool) -> npt.NDArray[np.intp]:
+    """The bursts that are one end's beacons: those nearest to that end that are like them."""
     wanted_middle, wanted_length = beacons.middle_s[which], beacons.length_s[which]
     n = len(wanted_middle)
     places = range(len(middle) - n + 1)
@@ -176,7 +182,7 @@ def _train(middle: Floats, length: Floats, beacons: Beacons, which: slice, *, fr
         alike = np.abs(length[here] / wanted_length - 1) < _SAME_LENGTH
         spacing = np.abs(np.diff(middle[here]) / np.diff(wanted_middle) - 1) < _SAME_LENGTH
         if alike.all() and spacing.all():
-            return middle[here]
+            return np.arange(place, place + n)
     raise UnreadableInput(
         f"the samples show no {n} beacons {'behind' if from_end else 'before'} the steps "
         f"of {', '.join(f'{one * 1e6:.0f}' for one in wanted_length)} µs",
@@ -202,8 +208,3 @@ def _line(timeline: Floats, samples: Floats, before: int) -> ClockMap:
         ends_s=(float(off[:before].mean()), float(off[before:].mean())),
         beacons=n,
     )
-
-
-def describe(mapped: Mapping[str, float]) -> str:
-    """A mapping in one clause."""
-    return f"± {mapped['uncertainty_s'] * 1e9:.0f} ns by {mapped['beacons']:.0f} beacons"

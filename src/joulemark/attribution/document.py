@@ -70,9 +70,11 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
         raise UnreadableInput("no window of the recording has steps between beacons", "record again")
     sample_s = float(np.median(np.concatenate([series[one.number].duration_s for one in chosen])))
     windows = [_window(one, timeline, series[one.number]) for one in chosen]
-    grouped = units.group(timeline, sample_s)
+    launch_s = median(one.clock.launch_s for one in windows)
+    windows = [replace(one, clock=replace(one.clock, launch_s=launch_s)) for one in windows]
+    grouped = units.group(timeline, sample_s, launch_s)
     clocks = [_clock_entry(one, window, grouped) for one, window in zip(chosen, windows, strict=True)]
-    body = _Body(recording, timeline, sample_s, windows)
+    body = _Body(recording, timeline, (grouped, units.group(timeline, sample_s, launch_s, finer=True)), windows)
     roofs = _roofs(recording, series)
     document: dict[str, Json] = {
         "schema": SCHEMA,
@@ -145,10 +147,15 @@ def refuse_misfit(found: check.Profile, what: str, clock: ClockMap) -> None:
 class _Body:
     """The tables of a document."""
 
-    def __init__(self, recording: Recording, timeline: Timeline, sample_s: float, windows: Sequence[Window]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        timeline: Timeline,
+        groupings: tuple[units.Units, units.Units],
+        windows: Sequence[Window],
+    ) -> None:
         self._recording, self._timeline = recording, timeline
-        self._grouped = units.group(timeline, sample_s)
-        finer = units.group(timeline, sample_s, finer=True)
+        self._grouped, finer = groupings
         by_group: dict[str, list[Window]] = {}
         for one in windows:
             by_group.setdefault(one.series.group, []).append(one)

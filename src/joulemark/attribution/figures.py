@@ -43,9 +43,9 @@ class Rows:
         return cls(order, members)
 
     def times(self, units: Units) -> Floats:
-        """Per row the time of each unit per step, in s, shape [rows, units]."""
+        """Per row the time per step in which the SMs work on each unit, in s, shape [rows, units]."""
         of_unit = np.eye(len(units.units))[units.of_place]
-        return np.asarray((self.members * units.time_s) @ of_unit)
+        return np.asarray((self.members * units.working_s) @ of_unit)
 
 
 class Pass:

@@ -82,7 +82,8 @@ def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
         unit_of_place: number of the unit of each place of a step.
         units: how many there are.
     """
-    start, end, series = window.launches.start_s, window.launches.end_s, window.on_timeline()
+    launches, series = window.launches.without_launching(window.clock.launch_s), window.on_timeline()
+    start, end = launches.start_s, launches.end_s
     sample_s = float(np.median(series.duration_s))
     inside = (series.end_s > start.min() - sample_s) & (series.start_s < end.max() + sample_s)
     rows = np.flatnonzero(inside)

@@ -55,6 +55,11 @@ class Launches:
         """Shape [n]."""
         return self.end_s - self.start_s
 
+    def without_launching(self, launch_s: float) -> Launches:
+        """When SMs worked: without a time in s, half at each end, and at the most half of each launch."""
+        off = np.minimum(launch_s / 2, self.length_s / 4)
+        return replace(self, start_s=self.start_s + off, end_s=self.end_s - off)
+
     def take(self, rows: npt.NDArray[np.bool_]) -> Launches:
         """The rows of a mask."""
         return Launches(self.start_s[rows], self.end_s[rows], self.name[rows], self.step[rows], self.place[rows])

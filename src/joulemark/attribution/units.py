@@ -51,6 +51,7 @@ class Units:
         of_place: number of each place's unit.
         kind: class of each place's kernel.
         time_s: of each place, per step, in s.
+        working_s: the same without launching: what rates are per second of.
         launches: of each place, per step.
     """
 
@@ -58,6 +59,7 @@ class Units:
     of_place: npt.NDArray[np.int64]
     kind: list[Classified]
     time_s: npt.NDArray[np.float64]
+    working_s: npt.NDArray[np.float64]
     launches: npt.NDArray[np.float64]
 
 
@@ -66,12 +68,13 @@ def kind_of(name: str) -> Classified:
     return _COPIES if name.startswith(("Memcpy", "Memset")) else classify(name)
 
 
-def group(timeline: Timeline, sample_s: float, finer: bool = False) -> Units:
+def group(timeline: Timeline, sample_s: float, launch_s: float = 0.0, *, finer: bool = False) -> Units:
     """Groups the places of a step by what samples of a length in s can resolve.
 
     Args:
         timeline: of the steps.
         sample_s: length of a sample.
+        launch_s: by which kernels last longer than their SMs work.
         finer: whether to pool less than is wise, to see what pooling does to the figures.
     """
     scale = FINER * sample_s if finer else sample_s
@@ -97,15 +100,16 @@ def group(timeline: Timeline, sample_s: float, finer: bool = False) -> Units:
         for place in np.flatnonzero(waiting):
             if spent[labels[place]] >= TOGETHER * scale:
                 keys[place], waiting[place] = (level, labels[place]), False
-    return _numbered(keys, kind, time_s, count / timeline.steps)
+    working = np.bincount(launches.place, launches.without_launching(launch_s).length_s, n)
+    return _numbered(keys, kind, (time_s, working / timeline.steps, count / timeline.steps))
 
 
 def _numbered(
     keys: list[tuple[Level, str]],
     kind: list[Classified],
-    time_s: npt.NDArray[np.float64],
-    launches: npt.NDArray[np.float64],
+    per_step: tuple[npt.NDArray[np.float64], ...],
 ) -> Units:
+    time_s, _, launches = per_step
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     of_place = np.array([numbers[key] for key in keys], np.int64)
     spent, count = np.bincount(of_place, time_s), np.bincount(of_place, launches)
@@ -113,4 +117,4 @@ def _numbered(
         Unit(level, label or level, float(spent[number]), float(count[number]))
         for (level, label), number in numbers.items()
     ]
-    return Units(units, of_place, kind, time_s, launches)
+    return Units(units, of_place, kind, *per_step)
