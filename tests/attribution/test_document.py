@@ -88,6 +88,18 @@ def test_beacons_of_a_clock_that_is_50_us_wrong_are_refused(run, wrong_s):
         document_of(recording, replace(timeline, beacons={0: wrong}), series)
 
 
+def test_a_window_whose_clock_is_wrong_does_not_spoil_the_others(run):
+    recording, timeline, series = run(windows=3).recorded()
+    own = timeline.beacons[1]
+    wrong = Beacons(own.start_s + 50e-6, own.end_s + 50e-6, own.before)
+    found = valid(document_of(recording, replace(timeline, beacons={**timeline.beacons, 1: wrong}), series))
+    assert [one["window"] for one in found["clock"]["windows"]] == [0, 2]
+    (finding,) = found["findings"]
+    assert finding["code"] == "attribution_windows_refused"
+    assert "window 1" in finding["message"]
+    assert found["counters"]["dram_read_bytes"]["ratio"] == pytest.approx(1, abs=0.02)
+
+
 def test_a_clock_that_jumps_during_the_run_is_refused(run):
     recording, timeline, series = run(steps=40).recorded()
     own = timeline.beacons[0]

@@ -9,17 +9,18 @@ from statistics import median
 
 import numpy as np
 
-from joulemark.attribution import check, units
-from joulemark.attribution.clock import ClockMap, Floats, fit_clock
+from joulemark.attribution import units
+from joulemark.attribution.clock import Floats
 from joulemark.attribution.figures import Pass, Rows, cells
-from joulemark.attribution.recording import MODULES, TRACE, RecordedWindow, Recording, read_recording, read_series
+from joulemark.attribution.recording import MODULES, TRACE, Recording, read_recording, read_series
 from joulemark.attribution.roofline import Roofs, point, roofs_of
 from joulemark.attribution.solve import LEVEL, Window
 from joulemark.attribution.timeline import Timeline, read_timeline, with_modules
+from joulemark.attribution.windows import Mapped, map_windows
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
 from joulemark.records import Finding, Json
-from joulemark.utilization.kernels import CLASSES, TENSOR_ACTIVE, Classified, classify
+from joulemark.utilization.kernels import TENSOR_ACTIVE, Classified, classify
 
 SCHEMA = "joulemark/attribution/1"
 POOLED = "pooled"
@@ -65,25 +66,17 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
     Raises:
         UnreadableInput: clocks cannot be mapped, or the counts contradict the mapping.
     """
-    chosen = [one for one in recording.of_role("steps") if one.number in timeline.beacons]
-    if not chosen:
-        raise UnreadableInput("no window of the recording has steps between beacons", "record again")
-    sample_s = float(np.median(np.concatenate([series[one.number].duration_s for one in chosen])))
-    windows = [_window(one, timeline, series[one.number]) for one in chosen]
-    launch_s = median(one.clock.launch_s for one in windows)
-    windows = [replace(one, clock=replace(one.clock, launch_s=launch_s)) for one in windows]
-    grouped = units.group(timeline, sample_s, launch_s)
-    clocks = [_clock_entry(one, window, grouped) for one, window in zip(chosen, windows, strict=True)]
-    body = _Body(recording, timeline, (grouped, units.group(timeline, sample_s, launch_s, finer=True)), windows)
+    mapped = map_windows(recording, timeline, series)
+    body = _Body(recording, timeline, mapped)
     roofs = _roofs(recording, series)
     document: dict[str, Json] = {
         "schema": SCHEMA,
         "label": recording.label,
         "facts": dict(recording.facts),
         "confidence": LEVEL,
-        "clock": {"mode": recording.mode, "windows": clocks},
+        "clock": {"mode": recording.mode, "windows": mapped.clocks},
         "steps": body.steps(),
-        "sampling": {"interval_s": sample_s, "samples": {one.group: one.samples for one in body.passes}},
+        "sampling": {"interval_s": mapped.sample_s, "samples": {one.group: one.samples for one in body.passes}},
         "counters": body.counters(),
         "classes": body.classes(roofs if isinstance(roofs, Roofs) else None),
         "kernels": body.kernels,
@@ -98,68 +91,19 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
         document["notes"]["roofline"] = roofs
     if not timeline.module:
         document["notes"].setdefault("modules", "no trace with the modules' forward calls was recorded")
-    document["findings"] = [one.to_json() for one in (*timeline.findings, *_findings(document))]
+    document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
     return document
-
-
-def _window(recorded: RecordedWindow, timeline: Timeline, series: CounterSeries) -> Window:
-    launches = timeline.of_window(recorded.number)
-    try:
-        clock = fit_clock(series, timeline.beacons[recorded.number])
-    except UnreadableInput as error:
-        raise UnreadableInput(f"window {recorded.number}: {error.what}", error.remedy) from error
-    return Window(series, launches, clock)
-
-
-def _clock_entry(recorded: RecordedWindow, window: Window, grouped: units.Units) -> dict[str, Json]:
-    """Mapping of a window, and what trial offsets say of it.
-
-    Raises:
-        UnreadableInput: the counts fit the timeline better at another offset.
-    """
-    found = check.profile(window, grouped)
-    refuse_misfit(found, f"window {recorded.number}", window.clock)
-    source = window.series.source
-    own = {"clock": window.series.clock, "ticks_per_s": source.get("ticks_per_s")}
-    return {
-        "window": recorded.number,
-        "group": recorded.group,
-        **own,
-        **window.clock.to_json(),
-        "check": found.to_json(),
-    }
-
-
-def refuse_misfit(found: check.Profile, what: str, clock: ClockMap) -> None:
-    """Refuse a mapping that the counts contradict.
-
-    Raises:
-        UnreadableInput: another offset fits better.
-    """
-    if not found.fits:
-        raise UnreadableInput(
-            f"{what}: the counts fit the timeline best {found.best_s * 1e6:+.1f} µs off the mapping by beacons "
-            f"(± {clock.uncertainty_s * 1e6:.2f} µs, {found.tolerance_s * 1e6:.1f} µs allowed)",
-            "a clock is wrong: record again",
-        )
 
 
 class _Body:
     """The tables of a document."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        timeline: Timeline,
-        groupings: tuple[units.Units, units.Units],
-        windows: Sequence[Window],
-    ) -> None:
-        self._recording, self._timeline = recording, timeline
-        self._grouped, finer = groupings
+    def __init__(self, recording: Recording, timeline: Timeline, mapped: Mapped) -> None:
+        self._recording, self._timeline, self._grouped = recording, timeline, mapped.units
         by_group: dict[str, list[Window]] = {}
-        for one in windows:
+        for one in mapped.windows:
             by_group.setdefault(one.series.group, []).append(one)
-        self.passes = [Pass(members, self._grouped, finer) for members in by_group.values()]
+        self.passes = [Pass(members, mapped.units, mapped.finer) for members in by_group.values()]
         names = [timeline.place_name(place) for place in range(len(timeline.places))]
         self.kernels = self.table(names, "name")
         self._labels = self._classes_of(names)
@@ -282,6 +226,19 @@ def _roofs(recording: Recording, series: Mapping[int, CounterSeries]) -> Roofs |
     return roofs_of(series[product.number], product.flop, product.seconds, series[stream.number], stream.seconds)
 
 
+def _refused(mapped: Mapped) -> list[Finding]:
+    if not mapped.refused:
+        return []
+    return [
+        Finding(
+            "attribution_windows_refused",
+            f"{len(mapped.refused)} windows are left out; {mapped.refused[0]}",
+            "their clocks are not trusted; the figures are of the others",
+            flags=True,
+        )
+    ]
+
+
 def _findings(document: Mapping[str, Json]) -> list[Finding]:
     found = []
     off = {
@@ -318,6 +275,3 @@ def _findings(document: Mapping[str, Json]) -> list[Finding]:
             )
         )
     return found
-
-
-CLASS_NAMES = (*CLASSES, POOLED)
