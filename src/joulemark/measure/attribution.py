@@ -48,7 +48,7 @@ _REFERENCE_S = 0.03
 _STREAM_BYTES = 2**29
 _SPIN_CYCLES = 2_000_000
 _SOURCE_FACTS = ("library", "chip")
-PACE = Pace(interval_s=20e-6, most_samples=4000, growth=1.25)
+PACE = Pace(interval_s=20e-6, most_samples=3900, growth=1.25)
 """What one image of CUPTI 13.0 holds, at an interval that resolves kernels of 20 µs."""
 
 
