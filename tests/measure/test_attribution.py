@@ -10,7 +10,7 @@ from joulemark.attribution import attribute
 from joulemark.attribution.recording import read_recording
 from joulemark.attribution.timeline import read_timeline, with_modules
 from joulemark.collect.pm_sampling import Pace
-from joulemark.errors import CountersBusy, UnreadableInput, Unsupported
+from joulemark.errors import CountersBusy, CountersUnreadable, UnreadableInput, Unsupported
 from joulemark.measure.attribution import BEACONS, Plan, TorchBench, record
 from joulemark.synthetic_run import SyntheticBench, SyntheticKernel, SyntheticRun
 from joulemark.workloads.base import Step
@@ -97,7 +97,7 @@ def test_references_are_windows_of_known_work(known, tmp_path):
 def test_time_that_is_over_leaves_a_recording_with_a_note(known, tmp_path):
     done = recorded(known, tmp_path, windows=50, limit_s=0.0, references=False)
     assert len(done.windows) == 1
-    assert done.notes["windows"] == "1 were recorded in 0 s"
+    assert done.notes["windows"] == "1 were recorded when the time was over"
     assert not (tmp_path / "modules.json.gz").exists()
 
 
@@ -108,6 +108,21 @@ def test_what_cannot_be_recorded_says_why(known, tmp_path):
     with pytest.raises(CountersBusy):
         recorded(known, tmp_path)
     assert not (tmp_path / "recording.json").exists()
+
+
+def test_a_window_that_cannot_be_read_costs_itself_alone(known, tmp_path):
+    real, calls = known.record, []
+
+    def record_or_fail(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise CountersUnreadable("the samples cover half of the run", "run for less time")
+        return real(*args, **kwargs)
+
+    known.record = record_or_fail
+    done = recorded(known, tmp_path, windows=3, references=False, modules=False)
+    assert len(done.windows) == 2
+    assert done.notes["lost_windows"].startswith("1 could not be read: the samples cover half")
 
 
 def test_a_machine_without_cuda_is_unsupported():

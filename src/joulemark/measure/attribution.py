@@ -43,6 +43,8 @@ _WARM_STEPS = 3
 _FEWEST_STEPS = 2
 _PLAIN_LOOPS = 5
 _PAUSE_S = 0.3
+_MOST_LOST = 3
+"""Windows that may be lost before the first one is read."""
 _MODULE_STEPS = 2
 _REFERENCE_S = 0.03
 _STREAM_BYTES = 2**29
@@ -309,11 +311,7 @@ def record(
     plain = tuple(recorder.plain() for _ in range(_PLAIN_LOOPS))
     references = bench.references(plan.dtype) if plan.references else {}
     with bench.profiled(folder / TRACE, lambda: recorder.loop(marked=False), modules=False):
-        for group in _turns(bench.source.groups, plan):
-            if recorder.windows and time.monotonic() > end:
-                recorder.notes["windows"] = f"{len(recorder.windows)} were recorded in {plan.limit_s:g} s"
-                break
-            recorder.steps_window(group)
+        _record_windows(recorder, _turns(bench.source.groups, plan), end)
         for role, (run, flop) in references.items():
             recorder.reference(role, run, flop)
     if plan.modules and time.monotonic() < end:
@@ -330,6 +328,30 @@ def record(
     )
     write_recording(folder, done)
     return done
+
+
+def _record_windows(recorder: _Recorder, groups: Sequence[str], end: float) -> None:
+    """Windows of steps in turns of the passes; one that cannot be read costs itself alone.
+
+    Raises:
+        DeviceError: none could be read.
+    """
+    lost: list[DeviceError] = []
+    for group in groups:
+        over = time.monotonic() > end
+        if recorder.windows and over:
+            recorder.notes["windows"] = f"{len(recorder.windows)} were recorded when the time was over"
+            break
+        try:
+            recorder.steps_window(group)
+        except DeviceError as error:
+            lost.append(error)
+            if len(lost) >= _MOST_LOST and not recorder.windows:
+                break
+    if not recorder.windows:
+        raise lost[-1]
+    if lost:
+        recorder.notes["lost_windows"] = f"{len(lost)} could not be read: {lost[-1]}"
 
 
 def _turns(groups: Sequence[str], plan: Plan) -> list[str]:
