@@ -48,6 +48,7 @@ class ClockMap:
         ends_s: mean deviation of the beacons of each end.
         beacons: that stand behind it.
         launch_s: mean time by which a beacon lasts longer on the timeline than its SM works; never less than nothing.
+        launch_error_s: its standard error.
     """
 
     reference_s: float
@@ -58,6 +59,7 @@ class ClockMap:
     ends_s: tuple[float, float]
     beacons: int
     launch_s: float = 0.0
+    launch_error_s: float = 0.0
 
     def to_samples(self, timeline_s: Floats) -> Floats:
         """Times of the timeline on the samples' clock."""
@@ -71,6 +73,10 @@ class ClockMap:
         """The mapping that is wrong by so much, for trials."""
         return replace(self, offset_s=self.offset_s + seconds)
 
+    def slower_to_launch(self) -> ClockMap:
+        """The mapping with launching longer by its standard error."""
+        return replace(self, launch_s=self.launch_s + self.launch_error_s)
+
     def to_json(self) -> dict[str, float | int | list[float]]:
         """Strict JSON, in s."""
         return {
@@ -82,6 +88,7 @@ class ClockMap:
             "ends_s": list(self.ends_s),
             "beacons": self.beacons,
             "launch_s": self.launch_s,
+            "launch_error_s": self.launch_error_s,
         }
 
 
@@ -130,8 +137,9 @@ def fit_clock(series: CounterSeries, beacons: Beacons) -> ClockMap:
     last = _train(middle, length, beacons, slice(beacons.before, None), from_end=True)
     seen = np.concatenate([first, last])
     mapped = _line(beacons.middle_s, middle[seen], beacons.before)
-    launch_s = float((beacons.length_s - length[seen] / (1 + mapped.drift)).mean())
-    mapped = replace(mapped, launch_s=max(0.0, launch_s))
+    longer = beacons.length_s - length[seen] / (1 + mapped.drift)
+    error_s = float(longer.std(ddof=1)) / math.sqrt(len(longer))
+    mapped = replace(mapped, launch_s=max(0.0, float(longer.mean())), launch_error_s=error_s)
     sample_s = float(np.median(series.duration_s))
     if mapped.residual_s > _LARGEST_RESIDUAL * sample_s:
         raise UnreadableInput(

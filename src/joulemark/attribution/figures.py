@@ -55,6 +55,7 @@ class Pass:
         windows: of one pass.
         units: how their launches are grouped.
         finer: another grouping, which pools less.
+        longer: the same grouping, with launching longer by its standard error.
 
     Attributes:
         counters: names of what was counted and is some kernel's.
@@ -64,16 +65,18 @@ class Pass:
         samples: of the steps.
     """
 
-    def __init__(self, windows: Sequence[Window], units: Units, finer: Units) -> None:
+    def __init__(self, windows: Sequence[Window], units: Units, finer: Units, longer: Units) -> None:
         series = windows[0].series
         self.group, self.unit_of, self.raw = series.group, series.units, series.raw
         self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-        self._units, self._finer = units, finer
+        self._units, self._finer, self._longer = units, finer, longer
         parts = self._parts(windows, units)
         self._system = solve.normal(parts)
         self._rates = solve.rates(self._system)
         off = [replace(one, clock=one.clock.shifted(one.clock.uncertainty_s)) for one in windows]
         self._off = solve.rates(solve.normal(self._parts(off, units)))
+        slow = [replace(one, clock=one.clock.slower_to_launch()) for one in windows]
+        self._slow = solve.rates(solve.normal(self._parts(slow, longer)))
         self._less_pooled = solve.rates(solve.normal(self._parts(windows, finer)))
         self._sum(parts)
 
@@ -94,16 +97,20 @@ class Pass:
     def amounts(self, rows: Rows) -> tuple[Floats, Floats]:
         """Counts of rows per step (of shares share × s) and half their intervals, shape [rows, counters].
 
-        An interval holds three things, added in quadrature: what differs between steps, twice what the standard error
-        of the clocks' mapping does, and twice what a finer grouping of short kernels would change. It is NaN where a
-        single step was recorded.
+        An interval holds, added in quadrature, what differs between steps, twice what the standard errors of the
+        mapping and of the time of launching do, and twice what a finer grouping of short kernels would change. It is
+        NaN where a single step was recorded.
         """
         times = rows.times(self._units)
         amount = times @ self._rates
         between_steps = solve.half_widths(solve.influences(self._system, self._rates, times))
-        by_clock = times @ self._off - amount
-        by_pooling = rows.times(self._finer) @ self._less_pooled - amount
-        return amount, np.sqrt(between_steps**2 + (_TWICE * by_clock) ** 2 + (_TWICE * by_pooling) ** 2)
+        others = (
+            times @ self._off,
+            rows.times(self._longer) @ self._slow,
+            rows.times(self._finer) @ self._less_pooled,
+        )
+        square = between_steps**2 + sum((_TWICE * (other - amount)) ** 2 for other in others)
+        return amount, np.sqrt(square)
 
 
 def cells(passes: Sequence[Pass], rows: Rows, time_s: Floats) -> list[dict[str, Json]]:

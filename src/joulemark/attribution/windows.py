@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -30,6 +31,7 @@ class Mapped:
         clocks: of each, as the document has it.
         units: how the launches of a step are grouped.
         finer: another grouping, which pools less.
+        longer: the same grouping, with launching longer by its standard error.
         sample_s: length of a sample.
         refused: why other windows are left out.
     """
@@ -38,6 +40,7 @@ class Mapped:
     clocks: list[dict[str, Json]]
     units: Units
     finer: Units
+    longer: Units
     sample_s: float
     refused: list[str]
 
@@ -64,10 +67,11 @@ def map_windows(recording: Recording, timeline: Timeline, series: Mapping[int, C
         raise refused[0] if refused else UnreadableInput("the recording has no window of steps", "record again")
     sample_s = float(np.median(np.concatenate([one.series.duration_s for _, one in found])))
     launch_s = median(one.clock.launch_s for _, one in found)
+    error_s = math.hypot(*(one.clock.launch_error_s for _, one in found)) / len(found)
     units = group(timeline, sample_s, launch_s)
     windows, clocks = [], []
     for recorded, window in found:
-        working = replace(window, clock=replace(window.clock, launch_s=launch_s))
+        working = replace(window, clock=replace(window.clock, launch_s=launch_s, launch_error_s=error_s))
         try:
             clocks.append({**_entry(recorded, window), "check": checked(working, units, recorded.number).to_json()})
             windows.append(working)
@@ -76,7 +80,8 @@ def map_windows(recording: Recording, timeline: Timeline, series: Mapping[int, C
     if not windows:
         raise refused[0]
     finer = group(timeline, sample_s, launch_s, finer=True)
-    return Mapped(windows, clocks, units, finer, sample_s, [error.what for error in refused])
+    longer = group(timeline, sample_s, launch_s + error_s)
+    return Mapped(windows, clocks, units, finer, longer, sample_s, [error.what for error in refused])
 
 
 def _mapped(recorded: RecordedWindow, timeline: Timeline, series: CounterSeries) -> Window:
