@@ -100,7 +100,7 @@ def ncu_part(model: str, folder: Path, caches: str, seconds: float, ncu_seconds:
     told = folder / "child.json"
     held = json.loads(told.read_text()) if told.exists() else {}
     options = done.command[1 : done.command.index("--log-file")]
-    return {"wall_s": done.wall_s, "options": options, **held}
+    return {"caches": caches, "wall_s": done.wall_s, "options": options, **held}
 
 
 def ncu_child(model: str, folder: Path, ncu_seconds: float) -> None:
@@ -283,6 +283,10 @@ def against_ncu(document: Mapping[str, Any], part: Path, cost: Mapping[str, Any]
     rows = [row for kernel in document["kernels"] if (row := kernel_row(kernel, counted)) is not None]
     long = [row for row in rows if row["mean_s"] >= LONG_S]
     whole = sum(one["time_s"] for one in document["kernels"])
+    checks = {  # flushed caches change the work itself: their errors are shown and not held to anything
+        "long kernels' DRAM bytes within 10 %": within(by_class(long), "dram_error"),
+        "long kernels' tensor activity within 10 %": within(by_class(long), "tensor_error"),
+    }
     return {
         **done,
         "launches": len(launches),
@@ -293,10 +297,7 @@ def against_ncu(document: Mapping[str, Any], part: Path, cost: Mapping[str, Any]
         "classes": by_class(rows),
         "classes_of_long_kernels": by_class(long),
         "kernels": sorted(rows, key=lambda row: -row["time_s"]),
-        "checks": {
-            "long kernels' DRAM bytes within 10 %": within(by_class(long), "dram_error"),
-            "long kernels' tensor activity within 10 %": within(by_class(long), "tensor_error"),
-        },
+        "checks": {} if done["caches"] == "flushed" else checks,
     }
 
 
