@@ -17,7 +17,7 @@ from joulemark.attribution.feeds import per_kernel, read_per_kernel
 from joulemark.attribution.recording import FILE, RecordedWindow, read_recording, read_series, write_series
 from joulemark.cli import main
 from joulemark.errors import UnreadableInput
-from joulemark.report import attribution_plot, attribution_view
+from joulemark.report import attribution_plot, attribution_view, formats
 
 from .conftest import ADD, GEMM, LAUNCH_S, STEP, SUM, TINY
 
@@ -204,14 +204,14 @@ def test_the_command_prints_writes_and_draws(run, tmp_path, capsys):
 def test_names_from_a_recording_are_shown_harmless(run):
     bad = replace(GEMM, name="gemm_bf16<script>\x1b[31m|$x$", operator="<b>|op")
     found = document(run([bad, ADD]))
-    text = attribution_view.render(found, "markdown")
+    text = formats.render(attribution_view.tables(found), "markdown")
     assert "<script>" not in text
     assert "\x1b" not in text
 
 
 def test_a_roofline_is_shown_and_drawn(run, tmp_path):
     found = document_of(*with_references(run))
-    assert "roofs, both measured here: 800 TFLOP/s" in attribution_view.render(found)
+    assert "roofs, both measured here: 800 TFLOP/s" in formats.render(attribution_view.tables(found))
     attribution_plot.draw(found, tmp_path / "a.svg")
     assert "FLOP per byte of DRAM" in (tmp_path / "a.svg").read_text()
 

@@ -229,8 +229,7 @@ def go(process: subprocess.Popen[str]) -> None:
 def analyse(out: Path) -> dict[str, Any]:
     """Attributions of all models that were recorded, and what they are held to."""
     from joulemark.attribution import attribute
-    from joulemark.report import attribution_plot
-    from joulemark.report.attribution_view import render
+    from joulemark.report import attribution_plot, attribution_view, formats
     from joulemark.report.jsonout import dumps
 
     found: dict[str, Any] = {}
@@ -246,7 +245,7 @@ def analyse(out: Path) -> dict[str, Any]:
             continue
         (out / f"{model}.json").write_text(dumps(document))
         attribution_plot.draw(document, out / f"{model}.svg")
-        print(render(document))
+        print(formats.render(attribution_view.tables(document)))
         cost = json.loads((out / f"{model}-record" / "done.json").read_text())
         found[model] = {**held_to(document), "cost": cost, "ncu": {}}
         for caches in ("kept", "flushed"):

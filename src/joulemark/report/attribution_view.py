@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
 from joulemark.report.escape import printable, shorten
-from joulemark.report.jsonout import dumps
+from joulemark.report.formats import percent, table_of
 from joulemark.utilization.kernels import TITLES
-
-Format = Literal["terminal", "markdown"]
 
 _SHOWN, _NAME_WIDTH = 15, 56
 _POOLED = "too short to tell apart (pooled)"
 _COLUMNS = ("launches", "time", "share", "tensor pipe", "issue slots", "DRAM read", "DRAM written", "own rate")
-
-
-def text_for(document: Mapping[str, Json], path: Path) -> str:
-    """The document as a file of this suffix holds it: JSON, or its tables in Markdown."""
-    return dumps(document) if path.suffix.lower() == ".json" else render(document, "markdown")
-
-
-def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
-    """The document of :func:`joulemark.attribution.attribute` as text, ending with a line break.
-
-    Names from the recording are shown harmless.
-    """
-    chosen = list(tables(document))
-    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
-    return text.rstrip("\n") + "\n"
 
 
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
@@ -72,13 +53,7 @@ def _summary(document: Mapping[str, Any]) -> Table:
     ]
     notes = [f"{one['message']} ({one['remedy']})" if one["remedy"] else one["message"] for one in document["findings"]]
     notes += [f"{name}: {reason}" for name, reason in document["notes"].items()]
-    return Table(
-        ("figure", "value"),
-        tuple(rows),
-        numeric=frozenset({1}),
-        title=f"attribution | {document['label']}",
-        notes=tuple(notes),
-    )
+    return table_of(f"attribution | {document['label']}", ("figure", "value"), rows, notes)
 
 
 def _some(entries: Sequence[Any]) -> int:
@@ -91,8 +66,7 @@ def _rows(entries: Sequence[Mapping[str, Any]], title: str, first: str, label: A
     notes = ["± half the 95 % interval; own rate: share of the time in kernels with a rate of their own"]
     if len(entries) > n:
         notes.append(f"and {len(entries) - n} more (--json has them all)")
-    columns = (first, *_COLUMNS)
-    return Table(columns, rows, numeric=frozenset(range(1, len(columns))), title=title, notes=tuple(notes))
+    return table_of(title, (first, *_COLUMNS), rows, notes)
 
 
 def _figures(entry: Mapping[str, Any]) -> Iterable[str]:
@@ -100,12 +74,12 @@ def _figures(entry: Mapping[str, Any]) -> Iterable[str]:
     return (
         f"{entry['launches']:.4g}",
         _s(entry["time_s"]),
-        f"{entry['time_share']:.1%}",
+        percent(entry["time_share"]),
         _share(counters.get("pipe_tensor")),
         _share(counters.get("issue_active")),
         _bytes(counters.get("dram_read_bytes")),
         _bytes(counters.get("dram_write_bytes")),
-        f"{levels.get('place', 0.0) + levels.get('kernel', 0.0):.0%}",
+        percent(levels.get("place", 0.0) + levels.get("kernel", 0.0), 0),
     )
 
 
@@ -141,7 +115,7 @@ def _roofline(document: Mapping[str, Any]) -> Table:
                     f"{point['flop_per_byte']:.3g}",
                     format_value(point["flop_per_s"], "FLOP/s"),
                     format_value(point["roof_flop_per_s"], "FLOP/s"),
-                    "n/a" if point["of_roof"] is None else f"{point['of_roof']:.1%}",
+                    percent(point["of_roof"]),
                     format_value(point["bytes_per_s"], "B/s"),
                     point["bound_by"],
                 )
@@ -152,4 +126,4 @@ def _roofline(document: Mapping[str, Any]) -> Table:
         "FLOP: tensor cycles × the product's FLOP per cycle, and 64 per instruction of the FMA pipe, which is the most",
     )
     columns = ("class", "FLOP/B", "FLOP/s", "roof", "of it", "DRAM", "roof of")
-    return Table(columns, tuple(rows), numeric=frozenset(range(1, 6)), title="roofline", notes=notes)
+    return table_of("roofline", columns, rows, notes, range(1, 6))

@@ -171,8 +171,8 @@ def _waterfalls(name: str, series: Mapping[str, Json]) -> Table:
     if known:
         notes.append(f"idle by replay as a CUDA graph at batch {', '.join(replayed) or 'none'}, else by the profiler")
     notes += [
-        f"batch {cell['batch_size']}: DRAM at its peak needs {_percent(bound['time_s'] / cell['waterfall']['step_s'])} "
-        f"of the step for the bytes under '{BARS[bar]}' (counters of {_percent(bound['seen'])} of their time)"
+        f"batch {cell['batch_size']}: DRAM at its peak needs {percent(bound['time_s'] / cell['waterfall']['step_s'])} "
+        f"of the step for the bytes under '{BARS[bar]}' (counters of {percent(bound['seen'])} of their time)"
         for cell in known
         if cell["per_kernel"] is not None
         for bar, bound in cell["per_kernel"]["dram_bound"].items()
