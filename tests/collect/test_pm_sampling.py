@@ -11,13 +11,12 @@ from joulemark.collect.cupti_device import Samples, SamplingSettings
 from joulemark.collect.pm_metrics import METRICS, Group, plan
 from joulemark.collect.pm_sampling import (
     MOST_SAMPLES,
+    Pace,
     PmSamplingSource,
     Run,
-    interval_for,
     prove,
     record_run,
     series_of,
-    settings_for,
 )
 from joulemark.counter_series import COUNTERS
 from joulemark.errors import CountersBusy, CountersOverflow, CountersUnreadable, NotPermitted
@@ -240,7 +239,7 @@ class TestLongRuns:
         source = PmSamplingSource(one, nothing)
         source.record("pass1", nothing, expected_s=10.0)
         assert one.settings.interval == round(10.0 / MOST_SAMPLES * 1e9)
-        assert interval_for(None) == interval_for(1e-3) == 100e-6
+        assert Pace().interval_for(None) == Pace().interval_for(1e-3) == 100e-6
 
     def test_a_run_that_overflows_is_run_again_at_a_longer_interval(self):
         one = device(CYCLES)
@@ -306,11 +305,11 @@ class TestLongRuns:
 
 class TestSettings:
     def test_hopper_samples_by_time(self):
-        assert (settings_for("GH100", 100e-6).interval, settings_for("GH100", 100e-6).by_time) == (100_000, True)
+        assert (Pace().settings("GH100", 100e-6).interval, Pace().settings("GH100", 100e-6).by_time) == (100_000, True)
 
     @pytest.mark.parametrize("chip", ["GA100", "TU102"])
     def test_ga100_and_turing_sample_by_cycles(self, chip):
-        settings = settings_for(chip, 100e-6)
+        settings = Pace().settings(chip, 100e-6)
         assert (settings.interval, settings.by_time) == (160_000, False)
 
     def test_a_sampler_runs_exactly_around_the_work(self):

@@ -62,6 +62,14 @@ def test_levels_are_weighted_by_the_timeline_and_say_what_they_saw():
     assert "issue_slot_fraction" not in found.levels
 
 
+def test_time_that_dram_needs_is_told_by_bar_of_the_waterfall():
+    found = refine(record(), COUNTED)
+    assert found.dram_bound["no_matrix_kernels"] == pytest.approx((4e-3 * 0.5 + 2e-3 * 0.9, 1.0))
+    assert found.dram_bound["below_peak"] == pytest.approx((0.0, 1.0))  # the tensor pipe is busier than DRAM
+    busy = {"kernels": [entry(GEMM, uses=True, tensor=0.2, dram=0.5)]}
+    assert refine(record(), busy).dram_bound == {"below_peak": pytest.approx((4e-3 * 0.3, 1.0))}
+
+
 def test_what_the_export_does_not_settle_stays_as_named():
     twice = {"kernels": [entry(GEMM, uses=False, tensor=0.0), entry(GEMM, uses=True, tensor=0.5)]}
     found = refine(record(), twice)

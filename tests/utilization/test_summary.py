@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from joulemark.attribution.document import document_of as attribution_of
 from joulemark.cli import main
 from joulemark.records import Case, Environment, Record, Run, Value
 from joulemark.report import formats, utilization_view
 from joulemark.store import RunWriter
+from joulemark.synthetic_run import SyntheticKernel, SyntheticRun
 from joulemark.utilization.summary import PUBLISHED, SCHEMA, document_of
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +237,32 @@ def test_an_export_of_nsight_compute_joins_its_case(stored, tmp_path, capsys):
     ):
         assert main(["utilization", str(stored), "--counters", given]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_an_attribution_of_pm_samples_joins_its_case_too(tmp_path, capsys):
+    add = {
+        "name": "elementwise_kernel",
+        "class": "elementwise",
+        "uses_tensor_cores": False,
+        "time_s": 4e-3,
+        "launches": 2,
+    }
+    one = record(64, 4000.0)
+    one = replace(one, tables={**one.tables, "kernels": [add]})
+    with RunWriter(tmp_path / "sweep.jsonl", "r" * 32, ENVIRONMENT, 1.7e9) as out:
+        out.write(one)
+        out.end(completed=True, wall_s=1.0, measured_s=1.0)
+    known = SyntheticRun([SyntheticKernel("elementwise_kernel", 100e-6, {"pipe_tensor": 0.0, "dram_throughput": 0.75})])
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(attribution_of(*known.recorded())))
+    command = ["utilization", str(tmp_path / "sweep.jsonl"), "--counters", f"b64-channels={file}"]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    VALIDATOR.validate(document)
+    joined = document["series"][0]["cells"][0]["per_kernel"]
+    launched = 100 / 101  # the simulator's profiler records kernels 1 µs longer than they work
+    bound = joined["dram_bound"]["no_matrix_kernels"]
+    assert bound == {"time_s": pytest.approx(4e-3 * 0.75 * launched, rel=0.03), "seen": 1.0}
+    assert main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"DRAM at its peak needs 18\.[5-7] % of the step for the bytes under 'no tensor core'", shown)

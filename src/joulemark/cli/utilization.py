@@ -33,8 +33,9 @@ def add_parser(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="CASE=FILE",
-        help="an export of Nsight Compute of one case (a part of its label): it puts kernel classes right and weighs "
-        "counters by the profiled timeline; may be given several times",
+        help="counters of the kernels of one case (a part of its label), by Nsight Compute (.csv) or by joulemark "
+        "attribution (.json): they put kernel classes right, weigh levels by the profiled timeline and tell what DRAM "
+        "bounds; may be given several times",
     )
     add_document_arguments(parser, "utilization.schema.json")
 
@@ -67,6 +68,10 @@ def _per_kernel(given: str, runs: Sequence[Run]) -> tuple[str, Json]:
     if not equals or not label or not file:
         raise ConfigurationError(f"--counters got {given!r}", "it takes CASE=FILE")
     record = find_record((one for run in runs for one in run.records), label)
+    if file.endswith(".json"):
+        from joulemark.attribution.feeds import read_per_kernel
+
+        return record.case_id, read_per_kernel(Path(file))
     document = utilization.read_files([Path(file)])
     for entry in document["files"]:
         if entry["error"]:

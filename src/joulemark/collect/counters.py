@@ -24,6 +24,7 @@ from joulemark.errors import ConfigurationError, CountersUnavailable, DeviceErro
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from joulemark.collect.pm_sampling import Pace
     from joulemark.counter_series import CounterSource, Tier
 
 _TORCH_REMEDY = "pip install joulemark[torch]"
@@ -54,7 +55,7 @@ class Ladder:
             self.source.close()
 
 
-def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None) -> Ladder:
+def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None, pace: Pace | None = None) -> Ladder:
     """The best instrument that works on a GPU, proved by using it once.
 
     Args:
@@ -62,6 +63,7 @@ def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None
         device: the same GPU as torch calls it, for CUPTI.
         libcupti: library or folder to use in place of the loaded one; see
             :func:`joulemark.collect.cupti.load_library`, which must have loaded it before torch was imported.
+        pace: how finely PM sampling samples.
 
     Raises:
         ConfigurationError: ``device`` is no CUDA device, or ``libcupti`` names nothing.
@@ -71,7 +73,7 @@ def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None
         fake: Ladder = importlib.import_module("joulemark.testing").counters_from_file(scenario, uuid)
         return fake
     ordinal = _ordinal(device)
-    return descend({"pm_sampling": lambda: _pm_sampling(ordinal, libcupti), "gpm": lambda: _gpm(uuid)})
+    return descend({"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace), "gpm": lambda: _gpm(uuid)})
 
 
 def descend(openers: Mapping[Tier, Callable[[], CounterSource]]) -> Ladder:
@@ -96,13 +98,13 @@ def _ordinal(device: str) -> int:
     return int(found[1] or 0)
 
 
-def _pm_sampling(ordinal: int, libcupti: str | None) -> CounterSource:
+def _pm_sampling(ordinal: int, libcupti: str | None, pace: Pace | None) -> CounterSource:
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
     from joulemark.collect.pm_sampling import PmSamplingSource
 
     device = CuptiDevice(load_library(libcupti), ordinal)
-    return PmSamplingSource(device, _busy_work(ordinal))
+    return PmSamplingSource(device, _busy_work(ordinal), pace)
 
 
 def _gpm(uuid: str) -> CounterSource:

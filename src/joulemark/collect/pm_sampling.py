@@ -85,25 +85,48 @@ class Run:
     end_ns: int
 
 
-def settings_for(chip: str, interval_s: float, expected_s: float | None = None) -> SamplingSettings:
-    """How to sample a chip (``GH100``) at an interval in s, with room for a run of a length in s; None for the most."""
-    by_time = not chip.startswith(_NO_TIME_INTERVAL)
-    interval = interval_s * _NS_PER_S if by_time else interval_s * _SYSTEM_CLOCK_HZ
-    most = SamplingSettings(interval=max(1, round(interval)), by_time=by_time)
-    if expected_s is None:
-        return most
-    samples = math.ceil(_ROOM * expected_s / interval_s) + _SPARE_SAMPLES
-    buffer = _BUFFER_STEP * math.ceil(samples * _SAMPLE_BYTES / _BUFFER_STEP)
-    return replace(most, buffer_bytes=min(buffer, most.buffer_bytes), image_samples=min(samples, most.image_samples))
+@dataclass(frozen=True)
+class Pace:
+    """How finely runs are sampled.
+
+    Args:
+        interval_s: least time between samples, in s.
+        most_samples: of one run.
+        growth: of the interval where a run gave more than can be held.
+    """
+
+    interval_s: float = INTERVAL_S
+    most_samples: int = MOST_SAMPLES
+    growth: float = 4.0
+
+    def interval_for(self, expected_s: float | None) -> float:
+        """Interval between samples, in s, so that a run of a length in s gives no more than the most samples."""
+        return max(self.interval_s, (expected_s or 0.0) / self.most_samples)
+
+    def settings(self, chip: str, interval_s: float, expected_s: float | None = None) -> SamplingSettings:
+        """How to sample a chip (``GH100``) at an interval, with room for a run of a length in s; None for the most."""
+        by_time = not chip.startswith(_NO_TIME_INTERVAL)
+        interval = interval_s * _NS_PER_S if by_time else interval_s * _SYSTEM_CLOCK_HZ
+        usual = SamplingSettings(interval=max(1, round(interval)), by_time=by_time)
+        most = max(usual.image_samples, self.most_samples + _SPARE_SAMPLES)
+        room = max(usual.buffer_bytes, _buffer_bytes(most)) if most > usual.image_samples else usual.buffer_bytes
+        if expected_s is None:
+            return replace(usual, buffer_bytes=room, image_samples=most)
+        samples = math.ceil(_ROOM * expected_s / interval_s) + _SPARE_SAMPLES
+        return replace(usual, buffer_bytes=min(_buffer_bytes(samples), room), image_samples=min(samples, most))
 
 
-def interval_for(expected_s: float | None, least_s: float = INTERVAL_S) -> float:
-    """Interval between samples, in s, so that a run of a length in s gives no more than :data:`MOST_SAMPLES`."""
-    return max(least_s, (expected_s or 0.0) / MOST_SAMPLES)
+def _buffer_bytes(samples: int) -> int:
+    return _BUFFER_STEP * math.ceil(samples * _SAMPLE_BYTES / _BUFFER_STEP)
 
 
 def record_run(
-    device: PmDevice, group: Group, run: Callable[[], object], interval_s: float, expected_s: float | None = None
+    device: PmDevice,
+    group: Group,
+    run: Callable[[], object],
+    interval_s: float,
+    expected_s: float | None = None,
+    pace: Pace | None = None,
 ) -> Run:
     """Samples a group while ``run`` runs; where a buffer ran full again, in the largest, then at a longer interval.
 
@@ -113,19 +136,22 @@ def record_run(
         run: the work; it may be run more than once.
         interval_s: between samples, in s.
         expected_s: about how long the run takes, in s: it has buffers of that size; None for the largest.
+        pace: how many samples a run may give.
 
     Raises:
         CountersOverflow: even the longest interval gave too many samples.
         DeviceError: the device refuses, or what it sampled cannot be decoded.
     """
+    pace, tried = pace or Pace(), interval_s
     for _ in range(_TRIES):
-        settings = settings_for(device.chip, interval_s, expected_s)
+        settings = pace.settings(device.chip, interval_s, expected_s)
         began = time.perf_counter()
         found = _record_once(device, group, run, settings, interval_s)
         if found is not None and not found.samples.overflow:
             return found
-        longer = interval_s if expected_s is not None else 4 * interval_s
-        tried, interval_s, expected_s = interval_s, max(longer, interval_for(time.perf_counter() - began)), None
+        run_s = time.perf_counter() - began if found is None else found.run_s
+        longer = interval_s if expected_s is not None else pace.growth * interval_s
+        tried, interval_s, expected_s = interval_s, max(longer, pace.interval_for(run_s)), None
     raise CountersOverflow(
         f"the hardware buffer ran full {_TRIES} times, last at {tried:.3g} s per sample", "run for less time"
     )
@@ -270,7 +296,7 @@ class PmSamplingSource:
     Args:
         device: to sample.
         exercise: work that keeps the SMs busy for some 20 ms, and returns when it is done.
-        interval_s: least time between samples, in s.
+        pace: how finely runs are sampled.
 
     Raises:
         DeviceError: no group can be sampled; its type says why.
@@ -278,8 +304,8 @@ class PmSamplingSource:
 
     tier: Tier = "pm_sampling"
 
-    def __init__(self, device: PmDevice, exercise: Callable[[], object], interval_s: float = INTERVAL_S) -> None:
-        self._device, self._interval_s = device, interval_s
+    def __init__(self, device: PmDevice, exercise: Callable[[], object], pace: Pace | None = None) -> None:
+        self._device, self._pace = device, pace or Pace()
         self._last_run_s: float | None = None
         planned = plan(device)
         if not planned.groups:
@@ -321,7 +347,7 @@ class PmSamplingSource:
         """
         wanted = self._groups[group]
         expected_s = expected_s or self._last_run_s
-        done = record_run(self._device, wanted, run, interval_for(expected_s, self._interval_s), expected_s)
+        done = record_run(self._device, wanted, run, self._pace.interval_for(expected_s), expected_s, self._pace)
         self._last_run_s = done.run_s  # passes over the same work take about as long
         return replace(series_of(self._device, wanted, done), missing=self.missing)
 

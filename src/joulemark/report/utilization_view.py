@@ -170,6 +170,13 @@ def _waterfalls(name: str, series: Mapping[str, Json]) -> Table:
     replayed = [str(cell["batch_size"]) for cell in known if cell["waterfall"]["idle_source"] == "cuda_graph"]
     if known:
         notes.append(f"idle by replay as a CUDA graph at batch {', '.join(replayed) or 'none'}, else by the profiler")
+    notes += [
+        f"batch {cell['batch_size']}: DRAM at its peak needs {percent(bound['time_s'] / cell['waterfall']['step_s'])} "
+        f"of the step for the bytes under '{BARS[bar]}' (counters of {percent(bound['seen'])} of their time)"
+        for cell in known
+        if cell["per_kernel"] is not None
+        for bar, bound in cell["per_kernel"]["dram_bound"].items()
+    ]
     notes += dict.fromkeys(
         f"no waterfall for batch {cell['batch_size']}: {cell['notes']['waterfall']}"
         for cell in series["cells"]

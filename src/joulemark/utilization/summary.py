@@ -222,7 +222,8 @@ def _cell_entry(cell: _Cell, series: _Series, counted: Json) -> dict[str, Json]:
 
 def _per_kernel(refined: Refined) -> dict[str, Json]:
     levels = {level: {"value": value, "seen": seen} for level, (value, seen) in refined.levels.items()}
-    return {"levels": levels, "moved": list(refined.moved)}
+    bound = {bar: {"time_s": time, "seen": seen} for bar, (time, seen) in refined.dram_bound.items()}
+    return {"levels": levels, "moved": list(refined.moved), "dram_bound": bound}
 
 
 def _step_times(record: Record) -> dict[str, float | None]:

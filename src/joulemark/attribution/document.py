@@ -1,0 +1,277 @@
+"""From a recording to one strict-JSON document: classes, kernels, operators, modules and a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from joulemark.attribution import units
+from joulemark.attribution.clock import Floats
+from joulemark.attribution.figures import Pass, Rows, cells
+from joulemark.attribution.recording import MODULES, TRACE, Recording, read_recording, read_series
+from joulemark.attribution.roofline import Roofs, point, roofs_of
+from joulemark.attribution.solve import LEVEL, Window
+from joulemark.attribution.timeline import Timeline, read_timeline, with_modules
+from joulemark.attribution.windows import Mapped, map_windows
+from joulemark.counter_series import CounterSeries
+from joulemark.errors import UnreadableInput
+from joulemark.records import Finding, Json
+from joulemark.utilization.kernels import TENSOR_ACTIVE, Classified, classify
+
+SCHEMA = "joulemark/attribution/1"
+POOLED = "pooled"
+"""Class of kernels that are too short and rare to be told apart."""
+TOTALS_AGREE = 0.02
+"""Counts of all kernels over those of the run may be off 1 by this."""
+DISTURBS = 0.05
+"""Slow-down by both instruments beyond which a reader must know of it."""
+_TENSOR = "pipe_tensor"
+_TOLD_BY_TENSOR = ("tensor_gemm", "gemm", "attention", "other")
+_USED, _NOT_USED = 0.03, TENSOR_ACTIVE
+"""Tensor activity that shows that a kernel uses tensor cores, and that it does not."""
+
+
+def attribute(folder: Path) -> dict[str, Json]:
+    """The document of ``joulemark attribution --json`` (``docs/schema/attribution.schema.json``).
+
+    Args:
+        folder: as :func:`joulemark.measure.attribution.record` wrote it.
+
+    Raises:
+        UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
+    """
+    recording = read_recording(folder)
+    timeline = read_timeline(folder / TRACE)
+    if (folder / MODULES).exists():
+        try:
+            timeline = with_modules(timeline, folder / MODULES)
+        except UnreadableInput as error:
+            recording = replace(recording, notes={**recording.notes, "modules": error.what})
+    series = {one.number: read_series(folder / one.file) for one in recording.windows}
+    return document_of(recording, timeline, series)
+
+
+def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, CounterSeries]) -> dict[str, Json]:
+    """The document of a recording that was read.
+
+    Args:
+        recording: what was recorded.
+        timeline: of its trace.
+        series: number of a window → its samples.
+
+    Raises:
+        UnreadableInput: clocks cannot be mapped, or the counts contradict the mapping.
+    """
+    mapped = map_windows(recording, timeline, series)
+    body = _Body(recording, timeline, mapped)
+    roofs = _roofs(recording, series)
+    document: dict[str, Json] = {
+        "schema": SCHEMA,
+        "label": recording.label,
+        "facts": dict(recording.facts),
+        "confidence": LEVEL,
+        "clock": {"mode": recording.mode, "windows": mapped.clocks},
+        "steps": body.steps(),
+        "sampling": {"interval_s": mapped.sample_s, "samples": {one.group: one.samples for one in body.passes}},
+        "counters": body.counters(),
+        "classes": body.classes(roofs if isinstance(roofs, Roofs) else None),
+        "kernels": body.kernels,
+        "operators": body.table(timeline.operator, "operator"),
+        "modules": body.table(timeline.module, "module") if timeline.module else None,
+        "pooling": body.pooling(),
+        "roofline": roofs.to_json() if isinstance(roofs, Roofs) else None,
+        "findings": [],
+        "notes": dict(recording.notes),
+    }
+    if isinstance(roofs, str):
+        document["notes"]["roofline"] = roofs
+    if not timeline.module:
+        document["notes"].setdefault("modules", "no trace with the modules' forward calls was recorded")
+    document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
+    return document
+
+
+class _Body:
+    """The tables of a document."""
+
+    def __init__(self, recording: Recording, timeline: Timeline, mapped: Mapped) -> None:
+        self._recording, self._timeline, self._grouped = recording, timeline, mapped.units
+        by_group: dict[str, list[Window]] = {}
+        for one in mapped.windows:
+            by_group.setdefault(one.series.group, []).append(one)
+        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.longer) for members in by_group.values()]
+        names = [timeline.place_name(place) for place in range(len(timeline.places))]
+        self.kernels = self.table(names, "name")
+        self._labels = self._classes_of(names)
+
+    def steps(self) -> dict[str, Json]:
+        """How many, how long, and what the instruments cost."""
+        plain, recorded = self._recording.plain_step_s, self._recording.recorded_step_s
+        own, beside = (median(some) if some else None for some in (plain, recorded))
+        return {
+            "recorded": self._timeline.steps,
+            "kernels_per_step": float(self._grouped.launches.sum()),
+            "kernel_time_s": float(self._grouped.time_s.sum()),
+            "plain_s": own,
+            "recorded_s": beside,
+            "slowdown": None if own is None or beside is None else beside / own - 1,
+        }
+
+    def counters(self) -> dict[str, Json]:
+        """Per counter what was measured and what all kernels together are given, per step."""
+        out: dict[str, Json] = {}
+        for one in self.passes:
+            for column, name in enumerate(one.counters):
+                measured, given = float(one.measured[column]), float(one.attributed[column])
+                outside = float(one.outside[column])
+                entry = {
+                    "unit": one.unit_of[name],
+                    "raw": one.raw.get(name),
+                    "group": one.group,
+                    "measured": measured,
+                    "attributed": given,
+                    "ratio": given / measured if measured else None,
+                    "outside_kernels": outside / measured if measured else None,
+                }
+                out.setdefault(name, entry)
+        return out
+
+    def table(self, labels: Sequence[str], key: str) -> list[dict[str, Json]]:
+        """A row per label, the longest time first."""
+        rows, grouped = Rows.by(labels), self._grouped
+        time_s, launches = rows.members @ grouped.time_s, rows.members @ grouped.launches
+        whole = float(grouped.time_s.sum())
+        entries: list[dict[str, Json]] = [
+            {
+                key: label,
+                "time_s": float(time_s[row]),
+                "time_share": float(time_s[row]) / whole,
+                "launches": float(launches[row]),
+                "by_level": self._levels(rows.members[row]),
+                "counters": counters,
+            }
+            for row, (label, counters) in enumerate(zip(rows.order, cells(self.passes, rows, time_s), strict=True))
+        ]
+        return sorted(entries, key=lambda one: -one["time_s"])
+
+    def classes(self, roofs: Roofs | None) -> list[dict[str, Json]]:
+        """A row per class of kernel, by name and tensor activity."""
+        kind_of = {f"{name}|{uses}": (name, uses) for name, uses in self._labels}
+        entries = self.table([f"{name}|{uses}" for name, uses in self._labels], "class")
+        for entry in entries:
+            entry["class"], entry["uses_tensor_cores"] = kind_of[entry["class"]]
+            entry["roofline"] = None if roofs is None else point(roofs, entry)
+        return entries
+
+    def _classes_of(self, names: Sequence[str]) -> list[tuple[str, bool | None]]:
+        """Class of each place and whether it uses tensor cores; ``pooled`` where it has no rate of its class."""
+        grouped = self._grouped
+        active = {one["name"]: one["counters"].get(_TENSOR) for one in self.kernels}
+        labels: list[tuple[str, bool | None]] = []
+        for place, name in enumerate(names):
+            if grouped.units[int(grouped.of_place[place])].level == "pool":
+                labels.append((POOLED, None))
+                continue
+            kind = _put_right(name, grouped.kind[place], active[name])
+            labels.append((kind.kernel_class, kind.uses_tensor_cores))
+        for entry in self.kernels:
+            found = {labels[place] for place, name in enumerate(names) if name == entry["name"]}
+            entry["class"], entry["uses_tensor_cores"] = max(found, key=lambda one: one[0] != POOLED)
+        return labels
+
+    def _levels(self, members: Floats) -> dict[str, float]:
+        """Share of a row's time by how far its kernels had to be pooled."""
+        spent: dict[str, float] = {}
+        for place in np.flatnonzero(members):
+            level = self._grouped.units[int(self._grouped.of_place[place])].level
+            spent[level] = spent.get(level, 0.0) + float(self._grouped.time_s[place])
+        whole = sum(spent.values())
+        return {level: time / whole for level, time in spent.items()} if whole else {}
+
+    def pooling(self) -> list[dict[str, Json]]:
+        """What shares a rate, and why: one row per level."""
+        rows: list[dict[str, Json]] = []
+        for level, about in units.LEVELS.items():
+            members = [one for one in self._grouped.units if one.level == level]
+            if members:
+                time_s, launches = sum(one.time_s for one in members), sum(one.launches for one in members)
+                rows.append(
+                    {"level": level, "about": about, "rates": len(members), "time_s": time_s, "launches": launches}
+                )
+        return rows
+
+
+def _put_right(name: str, kind: Classified, active: Mapping[str, Json] | None) -> Classified:
+    """A matrix kernel's class by its tensor activity, where its interval leaves no doubt.
+
+    Neighbours in time leak a little into each other, so the limits are wider than for counters of a kernel alone.
+    """
+    if active is None or active["interval"] is None or kind.kernel_class not in _TOLD_BY_TENSOR:
+        return kind
+    low, high = active["interval"]
+    return classify(name, active["value"]) if low >= _USED or high < _NOT_USED else kind
+
+
+def _roofs(recording: Recording, series: Mapping[int, CounterSeries]) -> Roofs | str:
+    products, streams = recording.of_role("product"), recording.of_role("stream")
+    if not products or not streams:
+        return recording.notes.get("roofline", "no reference was recorded")
+    product, stream = products[-1], streams[-1]
+    if product.flop is None or product.seconds is None or stream.seconds is None:
+        return "the references were not timed"
+    return roofs_of(series[product.number], product.flop, product.seconds, series[stream.number], stream.seconds)
+
+
+def _refused(mapped: Mapped) -> list[Finding]:
+    if not mapped.refused:
+        return []
+    return [
+        Finding(
+            "attribution_windows_refused",
+            f"{len(mapped.refused)} windows are left out; {mapped.refused[0]}",
+            "their clocks are not trusted; the figures are of the others",
+            flags=True,
+        )
+    ]
+
+
+def _findings(document: Mapping[str, Json]) -> list[Finding]:
+    found = []
+    off = {
+        name: one["ratio"]
+        for name, one in document["counters"].items()
+        if one["ratio"] is not None and abs(one["ratio"] - 1) > TOTALS_AGREE
+    }
+    if off:
+        name, ratio = max(off.items(), key=lambda one: abs(one[1] - 1))
+        found.append(
+            Finding(
+                "attribution_totals_differ",
+                f"kernels are given {ratio:.3f} of what was counted of {name} ({len(off)} counters differ)",
+                "counts fall where the timeline has no kernel: another process, or records that were lost",
+                flags=True,
+            )
+        )
+    untold = [one["window"] for one in document["clock"]["windows"] if not one["check"]["telling"]]
+    if untold:
+        found.append(
+            Finding(
+                "attribution_clock_not_confirmed",
+                f"the counts of {len(untold)} windows fit any offset equally well",
+                "their clocks rest on the beacons alone",
+            )
+        )
+    slower = document["steps"]["slowdown"]
+    if slower is not None and slower > DISTURBS:
+        found.append(
+            Finding(
+                "attribution_step_time",
+                f"steps beside both instruments took {slower:+.0%} of the time without them",
+                "a step that waits for the host is slowed by the profiler; its kernels are not",
+            )
+        )
+    return found

@@ -1,0 +1,155 @@
+"""What both instruments saw of some steps, as files in a folder.
+
+::
+
+    recording.json       what was recorded where: :class:`Recording`
+    window-N.npz         the samples of window N
+    trace.json.gz        torch.profiler's trace of all windows
+    modules.json.gz      of a few steps more, with the modules' forward calls; where it was asked for
+
+Everything that the analysis needs stands here, so that it can be done again elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+
+from joulemark.counter_series import CounterSeries
+from joulemark.errors import UnreadableInput
+
+SCHEMA = "joulemark/attribution-recording/1"
+FILE, TRACE, MODULES = "recording.json", "trace.json.gz", "modules.json.gz"
+
+Mode = Literal["one process", "side process"]
+"""Where PM sampling was: beside torch.profiler in the process of the work, or in another one."""
+Role = Literal["steps", "product", "stream"]
+ROLES: Mapping[Role, str] = {
+    "steps": "steps of the work",
+    "product": "a large matrix product over and over, of known FLOP: the peak of the tensor pipe",
+    "stream": "a large array read and written over and over: the peak of DRAM",
+}
+
+
+@dataclass(frozen=True)
+class RecordedWindow:
+    """One window.
+
+    Args:
+        number: in its mark and in the name of its file.
+        role: what ran in it.
+        group: pass of the counters.
+        steps: how many; of a reference, how often it ran.
+        flop: of all of them together, where that is known.
+        seconds: of the work on the device, of a reference.
+    """
+
+    number: int
+    role: Role
+    group: str
+    steps: int
+    flop: float | None = None
+    seconds: float | None = None
+
+    @property
+    def file(self) -> str:
+        """Name of the file with its samples."""
+        return f"window-{self.number}.npz"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a folder holds.
+
+    Args:
+        label: what was recorded, in the user's words.
+        windows: in order of time.
+        mode: where PM sampling was.
+        facts: of the GPU and of the software.
+        plain_step_s: seconds per step of each loop before the recording, without instruments.
+        recorded_step_s: of each window, with both.
+        missing: canonical counter → why it was not counted.
+        notes: what could not be recorded → why.
+    """
+
+    label: str
+    windows: tuple[RecordedWindow, ...]
+    mode: Mode = "one process"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    plain_step_s: tuple[float, ...] = ()
+    recorded_step_s: tuple[float, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def of_role(self, role: Role) -> list[RecordedWindow]:
+        """The windows in which that ran."""
+        return [one for one in self.windows if one.role == role]
+
+
+def write_recording(folder: Path, recording: Recording) -> None:
+    """Write what a folder holds, behind all other files of it."""
+    text = json.dumps({"schema": SCHEMA, **asdict(recording)}, indent=1)
+    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_recording(folder: Path) -> Recording:
+    """What a folder holds.
+
+    Raises:
+        UnreadableInput: it is no whole recording.
+    """
+    path = folder / FILE
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if held.pop("schema") != SCHEMA:
+            raise UnreadableInput(f"{path} is no recording of this version", f"its schema must be {SCHEMA}")
+        windows = tuple(RecordedWindow(**one) for one in held.pop("windows"))
+        for name in ("plain_step_s", "recorded_step_s"):
+            held[name] = tuple(held[name])
+        return Recording(windows=windows, **held)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableInput(
+            f"{folder} holds no whole recording ({type(error).__name__}: {error})",
+            "give the folder that joulemark.measure.attribution.record wrote",
+        ) from error
+
+
+def write_series(path: Path, series: CounterSeries) -> None:
+    """Write samples into a compressed file of arrays, with the rest of the series as JSON text."""
+    told = {
+        "tier": series.tier,
+        "group": series.group,
+        "units": dict(series.units),
+        "clock": series.clock,
+        "raw": dict(series.raw),
+        "missing": dict(series.missing),
+        "source": dict(series.source),
+    }
+    values: dict[str, Any] = {f"value_{name}": samples for name, samples in series.values.items()}
+    np.savez_compressed(path, start_s=series.start_s, end_s=series.end_s, told=np.array(json.dumps(told)), **values)
+
+
+def read_series(path: Path) -> CounterSeries:
+    """Samples from :func:`write_series`.
+
+    Raises:
+        UnreadableInput: the file cannot be read, or a sample is no number.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            told = json.loads(str(held["told"]))
+            values = {name.removeprefix("value_"): held[name] for name in held.files if name.startswith("value_")}
+            series = CounterSeries(start_s=held["start_s"], end_s=held["end_s"], values=values, **told)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise UnreadableInput(
+            f"{path} holds no samples ({type(error).__name__}: {error})", "record again, or copy the whole folder"
+        ) from error
+    if not len(series) or not all(np.isfinite(samples).all() for samples in series.values.values()):
+        raise UnreadableInput(f"{path} holds {len(series)} samples, or values that are no numbers", "record again")
+    return series

@@ -1,0 +1,390 @@
+"""Records a few steps with PM sampling and torch.profiler at once, in windows between beacons, into a folder.
+
+A window is one sampling: a train of beacons, steady steps, a train of beacons. All windows stand in one session of the
+profiler. Each pass of counters has windows of its own; two more hold references, the peaks that a roofline stands on.
+:func:`joulemark.attribution.attribute` reads the folder.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from joulemark.attribution.recording import (
+    MODULES,
+    TRACE,
+    Mode,
+    RecordedWindow,
+    Recording,
+    Role,
+    write_recording,
+    write_series,
+)
+from joulemark.attribution.timeline import WINDOW
+from joulemark.collect.counters import open_counters
+from joulemark.collect.flops import calls_per_window, product_of
+from joulemark.collect.pm_sampling import Pace
+from joulemark.collect.side_sampling import SideSource
+from joulemark.collect.torch_profiler import MARK
+from joulemark.counter_series import CounterSource
+from joulemark.errors import DeviceError, NotSupported, Unsupported
+from joulemark.workloads.base import Step
+
+BEACONS = (8.0, 6.0, 9.0, 7.0, 10.0, 6.5)
+"""Lengths of a train's beacons, in samples: no two alike, so that a train fits the samples in one way."""
+_GAP = 6.0
+_MARGIN_S = 1e-3
+_WARM_STEPS = 3
+_FEWEST_STEPS = 2
+_PLAIN_LOOPS = 5
+_PAUSE_S = 0.3
+_MOST_LOST = 3
+"""Windows that may be lost before the first one is read."""
+_MODULE_STEPS = 2
+_REFERENCE_S = 0.03
+_STREAM_BYTES = 2**29
+_SPIN_CYCLES = 2_000_000
+_SOURCE_FACTS = ("library", "chip")
+PACE = Pace(interval_s=20e-6, most_samples=3900, growth=1.25)
+"""What one image of CUPTI 13.0 holds, at an interval that resolves kernels of 20 µs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record.
+
+    Args:
+        windows: of each pass of counters.
+        groups: passes by their numbers; the first one counts tensor activity, instructions and DRAM.
+        references: whether to record the peaks for a roofline.
+        modules: whether to record in which module's forward each kernel is launched.
+        dtype: number format of the reference product.
+        limit_s: no window is begun after so much time.
+    """
+
+    windows: int = 6
+    groups: tuple[int, ...] = (0,)
+    references: bool = True
+    modules: bool = True
+    dtype: str = "bf16"
+    limit_s: float = math.inf
+
+
+class Bench(Protocol):
+    """What recording needs of a device and its profiler (:class:`TorchBench`, or a fake)."""
+
+    source: CounterSource
+    facts: dict[str, Any]
+    mode: Mode
+
+    def synchronize(self) -> None: ...
+    def spin(self, seconds: float) -> None: ...
+    def mark(self, name: str) -> Any: ...
+    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Any: ...
+    def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]: ...
+
+
+def _own_source(uuid: str, device: str, libcupti: str | None, pace: Pace) -> CounterSource:
+    """PM sampling in this process."""
+    ladder = open_counters(uuid, device, libcupti, pace)
+    if ladder.source is None or ladder.tier != "pm_sampling":
+        ladder.close()
+        raise ladder.refused.get("pm_sampling") or NotSupported("this GPU has no PM sampling")
+    return ladder.source
+
+
+class TorchBench:
+    """A CUDA device of torch, PM sampling of it, and torch.profiler.
+
+    Args:
+        device: as torch calls it.
+        libcupti: see :func:`joulemark.collect.counters.open_counters`.
+        pace: how finely to sample.
+        beside: whether another process samples, where the sampler and torch.profiler do not bear each other.
+
+    Raises:
+        Unsupported: torch or a GPU is missing.
+        DeviceError: PM sampling does not work here; its type says why.
+    """
+
+    def __init__(
+        self, device: str = "cuda:0", libcupti: str | None = None, pace: Pace = PACE, *, beside: bool = False
+    ) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise Unsupported("torch is not installed, so nothing can be recorded with its profiler") from error
+        if not torch.cuda.is_available():
+            raise Unsupported("torch sees no CUDA device: kernels and counters are recorded together on one")
+        self._torch, self._device = torch, torch.device(device)
+        properties = torch.cuda.get_device_properties(self._device)
+        uuid = str(properties.uuid)
+        uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        opened = SideSource if beside else _own_source
+        self.source: CounterSource = opened(uuid, device, libcupti, pace)
+        self.mode: Mode = "side process" if beside else "one process"
+        self.facts: dict[str, Any] = {"gpu": properties.name, "torch": torch.__version__}
+        self._cycles_per_s = self._measured_clock()
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._torch.cuda.synchronize(self._device)
+
+    def spin(self, seconds: float) -> None:
+        """Keep one SM busy for about so long; returns before it is done."""
+        self._torch.cuda._sleep(int(seconds * self._cycles_per_s))
+
+    def _measured_clock(self) -> float:
+        began, ended = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._torch.cuda._sleep(_SPIN_CYCLES)
+        began.record()
+        self._torch.cuda._sleep(_SPIN_CYCLES)
+        ended.record()
+        self.synchronize()
+        return float(_SPIN_CYCLES / (began.elapsed_time(ended) * 1e-3))
+
+    def mark(self, name: str) -> Any:
+        """A range of the trace."""
+        return self._torch.profiler.record_function(name)
+
+    @contextmanager
+    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Iterator[None]:
+        """A session of the profiler that warms up first, and writes its trace behind the block.
+
+        Args:
+            path: of the trace.
+            warm: what runs while it warms up.
+            modules: whether it also records Python's frames, among which are the modules' forward calls.
+        """
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        profiler = profile(activities=activities, with_stack=modules, acc_events=True)
+        profiler.prepare_trace()
+        warm()
+        self.synchronize()
+        profiler.start_trace()
+        try:
+            yield
+            self.synchronize()
+        finally:
+            profiler.stop_trace()
+        profiler.export_chrome_trace(str(path))
+
+    def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]:
+        """Work at the peaks: what runs, and its FLOP where they are known."""
+        product = product_of(dtype, str(self._device))
+        array = self._torch.ones(_STREAM_BYTES // 4, device=self._device)
+        return {"product": (product.run, product.flops), "stream": (lambda: array.add_(1.0), None)}
+
+
+@dataclass
+class _Window:
+    """What the last run of a window was; a window runs again where its samples did not fit."""
+
+    number: int = -1
+    seconds: float = math.nan
+
+
+@dataclass
+class _Recorder:
+    """One recording under way."""
+
+    bench: Bench
+    step: Step
+    folder: Path
+    pace: Pace
+    interval_s: float
+    steps: int
+    windows: list[RecordedWindow] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    _next: int = 0
+    _next_step: int = 0
+
+    def loop(self, marked: bool) -> float:
+        """Steps back to back between two fences; seconds."""
+        self.bench.synchronize()
+        began = time.perf_counter()
+        for _ in range(self.steps):
+            if marked:
+                with self.bench.mark(f"{MARK}#{self._next_step}"):
+                    self.step.run()
+                self._next_step += 1
+            else:
+                self.step.run()
+        self.bench.synchronize()
+        return time.perf_counter() - began
+
+    def plain(self) -> float:
+        """Seconds per step of a window that no instrument sees, behind a pause like that between two windows."""
+        time.sleep(_PAUSE_S)
+        self.beacons()
+        return self.loop(marked=False) / self.steps
+
+    def beacons(self) -> None:
+        """A train, with stretches around it in which nothing runs."""
+        wait(_GAP * self.interval_s)
+        for samples in BEACONS:
+            self.bench.spin(samples * self.interval_s)
+            self.bench.synchronize()
+            wait(_GAP * self.interval_s)
+
+    def steps_window(self, group: str) -> None:
+        """A window of steps in a pass of counters."""
+
+        def work() -> float:
+            self.beacons()
+            seconds = self.loop(marked=True)
+            self.beacons()
+            return seconds
+
+        seconds = self._window("steps", group, work, self.steps, None)
+        self.step_s.append(seconds / self.steps)
+
+    def reference(self, role: Role, run: Callable[[], object], flop: float | None) -> None:
+        """A window of work at a peak; a reason where it cannot be sampled."""
+        group = self.bench.source.groups[0]
+        calls = calls_per_window(run, self.bench.synchronize, _REFERENCE_S)
+
+        def work() -> float:
+            self.bench.synchronize()
+            began = time.perf_counter()
+            for _ in range(calls):
+                run()
+            self.bench.synchronize()
+            return time.perf_counter() - began
+
+        try:
+            self._window(role, group, work, calls, None if flop is None else flop * calls)
+        except DeviceError as error:
+            self.notes["roofline"] = f"the reference {role} was not sampled: {error}"
+
+    def _window(self, role: Role, group: str, work: Callable[[], float], steps: int, flop: float | None) -> float:
+        last = _Window()
+
+        def run() -> None:
+            last.number, self._next = self._next, self._next + 1
+            with self.bench.mark(f"{WINDOW}#{last.number}"):
+                wait(_MARGIN_S)
+                last.seconds = work()
+                wait(_MARGIN_S)
+
+        series = self.bench.source.record(group, run, expected_s=self.interval_s * self.pace.most_samples)
+        done = RecordedWindow(last.number, role, group, steps, flop, last.seconds)
+        write_series(self.folder / done.file, series)
+        self.missing |= dict(series.missing)
+        self.bench.facts |= {key: series.source[key] for key in _SOURCE_FACTS if key in series.source}
+        self.windows.append(done)
+        return last.seconds
+
+
+def record(
+    bench: Bench, step: Step, folder: Path, label: str, plan: Plan | None = None, pace: Pace = PACE
+) -> Recording:
+    """Record steps of some work into a folder, which then holds all that the attribution needs.
+
+    Args:
+        bench: a device with its instruments.
+        step: the work; it must do the same each time.
+        folder: to write into.
+        label: what it is.
+        plan: what to record.
+        pace: how finely the bench samples.
+
+    Raises:
+        Unsupported: a setup runs between the steps.
+        DeviceError: the counters of a window of steps could not be read; its type says why.
+    """
+    plan = plan or Plan()
+    if step.setup is not None:
+        raise Unsupported("a setup runs between the steps: counters cannot tell its work from theirs")
+    end = time.monotonic() + plan.limit_s
+    folder.mkdir(parents=True, exist_ok=True)
+    recorder = _prepared(bench, step, folder, pace)
+    plain = tuple(recorder.plain() for _ in range(_PLAIN_LOOPS))
+    references = bench.references(plan.dtype) if plan.references else {}
+    with bench.profiled(folder / TRACE, lambda: recorder.loop(marked=False), modules=False):
+        _record_windows(recorder, _turns(bench.source.groups, plan), end)
+        for role, (run, flop) in references.items():
+            recorder.reference(role, run, flop)
+    if plan.modules and time.monotonic() < end:
+        _record_modules(recorder)
+    done = Recording(
+        label=label,
+        mode=bench.mode,
+        windows=tuple(recorder.windows),
+        facts=bench.facts,
+        plain_step_s=plain,
+        recorded_step_s=tuple(recorder.step_s),
+        missing=recorder.missing,
+        notes=recorder.notes,
+    )
+    write_recording(folder, done)
+    return done
+
+
+def _record_windows(recorder: _Recorder, groups: Sequence[str], end: float) -> None:
+    """Windows of steps in turns of the passes; one that cannot be read costs itself alone.
+
+    Raises:
+        DeviceError: none could be read.
+    """
+    lost: list[DeviceError] = []
+    for group in groups:
+        over = time.monotonic() > end
+        if recorder.windows and over:
+            recorder.notes["windows"] = f"{len(recorder.windows)} were recorded when the time was over"
+            break
+        try:
+            recorder.steps_window(group)
+        except DeviceError as error:
+            lost.append(error)
+            if len(lost) >= _MOST_LOST and not recorder.windows:
+                break
+    if not recorder.windows:
+        raise lost[-1]
+    if lost:
+        recorder.notes["lost_windows"] = f"{len(lost)} could not be read: {lost[-1]}"
+
+
+def _turns(groups: Sequence[str], plan: Plan) -> list[str]:
+    """Passes in turns, so that each has windows over the whole recording."""
+    chosen = [groups[number] for number in plan.groups if number < len(groups)]
+    return chosen * plan.windows
+
+
+def _prepared(bench: Bench, step: Step, folder: Path, pace: Pace) -> _Recorder:
+    """A recorder with as many steps to a window as its samples hold."""
+    recorder = _Recorder(bench, step, folder, pace, pace.interval_s, _WARM_STEPS)
+    recorder.loop(marked=False)
+    step_s = recorder.loop(marked=False) / _WARM_STEPS
+    beacons = 2 * (sum(BEACONS) + (len(BEACONS) + 2) * _GAP)
+    room = 0.95 * pace.most_samples - beacons - 4 * _MARGIN_S / pace.interval_s
+    recorder.interval_s = max(pace.interval_s, _FEWEST_STEPS * step_s / room)
+    recorder.steps = max(_FEWEST_STEPS, int(room * recorder.interval_s / step_s))
+    return recorder
+
+
+def _record_modules(recorder: _Recorder) -> None:
+    """A session of its own with Python's frames, behind all that is measured: it makes the host much slower."""
+    bench = recorder.bench
+    recorder.steps = _MODULE_STEPS
+    try:
+        with bench.profiled(recorder.folder / MODULES, lambda: recorder.loop(marked=False), modules=True):
+            recorder.loop(marked=True)
+    except RuntimeError as error:
+        recorder.notes["modules"] = f"the profiler could not record them ({error})"
+
+
+def wait(seconds: float) -> None:
+    """Let time pass without giving the processor away: sleeping may take a millisecond more."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass

@@ -1,0 +1,356 @@
+"""A run that is known: steps of kernels with given rates, seen by simulated PM samples and a simulated profiler.
+
+For tests of the attribution without a GPU: rates, clock offset, drift and noise are given, so what comes out can be
+compared with what went in.
+
+>>> run = SyntheticRun((SyntheticKernel("gemm", 100e-6, {"dram_read_bytes": 1e12}),), steps=3)
+>>> series, launches, beacons = run.window(0)
+>>> len(launches), len(beacons.start_s)
+(3, 12)
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from joulemark.attribution.clock import Beacons
+from joulemark.attribution.recording import TRACE, Mode, RecordedWindow, Recording, Role, write_recording, write_series
+from joulemark.attribution.timeline import BEACON, WINDOW, Launches, Timeline
+from joulemark.counter_series import COUNTERS, CounterSeries, Tier
+from joulemark.errors import DeviceError
+from joulemark.trace.chrome import MODULE_PREFIX
+from joulemark.trace.iterations import OWN_MARK
+
+_CLOCK_HZ = 1.98e9
+_SMS = 132
+_BEACON_SAMPLES = (8.0, 6.0, 9.0, 7.0, 10.0, 6.5)
+_GAP_SAMPLES = 6.0
+_MARGIN_S = 1e-3
+_BETWEEN_WINDOWS_S = 0.05
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SyntheticKernel:
+    """A kernel of a step.
+
+    Args:
+        name: of it; several may have the same.
+        length_s: of a launch, in s.
+        rates: canonical counter → counts per s, or the share of peak, while it runs.
+        gap_s: behind it, in which nothing runs.
+        operator: that launches it.
+        module: in whose forward call it is launched; None outside of any.
+    """
+
+    name: str
+    length_s: float
+    rates: Mapping[str, float]
+    gap_s: float = 1e-6
+    operator: str = "aten::op"
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class _Event:
+    """A kernel that ran: times on the timeline's clock in s, rates as they were in this launch."""
+
+    kernel: SyntheticKernel
+    step: int
+    start: float
+    end: float
+    factor: float
+
+
+@dataclass
+class SyntheticRun:
+    """Windows of steps of known kernels.
+
+    Args:
+        kernels: of a step, in order.
+        steps: of each window.
+        windows: how many.
+        interval_s: between samples.
+        offset_s, drift: of the samples' clock against the timeline's.
+        sample_noise: relative standard deviation of a sample's counts.
+        rate_noise: relative standard deviation of the rates of a launch.
+        length_noise: relative standard deviation of a launch's length.
+        stamp_noise_s: standard deviation of the times that the profiler records.
+        lead_s, tail_s: by which it records a kernel's begin before, and its end after its SMs work.
+        seed: of all noise.
+    """
+
+    kernels: Sequence[SyntheticKernel]
+    steps: int = 20
+    windows: int = 1
+    interval_s: float = 20e-6
+    offset_s: float = 3.0
+    drift: float = 2e-5
+    sample_noise: float = 0.01
+    rate_noise: float = 0.02
+    length_noise: float = 0.01
+    stamp_noise_s: float = 0.3e-6
+    lead_s: float = 0.8e-6
+    tail_s: float = 0.2e-6
+    seed: int = 0
+    _rng: np.random.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """Those that any kernel has a rate of, and what shows the beacons."""
+        names = dict.fromkeys(name for one in self.kernels for name in one.rates)
+        return tuple(names | {"sm_active_cycles": None})
+
+    def true_per_step(self, counter: str, name: str | None = None) -> float:
+        """Counts per step of all kernels, or of those of one name; of a share, its share of peak × s."""
+        return sum(one.length_s * _rate(one, counter) for one in self.kernels if name is None or one.name == name)
+
+    def window(self, number: int) -> tuple[CounterSeries, Launches, Beacons]:
+        """One window: its samples, its launches with places in the order of the step, and its beacons."""
+        begin = 1.0 + number * _BETWEEN_WINDOWS_S
+        before, now = self._beacons(begin)
+        events, now = self._steps(now, number * self.steps)
+        behind, now = self._beacons(now + _GAP_SAMPLES * self.interval_s)
+        series = self._series([*before, *events, *behind], begin - _MARGIN_S, now + _MARGIN_S)
+        names = {one.name: code for code, one in enumerate(self.kernels)}
+        place = np.arange(len(events)) % len(self.kernels)
+        launches = Launches(
+            *self._stamps(events),
+            name=np.array([names[one.kernel.name] for one in events], np.int64),
+            step=np.array([one.step for one in events], np.int64),
+            place=place.astype(np.int64),
+        )
+        return series, launches, Beacons(*self._stamps([*before, *behind]), before=len(before))
+
+    def timeline(self, launches: Sequence[Launches], beacons: Sequence[Beacons]) -> Timeline:
+        """What the trace of some windows would tell."""
+        names = [one.name for one in self.kernels]
+        codes = {name: code for code, name in enumerate(names)}
+        seen: dict[str, int] = {}
+        places = []
+        for name in names:
+            places.append((codes[name], seen.get(name, 0)))
+            seen[name] = seen.get(name, 0) + 1
+        joined = Launches(
+            *(np.concatenate([getattr(one, key) for one in launches]) for key in ("start_s", "end_s")),
+            *(np.concatenate([getattr(one, key) for one in launches]) for key in ("name", "step", "place")),
+        )
+        window_of_step = np.repeat(np.arange(len(launches)), self.steps)
+        operators = [one.operator for one in self.kernels]
+        return Timeline(names, places, joined, window_of_step, dict(enumerate(beacons)), operators, [], ())
+
+    def recorded(self) -> tuple[Recording, Timeline, dict[int, CounterSeries]]:
+        """A recording as :func:`joulemark.attribution.document.document_of` takes it, without files."""
+        found = [self.window(number) for number in range(self.windows)]
+        timeline = self.timeline([launches for _, launches, _ in found], [beacons for _, _, beacons in found])
+        return self._recording("synthetic"), timeline, dict(enumerate(series for series, _, _ in found))
+
+    def write(self, folder: Path, label: str = "synthetic") -> None:
+        """Write a recording as :func:`joulemark.measure.attribution.record` does."""
+        folder.mkdir(parents=True, exist_ok=True)
+        events: list[dict[str, Any]] = []
+        for number in range(self.windows):
+            series, launches, beacons = self.window(number)
+            write_series(folder / f"window-{number}.npz", series)
+            events += self.trace_events(number, launches, beacons)
+        _write_trace(folder / TRACE, events)
+        write_recording(folder, self._recording(label))
+
+    def _recording(self, label: str) -> Recording:
+        windows = tuple(RecordedWindow(number, "steps", "pass1", self.steps) for number in range(self.windows))
+        step_s = sum(one.length_s + one.gap_s for one in self.kernels)
+        facts = {"gpu": "Synthetic GPU", "chip": "simulated", "library": "simulated"}
+        return Recording(label, windows, "one process", facts, (step_s,) * 3, (step_s,) * self.windows)
+
+    def _beacons(self, now: float) -> tuple[list[_Event], float]:
+        events = []
+        for samples in _BEACON_SAMPLES:
+            length = samples * self.interval_s
+            kernel = SyntheticKernel(BEACON, length, {"sm_active_cycles": _CLOCK_HZ})
+            events.append(_Event(kernel, -1, now, now + length, 1.0))
+            now += length + _GAP_SAMPLES * self.interval_s * (1 + 0.3 * self._rng.random())
+        return events, now
+
+    def _steps(self, now: float, first: int) -> tuple[list[_Event], float]:
+        events = []
+        for step in range(first, first + self.steps):
+            for kernel in self.kernels:
+                length = kernel.length_s * max(0.1, self._rng.normal(1, self.length_noise))
+                factor = max(0.0, self._rng.normal(1, self.rate_noise)) * kernel.length_s / length
+                events.append(_Event(kernel, step, now, now + length, factor))
+                now += length + kernel.gap_s + self.lead_s + self.tail_s
+        return events, now
+
+    def _stamps(self, events: Sequence[_Event]) -> tuple[Floats, Floats]:
+        """What the profiler records of some events."""
+        times = np.array([(one.start, one.end) for one in events]).reshape(-1, 2)
+        times = times + self._rng.normal(0, self.stamp_noise_s, times.shape)
+        return times[:, 0] - self.lead_s, times[:, 1] + self.tail_s
+
+    def _series(self, events: Sequence[_Event], begin: float, until: float) -> CounterSeries:
+        """Samples of evenly growing counts, at even intervals of the samples' own clock."""
+        phase = self._rng.random() * self.interval_s
+        edges = np.arange(self._mapped(begin) + phase, self._mapped(until), self.interval_s)
+        at = (edges - self.offset_s) / (1 + self.drift)
+        times = np.array([(one.start, one.end) for one in events])
+        values = {name: self._counted(name, events, times, at) for name in self.counters}
+        first = float(edges[0])
+        return CounterSeries(
+            tier="pm_sampling",
+            group="pass1",
+            start_s=edges[:-1] - first,
+            end_s=edges[1:] - first,
+            values=values,
+            units={name: COUNTERS[name].unit for name in values},
+            raw={name: f"simulated_{name}" for name in values},
+            source={"library": "simulated", "chip": "simulated", "interval_s": self.interval_s},
+        )
+
+    def _counted(self, name: str, events: Sequence[_Event], times: Floats, at: Floats) -> Floats:
+        rate = np.array([one.factor * _rate(one.kernel, name) for one in events])
+        counts = rate * (times[:, 1] - times[:, 0])
+        knots = times.reshape(-1)
+        so_far = np.repeat(np.concatenate([[0.0], np.cumsum(counts)]), 2)[1:-1]
+        sampled = np.diff(np.interp(at, knots, so_far))
+        noisy: Floats = sampled * self._rng.normal(1, self.sample_noise, len(sampled))
+        return noisy / np.diff(at) if COUNTERS[name].unit == "1" else noisy
+
+    def _mapped(self, timeline_s: float) -> float:
+        return self.offset_s + (1 + self.drift) * timeline_s
+
+    def trace_events(
+        self, number: int, launches: Launches, beacons: Beacons, *, modules: bool = False
+    ) -> list[dict[str, Any]]:
+        """A window's events as torch.profiler writes them: marks, operators, calls and kernels."""
+        begin, end = float(beacons.start_s[0]) - 1e-4, float(beacons.end_s[-1]) + 1e-4
+        events = [_host(f"{WINDOW}#{number}", "user_annotation", begin, end)]
+        host = float(beacons.end_s[beacons.before - 1]) + 1e-6
+        ids = iter(range(number * 10**6, (number + 1) * 10**6))
+        for start, stop in zip(beacons.start_s, beacons.end_s, strict=True):
+            events += _launched(next(ids), float(start) - 3e-6, BEACON, float(start), float(stop), None)
+        each = 1e-7
+        for step in np.unique(launches.step):
+            rows = np.flatnonzero(launches.step == step)
+            events.append(_host(f"{OWN_MARK}#{step}", "user_annotation", host, host + each * (len(rows) + 1)))
+            for row in rows:
+                host += each
+                kernel = self.kernels[int(launches.place[row])]
+                span = float(launches.start_s[row]), float(launches.end_s[row])
+                events += _launched(next(ids), host, kernel.name, *span, kernel.operator)
+                if modules and kernel.module is not None:
+                    call = f"{MODULE_PREFIX}{kernel.module}"
+                    events.append(_host(call, "python_function", host - 2e-8, host + 6e-8))
+            host += 2 * each
+        return events
+
+
+@dataclass
+class SyntheticBench:
+    """A device whose instruments see a known run (see :class:`joulemark.measure.attribution.Bench`).
+
+    What it is asked to run is run and not looked at: every window shows the next window of the known run.
+
+    Args:
+        run: what they see.
+        fails: what recording a window raises.
+    """
+
+    run: SyntheticRun
+    fails: DeviceError | None = None
+    facts: dict[str, Any] = field(default_factory=lambda: {"gpu": "Synthetic GPU"})
+    mode: Mode = "one process"
+    marks: list[str] = field(default_factory=list)
+    _events: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _window: int = field(default=0, init=False)
+
+    @property
+    def source(self) -> SyntheticBench:
+        """Itself: it samples too."""
+        return self
+
+    @property
+    def tier(self) -> Tier:
+        """Of PM sampling."""
+        return "pm_sampling"
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """One pass."""
+        return ("pass1",)
+
+    def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
+        """The next window.
+
+        Raises:
+            DeviceError: the one given.
+        """
+        if self.fails is not None:
+            raise self.fails
+        run()
+        series, launches, beacons = self.run.window(self._window)
+        self._events += self.run.trace_events(self._window, launches, beacons)
+        self._window += 1
+        return series
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+    def spin(self, seconds: float) -> None:
+        """The known run has beacons of its own."""
+
+    def mark(self, name: str) -> AbstractContextManager[None]:
+        """Remembers the name."""
+        self.marks.append(name)
+        return nullcontext()
+
+    @contextmanager
+    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Iterator[None]:
+        """Writes the trace of the windows behind the block, or one with the modules' calls."""
+        warm()
+        yield
+        if modules:
+            _, launches, beacons = self.run.window(self._window)
+            self._events = self.run.trace_events(self._window, launches, beacons, modules=True)
+        _write_trace(path, self._events)
+
+    def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]:
+        """None: the known run has no peaks."""
+        return {}
+
+
+def _write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump({"traceEvents": list(events)}, file)
+
+
+def _rate(kernel: SyntheticKernel, counter: str) -> float:
+    every = _SMS * _CLOCK_HZ if counter == "sm_active_cycles" else 0.0
+    return kernel.rates.get(counter, every)
+
+
+def _host(name: str, category: str, start: float, end: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start * 1e6, "dur": (end - start) * 1e6}
+
+
+def _launched(
+    correlation: int, at: float, name: str, start: float, end: float, operator: str | None
+) -> list[dict[str, Any]]:
+    call = {**_host("cudaLaunchKernel", "cuda_runtime", at, at + 2e-8), "args": {"correlation": correlation}}
+    ran = {**_host(name, "kernel", start, end), "pid": 0, "tid": 7, "args": {"device": 0, "correlation": correlation}}
+    around = [] if operator is None else [_host(operator, "cpu_op", at - 1e-8, at + 4e-8)]
+    return [*around, call, ran]
