@@ -166,7 +166,7 @@ class _Generator:
 
         A residual that is read for the last time may be overwritten in place: a lane reads what it then writes.
         """
-        last = [number for number in range(self.depth)]
+        last = list(range(self.depth))
         for number, layer in enumerate(self.layers):
             if layer.residual is not None:
                 last[layer.residual] = max(last[layer.residual], number) if layer.residual < self.depth else number
@@ -222,7 +222,8 @@ class _Generator:
         loaded = f"{self.description.format}, {self.layers[0].in_channels}, {self.chunks(0)}, Field"
         return (
             f"{device_text('rows.cuh')}{device_text('chain.cuh')}"
-            f"struct Field {{\n    static constexpr int {constants};\n    static constexpr bool VOLUME = {volume};\n}};\n"
+            f"struct Field {{\n    static constexpr int {constants};\n"
+            f"    static constexpr bool VOLUME = {volume};\n}};\n"
             + "".join(self.layer_text(n) for n in range(self.depth))
             + f"KERNEL({name}, {32 * self.plan.warps}, {self.plan.blocks}) {{\n"
             f"    const u32 fields = shared_base();\n"

@@ -49,6 +49,12 @@ template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;
 // Global memory.
 DEVICE u32 load_global(const void* p) { return __ldg((const u32*)p); }
 DEVICE uint4 load_global_4(const void* p) { return __ldg((const uint4*)p); }
+DEVICE uint4 load_again_4(const void* p) {  // not hoisted out of a loop to be kept in registers
+    uint4 v;
+    asm volatile("ld.global.ca.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
 DEVICE float load_float(const void* p) { return __ldg((const float*)p); }
 DEVICE uint4 load_fresh_4(const void* p) {  // past L1: what another block has written
     uint4 v;

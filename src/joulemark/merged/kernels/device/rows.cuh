@@ -65,7 +65,8 @@ template <class Y> struct Weights {
 
     DEVICE void fetch(int first, int quads) {
         UNROLL for (int i = 0; i < quads; i++) {
-            const uint4 four = load_global_4(packed + (first + i) * 32);
+            const uint4* at = packed + (first + i) * 32;
+            const uint4 four = Y::RESIDENT ? load_global_4(at) : load_again_4(at);
             words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
         }
     }
