@@ -138,9 +138,9 @@ class _Generator:
     def _tiles(self, steps: int, cout: int) -> tuple[int, bool]:
         """Tiles of 8 channels per warp, and whether the weights for them fit into registers."""
         available = min(_REGISTERS // (32 * self.plan.warps * self.plan.blocks), _MOST_REGISTERS)
-        possible = [n for n in (2, 1) if cout % (8 * n) == 0 and self.plan.warps % (cout // (8 * n)) == 0]
+        possible = [n for n in (2, 1) if cout % (8 * n) == 0 and self.plan.warps >= cout // (8 * n)]
         if not possible:
-            raise ValueError(f"{self.plan.warps} warps cannot share {cout} channels evenly")
+            raise ValueError(f"{self.plan.warps} warps are too few for {cout} channels")
         pixels = 24 if self.description.format == "fp32" else 12
         for tiles in possible:
             if self._words(steps, tiles) + 14 * tiles + pixels + _OTHER_REGISTERS <= available:

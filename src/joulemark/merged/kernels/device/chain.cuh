@@ -130,10 +130,13 @@ template <class Y, class F> DEVICE void layer(const Arguments& a, const Origin& 
     rows.start(a, warp);
     if constexpr (Y::LEVEL == 1) copy_wait<0>();
     block_sync();
+    if (warp >= F::WARPS / Y::SPLITS * Y::SPLITS) return;  // the channels leave a rest of warps; no barrier follows here
     NO_UNROLL for (int job = warp / Y::SPLITS; job < STRIPS * PLANES * Y::SEGMENTS; job += F::WARPS / Y::SPLITS) {
         const int x0 = job % STRIPS * 16, segment = job / STRIPS % Y::SEGMENTS, z = SKIPPED + job / STRIPS / Y::SEGMENTS;
         const int first = Y::LEVEL + HEIGHT * segment / Y::SEGMENTS, end = Y::LEVEL + HEIGHT * (segment + 1) / Y::SEGMENTS;
         typename SinkOf<Y::LAST, Y, F>::Type sink(a, o, fields, rows, z, first, x0);
-        rows.run(fields + Y::SOURCE, sink, z, first, end, x0);
+        using Lines = Rows<Y, F>;
+        FieldSource<Lines::ROW_IN> source{fields + Y::SOURCE + (z - Y::PLANES / 2) * Lines::PLANE_IN + (first - 1) * Lines::ROW_IN};
+        rows.run(source, sink, end - first, x0);
     }
 }
