@@ -218,12 +218,17 @@ template <class Y, class F> struct Rows {
         }
     }
 
-    // `count` (at least two) output rows of the 16 columns from `x0`, out of count + 2 rows of the source.
+    // `count` output rows of the 16 columns from `x0`, out of count + 2 rows of the source.
     template <class Source, class Sink> DEVICE void run(Source& source, Sink& sink, int count, int x0) {
         UNROLL for (int dx = 0; dx < 3; dx++) column[dx] = offset<Y::IN>(F::GUARD + x0 + (lane & 15) + dx - 1, lane >> 4);
         Sums x, y, z;
         step<false, false, true>(z, z, x, source);
         step<false, true, true>(z, x, y, source);
+        if (count == 1) {
+            step<true, false, false>(x, z, z, source);
+            sink.store(x);
+            return;
+        }
         int left = count - 2;
         NO_UNROLL for (; left >= 3; left -= 3) {
             step<true, true, true>(x, y, z, source);
