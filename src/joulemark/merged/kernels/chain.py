@@ -187,7 +187,8 @@ def struct(name: str, integers: dict[str, object], flags: dict[str, bool], types
 
 def registers_for(warps: int, blocks: int) -> int:
     """Registers that a thread may have when so many warps and blocks share a multiprocessor."""
-    return min(_REGISTERS // (32 * warps * blocks) // 8 * 8, _MOST_REGISTERS)
+    quarters = -(-warps // 4) * blocks  # a block's warps are dealt out to four schedulers
+    return min(_REGISTERS // 128 // quarters // 8 * 8, _MOST_REGISTERS)
 
 
 class _Bricks(Lines):

@@ -28,7 +28,7 @@ def pad_channels(weight: Tensor, out: int, inner: int) -> Tensor:
 
 def step_channels(format_: Format) -> int:
     """Channels in one step of a matrix instruction: 32 bytes."""
-    return 32 // STORED[format_].itemsize
+    return int(32 // STORED[format_].itemsize)
 
 
 def column_channels(tiles: int) -> Tensor:
