@@ -383,7 +383,7 @@ inline const char* emulated_launch(void (*kernel)(), int grid, int threads, int 
 
 #define KERNEL(name, threads, blocks)                                                                            \
     static void name(const Arguments& a);                                                                        \
-    extern "C" const char* emulate_##name(const Arguments* a, int grid, int block, int bytes, int resident, int descending) { \
+    extern "C" __attribute__((visibility("default"))) const char* emulate_##name(const Arguments* a, int grid, int block, int bytes, int resident, int descending) { \
         static Arguments copy;                                                                                   \
         copy = *a;                                                                                               \
         return emulated_launch([] { name(copy); }, grid, block, bytes, resident, descending != 0);               \
