@@ -34,6 +34,7 @@ from joulemark.merged.kernels import Description, Kernel, build, launch
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
 from joulemark.merged.kernels import stream as streams
+from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
@@ -105,6 +106,7 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "chain": chains.chain,
     "stream": streams.stream,
     "memoized": memos.memoized,
+    "wide": wides.wide,
 }
 
 
@@ -200,6 +202,24 @@ def memo_checks(format_: Format) -> Iterator[Check]:
         yield Check(memo_variant(sequence_of(channels, **more), edge, *plan, format_=format_), shape)  # type: ignore[arg-type]
 
 
+def wide_variant(sequence: Sequence, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of two wide layers."""
+    return Variant("wide", Description(sequence, format_), wides.Plan(*plan))
+
+
+def wide_checks(format_: Format) -> Iterator[Check]:
+    """Two wide layers of one format."""
+    if format_ in ("tf32", "fp32"):
+        return
+    for channels, shape, plan, more in (
+        ([64] * 3, (3, 61, 77), (4, 64), {}),
+        ([64] * 3, (150, 30, 33), (3, 4), {"activation": "none"}),
+        ([40, 56, 36], (1, 29, 31), (4, 2), {"activation": "relu6"}),
+        ([64] * 3, (2, 40, 50), (3, 5), {"residual": 0}),
+    ):
+        yield Check(wide_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Block:
     """A chain to be timed: channels per tensor, shape [batch, *size], plans of both families."""
@@ -209,6 +229,7 @@ class Block:
     padded: list[tuple[Shape, int, int]]
     streamed: list[tuple[int, ...]] = field(default_factory=list)
     memoized: list[tuple[Any, ...]] = field(default_factory=list)
+    wide: list[tuple[int, ...]] = field(default_factory=list)
 
 
 BLOCKS = {
@@ -250,7 +271,9 @@ BLOCKS = {
         [((16, 56), 8, 2), ((24, 40), 8, 2), ((16, 24), 4, 4)],
         [(64, 40), (64, 64), (48, 43), (32, 64)],
     ),
-    "2x64@56b64": Block([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1)]),
+    "2x64@224b64": Block([64] * 3, (64, 224, 224), [((14, 28), 8, 1)], wide=[(4, 56), (3, 75), (4, 14), (4, 28)]),
+    "2x64@56b64": Block([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1)], wide=[(4, 14), (3, 19), (4, 7)]),
+    "2x64@56b1": Block([64] * 3, (1, 56, 56), [((6, 12), 8, 1), ((4, 12), 8, 1)], wide=[(4, 1), (3, 1), (4, 2)]),
     "3d 2x16@128b1": Block([16] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1)]),
     "3d 3x16@128b1": Block([16] * 4, (1, 128, 128, 128), [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)]),
     "3d 2x8@128b1": Block([8] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)]),
@@ -275,6 +298,7 @@ def chain_timings() -> Iterator[Timing]:
         variants: list[Variant | None] = [chain_variant(sequence, *plan) for plan in block.padded]
         variants += [stream_variant(sequence, *plan) for plan in block.streamed]
         variants += [memo_variant(sequence, *plan) for plan in block.memoized]
+        variants += [wide_variant(sequence, *plan) for plan in block.wide]
         variants += [chain_variant(one, *plan) for plan in SINGLE[key]]
         variants += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
         yield from (Timing(name, sequence, block.shape, variant) for variant in [*variants, None])
@@ -283,7 +307,7 @@ def chain_timings() -> Iterator[Timing]:
 def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
-    for checks in (chain_checks, stream_checks, memo_checks):
+    for checks in (chain_checks, stream_checks, memo_checks, wide_checks):
         for format_ in LIMITS:
             made += checks(format_)
     made += chain_timings()

@@ -26,6 +26,7 @@ typedef unsigned long long u64;
 struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct Dim { int x; };
+#define EMULATED
 #define DEVICE inline
 #define UNROLL
 #define NO_UNROLL
