@@ -38,6 +38,7 @@ from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
+from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
 LIMITS: dict[Format, float] = {"bf16": 1e-2, "fp16": 1e-2, "tf32": 2e-3, "fp32": 1e-5}
@@ -139,10 +140,15 @@ Item = Check | Timing
 
 
 def chain_variant(
-    sequence: Sequence, edge: Shape, warps: int = 8, blocks: int = 2, format_: Format = "bf16", adds: bool = False
+    sequence: Sequence,
+    edge: Shape,
+    warps: int = 8,
+    blocks: int = 2,
+    format_: Format = "bf16",
+    layout: Shape | None = None,
 ) -> Variant:
     """A variant of the padded chains."""
-    return Variant("chain", Description(sequence, format_, adds), chains.Plan(edge, warps, blocks))
+    return Variant("chain", Description(sequence, format_), chains.Plan(edge, warps, blocks, layout))
 
 
 def chain_checks(format_: Format) -> Iterator[Check]:
@@ -286,6 +292,14 @@ SINGLE = {
     (8, 3): [((4, 8, 30), 8, 1), ((8, 8, 30), 8, 1)],
 }
 """Plans of the kernel of one layer, by channels and dimensions."""
+BRICKED: dict[str, list[Shape]] = {
+    "4x16@1024b8": [(8, 8), (16, 16), (8, 32)],
+    "2x16@1024b8": [(8, 8), (16, 16), (8, 32)],
+    "3x16@224b64": [(8, 8), (16, 16), (8, 32)],
+    "2x32@512b16": [(8, 8), (16, 16), (8, 32)],
+    "3x32@224b64": [(8, 8), (16, 16), (8, 32)],
+}
+"""Layouts of activations in bricks, measured with a block's first plan."""
 SINGLE_STREAMED = {(16, 2): [(128, 128, 2), (256, 128)], (32, 2): [(96, 128)]}
 
 
@@ -296,6 +310,8 @@ def chain_timings() -> Iterator[Timing]:
         sequence, one = (sequence_of(c, dimensions) for c in (block.channels, block.channels[:2]))
         key = block.channels[0], dimensions
         variants: list[Variant | None] = [chain_variant(sequence, *plan) for plan in block.padded]
+        if name in BRICKED:
+            variants += [chain_variant(sequence, *block.padded[0], layout=brick) for brick in BRICKED[name]]
         variants += [stream_variant(sequence, *plan) for plan in block.streamed]
         variants += [memo_variant(sequence, *plan) for plan in block.memoized]
         variants += [wide_variant(sequence, *plan) for plan in block.wide]
@@ -431,10 +447,14 @@ def time_variant(variant: Variant, given: list[Parameters], xs: list[Tensor], re
     """One merged kernel."""
     kernel = variant.make()
     weights = kernel.pack(given)
+    if kernel.layout is not None:
+        xs = [to_bricks(x, kernel.layout) for x in xs]
     outs = [torch.full_like(kernel.empty_output(x), math.nan) for x in xs]
     scratch = launch.scratch_of(kernel, xs[0])
     values = replay_ms([prepared(kernel, weights, x, y, scratch) for x, y in zip(xs, outs, strict=True)])
-    return {**facts(kernel), **summary(values), "error": relative_error(outs[0][: len(reference)], reference)}
+    y = outs[0][: len(reference)]
+    error = relative_error(y if kernel.layout is None else from_bricks(y), reference)
+    return {**facts(kernel), **summary(values), "error": error}
 
 
 def time_unmerged(variant: Variant, given: list[Parameters], xs: list[Tensor], reference: Tensor) -> dict[str, Any]:

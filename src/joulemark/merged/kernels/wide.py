@@ -14,7 +14,7 @@ from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import ACTIVATIONS, MOST_SHARED, struct
+from joulemark.merged.kernels.chain import ACTIVATIONS, MOST_SHARED, brick_constants, struct
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.fragments import a_fragments, pad_channels
@@ -105,7 +105,7 @@ def wide(description: Description, plan: Plan) -> Kernel:
         "ROWS": plan.rows, "WIDTH": _WIDTH, "TILE_HEIGHT": edge[0], "TILE_WIDTH": edge[1], "TAKEN": first.in_channels,
         "CHANNELS": last.out_channels, "LAYER_BYTES": weights + _CHANNELS * 4, "BIAS": weights,
         "FIRST_ACTIVATION": ACTIVATIONS[first.activation], "LAST_ACTIVATION": ACTIVATIONS[last.activation],
-        "RESIDUAL": "GLOBAL" if adds else "NOTHING",
+        "RESIDUAL": "GLOBAL" if adds else "NOTHING", **brick_constants(None),
     }  # fmt: skip
     ring = (4 * plan.rows + 2) * _WIDTH * 128
     shared = 4 * _GUARD + 2 * ring + plan.rows * _WIDTH * 128
