@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fixtures.chains import LIMITS, chain_of, error_of, parameters_of
+from fixtures.chains import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels import chain as chains
