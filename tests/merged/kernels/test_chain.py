@@ -128,8 +128,6 @@ def test_tf32_rounds_ties_away_from_zero() -> None:
 
 
 def test_missing_bias_is_zero() -> None:
-    from conftest import input_of, reference_of
-
     description = Description(chain_of([8, 8]), "fp32")
     given = [Parameters(parameters_of(description)[0].weight, None)]
     x = input_of(description, (1, 5, 6))
