@@ -165,6 +165,7 @@ template <class T> T emulated_global(const void* p) {
 }
 DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
+DEVICE void prefetch(const void*) {}
 DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
 DEVICE u32 load_acquire(const u32* p) { return *p; }
@@ -221,6 +222,8 @@ DEVICE u32 bits_of(float v) {
     return bits;
 }
 
+DEVICE float tanh_fast(float v) { return std::tanh(v); }
+
 // mma.m16n8kK: words 0–3 hold A, 4–5 hold B, 8–11 hold C. `PER` elements per word, element e of word w by T::element.
 template <class T, int K, int PER> void emulated_mma(float (&d)[4], const u32* a, int a_words, const u32* b, int b_words) {
     auto& warp = emulation::warp();
@@ -252,12 +255,17 @@ template <class T> struct EmulatedHalf {
     static float element(u32 word, int which) { return T::widen((u16)(word >> (16 * which))); }
     static u32 pack(float low, float high) { return T::narrow(low) | (u32)T::narrow(high) << 16; }
     static u32 pack_relu(float low, float high) { return pack(low > 0 ? low : 0, high > 0 ? high : 0); }
-    static u32 minimum_6(u32 v) { return pack(std::fmin(low(v), 6.f), std::fmin(high(v), 6.f)); }
+    static u32 minimum(u32 v, u32 limit) { return pack(std::fmin(low(v), low(limit)), std::fmin(high(v), high(limit))); }
+    static u32 minimum_6(u32 v) { return minimum(v, T::SIX); }
     static float low(u32 v) { return element(v, 0); }
     static float high(u32 v) { return element(v, 1); }
     static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         const u32 b[2] = {b0, b1};
         emulated_mma<T, 16, 2>(d, a, 4, b, 2);
+    }
+    static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        d[0] = d[2] = c0, d[1] = d[3] = c1;
+        mma(d, a, b0, b1);
     }
     static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         const u32 a[2] = {a0, a1};
@@ -265,6 +273,7 @@ template <class T> struct EmulatedHalf {
     }
 };
 struct bf16 : EmulatedHalf<bf16> {
+    static constexpr u32 SIX = 0x40c040c0u;
     static float widen(u16 v) { return float_of((u32)v << 16); }
     static u16 narrow(float v) {
         const u32 bits = bits_of(v);
@@ -272,6 +281,7 @@ struct bf16 : EmulatedHalf<bf16> {
     }
 };
 struct fp16 : EmulatedHalf<fp16> {
+    static constexpr u32 SIX = 0x46004600u;
     static float widen(u16 v) {
         _Float16 h;
         memcpy(&h, &v, 2);
@@ -291,6 +301,10 @@ struct tf32 {
     static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         const u32 b[2] = {b0, b1};
         emulated_mma<tf32, 8, 1>(d, a, 4, b, 2);
+    }
+    static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        d[0] = d[2] = c0, d[1] = d[3] = c1;
+        mma(d, a, b0, b1);
     }
 };
 struct fp32 {

@@ -50,6 +50,7 @@ template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;
 DEVICE u32 load_global(const void* p) { return __ldg((const u32*)p); }
 DEVICE uint4 load_global_4(const void* p) { return __ldg((const uint4*)p); }
 DEVICE float load_float(const void* p) { return __ldg((const float*)p); }
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE uint4 load_fresh_4(const void* p) {  // past L1: what another block has written
     uint4 v;
     asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -90,6 +91,11 @@ DEVICE void load_matrix_4t(u32 (&r)[4], u32 at) {
 
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 bits_of(float v) { return __float_as_uint(v); }
+DEVICE float tanh_fast(float v) {  // to 11 bits
+    float r;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
 
 // Element types: what is stored, how two of them travel in 32 bits, and the matrix instruction for them.
 struct bf16 {
@@ -104,16 +110,23 @@ struct bf16 {
         asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
-    DEVICE static u32 minimum_6(u32 v) {
-        asm("min.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(0x40c040c0u));
+    static constexpr u32 SIX = 0x40c040c0u;  // two of them
+    DEVICE static u32 minimum(u32 v, u32 limit) {
+        asm("min.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(limit));
         return v;
     }
+    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); }
     DEVICE static float low(u32 v) { return __uint_as_float(v << 16); }
     DEVICE static float high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
     DEVICE static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
     }
     DEVICE static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -132,10 +145,12 @@ struct fp16 {
         asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
-    DEVICE static u32 minimum_6(u32 v) {
-        asm("min.f16x2 %0, %0, %1;" : "+r"(v) : "r"(0x46004600u));
+    static constexpr u32 SIX = 0x46004600u;  // two of them
+    DEVICE static u32 minimum(u32 v, u32 limit) {
+        asm("min.f16x2 %0, %0, %1;" : "+r"(v) : "r"(limit));
         return v;
     }
+    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); }
     DEVICE static float low(u32 v) {
         float f;
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(v));
@@ -150,6 +165,11 @@ struct fp16 {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
     }
     DEVICE static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -168,6 +188,11 @@ struct tf32 {
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
     }
 };
 struct fp32 {
