@@ -175,6 +175,7 @@ DEVICE u32 atomic_add(u32* p, u32 v) { emulation::progress++; return (*p += v) -
 DEVICE void fence_gpu() {}
 DEVICE void spin() { emulation::step_aside(); }
 
+DEVICE int block_index() { return blockIdx.x; }
 DEVICE void block_sync() { emulation::meet(emulation::block().barriers[0], emulation::block().threads, [] {}); }
 DEVICE void named_sync(int barrier, int threads) { emulation::meet(emulation::block().barriers[barrier], threads, [] {}); }
 DEVICE void warp_sync() { emulation::meet(emulation::warp().barrier, 32, [] {}); }

@@ -36,10 +36,12 @@ struct Place {
     int lane, row, pair;   // row of an 8×8 fragment; pair of its columns
     int warp, group;       // within the group; of the block
     int strip, first_row;  // of the warp's output tiles, within the brick
-    int image, top, left;  // of the brick's output
+};
+struct Brick {
+    int image, top, left;  // of the output
 };
 
-DEVICE Place place_of(const Arguments& a) {
+DEVICE Place place_of() {
     Place at;
     const int thread = threadIdx.x, warp = thread >> 5;
     at.lane = thread & 31;
@@ -49,11 +51,12 @@ DEVICE Place place_of(const Arguments& a) {
     at.group = warp / WARPS;
     at.strip = at.warp % STRIPS;
     at.first_row = at.warp / STRIPS * (TILES * TILE_ROWS);
-    const int across = blockIdx.x / a.bricks[2];
-    at.left = (blockIdx.x - across * a.bricks[2]) * BRICK_WIDTH;
-    at.image = across / a.bricks[1];
-    at.top = (across - at.image * a.bricks[1]) * BRICK_HEIGHT;
     return at;
+}
+
+DEVICE Brick brick_of(const Arguments& a) {
+    const int number = block_index(), row = number / a.bricks[2], image = row / a.bricks[1];
+    return {image, (row - image * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
 }
 
 // The column of the brick's input at place q of a row.
@@ -61,10 +64,11 @@ DEVICE int column_at(int q) { return STRIDE == 1 ? q : q < HALF_ROW ? 2 * q : 2 
 
 DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
     constexpr int OCTETS = 2 * STEPS_IN;  // the last one may be zeros
-    const int top = at.top * STRIDE - 1, left = at.left * STRIDE - 1, height = a.size[1], width = a.size[2];
+    const Brick brick = brick_of(a);
+    const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
     for (int r = at.warp + at.group * WARPS; r < ROWS; r += WARPS * GROUPS) {
         const bool row_there = (u32)(top + r) < (u32)height;
-        const u16* row = (const u16*)a.input + ((u64)at.image * height + (row_there ? top + r : 0)) * width * CHANNELS_IN;
+        const u16* row = (const u16*)a.input + ((u64)brick.image * height + (row_there ? top + r : 0)) * width * CHANNELS_IN;
         for (int i = at.lane; i < PITCH * OCTETS; i += 32) {
             const int q = i / OCTETS, octet = i % OCTETS, column = left + column_at(q);
             const bool there = row_there && (u32)column < (u32)width && octet < OCTETS_IN;
@@ -76,10 +80,11 @@ DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
 
 // Bit 2 i + h tells that pixel 8 h + row of the i-th tile that the warp expands lies outside of the image.
 DEVICE u32 outside_bits(const Arguments& a, const Place& at) {
+    const Brick brick = brick_of(a);
     u32 bits = 0;
     for (int i = 0; i < 2 * TURNS; i++) {
         const int pixel = (at.warp + (i >> 1) * WARPS) * 16 + (i & 1) * 8 + at.row;
-        const int y = at.top * STRIDE - 1 + pixel / PITCH, x = at.left * STRIDE - 1 + column_at(pixel % PITCH);
+        const int y = brick.top * STRIDE - 1 + pixel / PITCH, x = brick.left * STRIDE - 1 + column_at(pixel % PITCH);
         if ((u32)y >= (u32)a.size[1] || (u32)x >= (u32)a.size[2]) bits |= 1u << i;
     }
     return bits;
@@ -228,9 +233,10 @@ DEVICE void finish(const Place& at, u32 staged, float (&out)[TILES][OCTETS_OUT][
 }
 
 DEVICE void store_output(const Arguments& a, const Place& at, u32 staged) {
-    const int height = a.out[1], width = a.out[2], columns = width - at.left < BRICK_WIDTH ? width - at.left : BRICK_WIDTH;
-    for (int r = at.warp + at.group * WARPS; r < BRICK_HEIGHT && at.top + r < height; r += WARPS * GROUPS) {
-        u16* row = (u16*)a.output + (((u64)at.image * height + at.top + r) * width + at.left) * CHANNELS_OUT;
+    const Brick brick = brick_of(a);
+    const int height = a.out[1], width = a.out[2], rest = width - brick.left, columns = rest < BRICK_WIDTH ? rest : BRICK_WIDTH;
+    for (int r = at.warp + at.group * WARPS; r < BRICK_HEIGHT && brick.top + r < height; r += WARPS * GROUPS) {
+        u16* row = (u16*)a.output + (((u64)brick.image * height + brick.top + r) * width + brick.left) * CHANNELS_OUT;
         for (int i = at.lane; i < columns * OCTETS_OUT; i += 32) {
             const int q = i / OCTETS_OUT, octet = i % OCTETS_OUT;
             const uint4 v = load_shared_4(staged + (OUT_ORIGIN + r * OUT_PITCH + q) * 16 + octet * OUT_OCTET);
@@ -240,7 +246,7 @@ DEVICE void store_output(const Arguments& a, const Place& at, u32 staged) {
 }
 
 DEVICE void inverted_residual(const Arguments& a) {
-    const Place at = place_of(a);
+    const Place at = place_of();
     const u32 input = shared_base(), scratch = input + 2 * STEPS_IN * PLANE;
     load_input(a, at, input);
     const u32 outside = EXPANDS ? outside_bits(a, at) : 0;

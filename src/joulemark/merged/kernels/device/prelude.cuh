@@ -73,6 +73,11 @@ DEVICE void fence_gpu() { __threadfence(); }
 DEVICE void spin() { __nanosleep(32); }
 
 // Threads.
+DEVICE int block_index() {  // read anew at each call: what follows from it need not stay in registers
+    int v;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+    return v;
+}
 DEVICE void block_sync() { __syncthreads(); }
 DEVICE void warp_sync() { __syncwarp(); }
 DEVICE void named_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
