@@ -6,6 +6,7 @@
 // `Element` is the type of the tensors; what a matrix product leaves in a lane are two neighbouring channels of pixel
 // lane / 4 and the same two of pixel lane / 4 + 8.
 #pragma once
+#define UNROLL_2 _Pragma("unroll 2")
 enum Activation { NONE, RELU, RELU6, SILU };
 
 DEVICE float silu(float v) { return 0.5f * v * (1.f + tanh_fast(0.5f * v)); }
