@@ -146,11 +146,12 @@ def bottleneck(description: Description, sizes: Sizes) -> Kernel:
     if sizes.height % (sizes.tiles * sizes.tile[0]):
         raise ValueError(f"a brick of {sizes.height} rows is no whole number of {sizes.tiles} tiles of {sizes.tile[0]}")
     if sizes.warps * sizes.groups > 32 or geometry.shared > _CAPACITY:
-        raise ValueError(f"{sizes} takes {sizes.warps * sizes.groups} warps and {geometry.shared} bytes of shared memory")
+        raise ValueError(
+            f"{sizes} takes {sizes.warps * sizes.groups} warps and {geometry.shared} bytes of shared memory"
+        )
     form = "n" if sizes.narrow else "w"
     name = (
-        f"bottleneck_{description}_{sizes.height}x{sizes.width}{form}"
-        f"_t{sizes.tiles}_g{sizes.groups}_m{sizes.together}"
+        f"bottleneck_{description}_{sizes.height}x{sizes.width}{form}_t{sizes.tiles}_g{sizes.groups}_m{sizes.together}"
     )
     constants = {
         "CHANNELS": geometry.channels,

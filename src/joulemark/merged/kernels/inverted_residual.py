@@ -5,8 +5,11 @@ Where the expansion is missing (the first block of MobileNetV2) the depthwise re
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -14,9 +17,10 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import as_bytes, bias_bytes, diagonal_taps, product_fragments
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.sequence import Conv
+from joulemark.merged.sequence import Conv, Shape
 
 CHUNK = 32  # hidden channels at a time
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
@@ -36,6 +40,7 @@ class Sizes:
         resident: blocks of a multiprocessor that registers must suffice for.
         narrow: a tile is 8 positions in each of two rows, not 16 in one.
         together: tiles of pixels that share each load of the expansion's weights.
+        parts: blocks that share a brick: each makes a part of the output's channels.
     """
 
     height: int
@@ -46,6 +51,7 @@ class Sizes:
     resident: int = 1
     narrow: bool = False
     together: int = 1
+    parts: int = 1
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -88,11 +94,18 @@ class _Geometry:
         return self.stride * (self.sizes.width + 2 // self.stride)
 
     @property
+    def pixel_tiles(self) -> int:
+        return -(-(self.stride * (self.sizes.height - 1) + 3) * self.pitch // 16)
+
+    @property
+    def turns(self) -> int:
+        """Tiles of pixels that a warp expands."""
+        return -(-self.pixel_tiles // self.sizes.warps)
+
+    @property
     def plane_pixels(self) -> int:
-        rows = self.stride * (self.sizes.height - 1) + 3
-        tiles = -(-rows * self.pitch // 16)
         # Copies of the neighbouring octets of a pixel fall on different banks.
-        return tiles * 16 + (8 // min(8, 2 * self.steps_in) if self.steps_in < 4 else 1)
+        return self.pixel_tiles * 16 + (8 // min(8, 2 * self.steps_in) if self.steps_in < 4 else 1)
 
     @property
     def out_pixels(self) -> int:
@@ -113,12 +126,37 @@ class _Geometry:
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         plane, sizes = self.plane_pixels * 16, self.sizes
-        octets_out = self.channels_out // 8
+        octets_out = self.channels_out // 8 // sizes.parts
         given = 2 * self.steps_in * plane
         hidden = sizes.groups * sizes.buffers * 4 * plane if self.expands else 0
         sums = sizes.warps * sizes.tiles * octets_out * 512 if sizes.groups > 1 else 0
-        staged = octets_out * (plane if self.residual else self.out_pixels * 16)
+        staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
         return max(given + max(hidden, sums) + self.slack * 16, staged)
+
+    def resident(self, device: Device) -> int:
+        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
+        sizes = self.sizes
+        wanted = 72 + 12 * sizes.tiles + sizes.tiles * self.channels_out // 2 // sizes.parts  # registers, about
+        threads = sizes.warps * sizes.groups * 32
+        if wanted > 255 or threads * wanted > device.registers or self.shared > device.block_shared:
+            return 0
+        by_registers = device.registers // (threads * (-(-wanted // 8) * 8))
+        return max(1, min(by_registers, device.shared // (self.shared + 1024), 8))
+
+    def cycles(self, out: Shape, batch: int, device: Device) -> float:
+        """Roughly the cycles of the multiprocessor with most blocks: for ranking, not for prediction."""
+        sizes, octets = self.sizes, self.channels_out // 8 // self.sizes.parts
+        product = 1.6  # cycles of a multiprocessor for one product of a warp on the tensor cores by mma.sync
+        steps = self.steps_in if self.expands else 0
+        taps = self.stride * sizes.tile[0] * (sizes.tiles - 1) + 3
+        expand = max(4 * steps * product, (5 * steps + 45) / 4, 4 * steps + 16) if self.expands else 0
+        loads = 24 * taps / sizes.tiles
+        project = max((24 + 2 * octets) * product, (80 + 2 * octets) / 4, loads + (64 + 8 * octets) / sizes.tiles)
+        tiles = sizes.strips * sizes.height // sizes.tile[0]
+        block = self.chunks * (self.turns * sizes.warps * expand + tiles * project) + 1500
+        blocks = batch * sizes.parts * -(-out[0] // sizes.height) * -(-out[1] // sizes.width)
+        warps = sizes.warps * sizes.groups * min(sizes.resident, -(-blocks // device.multiprocessors))
+        return -(-blocks // device.multiprocessors) * block / min(1.0, math.sqrt(warps / 14))
 
 
 def unsupported(description: Description) -> str | None:
@@ -162,18 +200,12 @@ def inverted_residual(description: Description, sizes: Sizes) -> Kernel:
     why = unsupported(description)
     if why:
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
+    geometry = _geometry(description, sizes)
     *expansion, depthwise, projection = description.sequence.layers
-    geometry = _Geometry(
-        description.sequence.channels(0),
-        depthwise.out_channels,
-        projection.out_channels,
-        depthwise.stride[0],
-        bool(expansion),
-        projection.residual is not None,
-        sizes,
-    )
     if sizes.strips * sizes.height % (sizes.tiles * sizes.tile[0]) or sizes.height % (sizes.tiles * sizes.tile[0]):
         raise ValueError(f"a brick of {sizes.height} rows is no whole number of {sizes.tiles} tiles of {sizes.tile[0]}")
+    if sizes.parts > 1 and geometry.channels_out % (16 * sizes.parts):
+        raise ValueError(f"{geometry.channels_out} channels do not split into {sizes.parts} parts of a multiple of 16")
     if sizes.warps * sizes.groups > 32:
         raise ValueError(f"{sizes.warps * sizes.groups} warps: a block has at most 32")
     offsets, _ = _layout(geometry)
@@ -189,6 +221,7 @@ def inverted_residual(description: Description, sizes: Sizes) -> Kernel:
         "GROUPS": sizes.groups,
         "BUFFERS": sizes.buffers,
         "TOGETHER": sizes.together,
+        "PARTS": sizes.parts,
         "KEPT_STEPS": 4,
         "THREADS": sizes.warps * sizes.groups * 32,
         "PLANE_PIXELS": geometry.plane_pixels,
@@ -218,7 +251,66 @@ def inverted_residual(description: Description, sizes: Sizes) -> Kernel:
         return _pack(geometry, description.dtype, parameters)
 
     return Kernel(
-        name, description, source, constants["THREADS"], geometry.shared, (sizes.height, sizes.width), pack
+        name,
+        description,
+        source,
+        constants["THREADS"],
+        geometry.shared,
+        (sizes.height, sizes.width),
+        pack,
+        parts=sizes.parts,
+    )
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Sizes]:
+    """Sizes worth a trial for inputs of ``size``, the most promising first.
+
+    They are ranked by a rough count of tensor, issue and shared-memory cycles of the slowest multiprocessor.
+
+    Raises:
+        ValueError: the sequence is no inverted residual.
+    """
+    why = unsupported(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
+    out = description.sequence.sizes(size)[-1]
+    ranked = []
+    for sizes in _all_sizes(description, out):
+        geometry = _geometry(description, sizes)
+        resident = geometry.resident(device)
+        if resident:
+            fitted = _geometry(description, replace(sizes, resident=resident))
+            ranked.append((fitted.cycles(out, batch, device), fitted.sizes))
+    ranked.sort(key=lambda one: one[0])
+    return [sizes for _, sizes in ranked[:limit]]
+
+
+def _all_sizes(description: Description, out: Shape) -> Iterator[Sizes]:
+    """Every way to cut that the kernel can be generated for."""
+    channels = description.sequence.channels(len(description.sequence.layers))
+    expands = len(description.sequence.layers) == 3
+    widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
+    splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
+    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (2, 1), splits)
+    for width, narrow, tiles, blocks, groups, buffers, parts in ways:
+        height = tiles * blocks * (2 if narrow else 1)
+        sizes = Sizes(height, width, tiles, groups, buffers, 1, narrow, 1 if tiles > 1 else 2, parts)
+        geometry = _geometry(description, sizes)
+        useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
+        if useful and 2 <= sizes.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
+            yield sizes
+
+
+def _geometry(description: Description, sizes: Sizes) -> _Geometry:
+    *expansion, depthwise, projection = description.sequence.layers
+    return _Geometry(
+        description.sequence.channels(0),
+        depthwise.out_channels,
+        projection.out_channels,
+        depthwise.stride[0],
+        bool(expansion),
+        projection.residual is not None,
+        sizes,
     )
 
 
@@ -227,7 +319,7 @@ def _name(geometry: _Geometry) -> str:
     form = "n" if sizes.narrow else "w"
     return (
         f"s{geometry.stride}_{sizes.height}x{sizes.width}{form}_t{sizes.tiles}_g{sizes.groups}"
-        f"_b{sizes.buffers}_r{sizes.resident}_m{sizes.together}"
+        f"_b{sizes.buffers}_r{sizes.resident}_m{sizes.together}_p{sizes.parts}"
     )
 
 

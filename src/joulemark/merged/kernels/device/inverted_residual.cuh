@@ -8,11 +8,11 @@
 //   depthwise   as products with diagonal matrices: the taps of columns 0 and 1 make one product of depth 16, that of
 //               column 2 one of depth 8; a loaded row of pixels serves all output rows that it touches;
 //   project     the depthwise's result has the layout of the next product's operand: it never leaves the registers.
-// GROUPS groups of warps share the brick's input and take the chunks in turns; their sums are added at the end.
+// Where there are few bricks, PARTS blocks make a brick, each some of its output channels. GROUPS groups of warps share the brick's input and take the chunks in turns; their sums are added at the end.
 //
 // With STRIDE 2 a row of the brick's input holds the even columns first, so that a tap reads neighbours again.
 
-constexpr int OCTETS_IN = CHANNELS_IN / 8, OCTETS_OUT = CHANNELS_OUT / 8, PAIRS_OUT = (OCTETS_OUT + 1) / 2;
+constexpr int OCTETS_IN = CHANNELS_IN / 8, OCTETS_OUT = CHANNELS_OUT / 8 / PARTS, PAIRS_OUT = (OCTETS_OUT + 1) / 2;
 constexpr int STEPS_IN = EXPANDS ? (CHANNELS_IN + 15) / 16 : 2 * CHUNKS;  // 16 input channels each
 constexpr int TILE_ROWS = NARROW ? 2 : 1, TILE_WIDTH = NARROW ? 8 : 16;
 constexpr int STRIPS = (BRICK_WIDTH + TILE_WIDTH - 1) / TILE_WIDTH;
@@ -27,6 +27,7 @@ constexpr int TILE_STEP = STRIDE * TILE_ROWS;                           // input
 constexpr int TAP_ROWS = TILE_STEP * (TILES - 1) + 3;
 constexpr int SECOND_TAP = STRIDE == 2 ? HALF_ROW : 1, THIRD_TAP = STRIDE == 2 ? 1 : 2;
 constexpr int SECOND_HALF = NARROW ? STRIDE * PITCH : 8;                // from a tile's first 8 pixels to the others
+static_assert(PARTS == 1 || CHANNELS_OUT % (16 * PARTS) == 0, "whole pairs of octets in each part");
 static_assert(WARPS * TILES * TILE_ROWS == STRIPS * BRICK_HEIGHT, "the warps cover the brick");
 static_assert(WARPS * GROUPS * 32 == THREADS, "threads of a block");
 static_assert(TURNS <= 16, "two bits for each tile of pixels");
@@ -54,8 +55,11 @@ DEVICE Place place_of() {
     return at;
 }
 
+// Which of PARTS equal parts of the output channels the block makes.
+DEVICE int part_of() { return PARTS == 1 ? 0 : block_index() % PARTS; }
+
 DEVICE Brick brick_of(const Arguments& a) {
-    const int number = block_index(), row = number / a.bricks[2], image = row / a.bricks[1];
+    const int number = block_index() / PARTS, row = number / a.bricks[2], image = row / a.bricks[1];
     return {image, (row - image * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
 }
 
@@ -176,7 +180,7 @@ DEVICE void project_chunk(const Arguments& a, const Place& at, u32 hidden, int c
         u32 low[TILES][2], high[TILES][2];
         depthwise_octet(a, at, hidden + s * (2 * PLANE), chunk * 4 + s * 2, low);
         depthwise_octet(a, at, hidden + s * (2 * PLANE) + PLANE, chunk * 4 + s * 2 + 1, high);
-        const uint4* weights = weights_at(a, PROJECT_AT) + (chunk * 2 + s) * (PAIRS_OUT * 32) + at.lane;
+        const uint4* weights = weights_at(a, PROJECT_AT) + ((chunk * 2 + s) * PARTS + part_of()) * (PAIRS_OUT * 32) + at.lane;
         UNROLL for (int i = 0; i < PAIRS_OUT; i++) {
             const uint4 w = load_global_4(weights + i * 32);
             UNROLL for (int j = 0; j < TILES; j++) {
@@ -236,11 +240,11 @@ DEVICE void store_output(const Arguments& a, const Place& at, u32 staged) {
     const Brick brick = brick_of(a);
     const int height = a.out[1], width = a.out[2], rest = width - brick.left, columns = rest < BRICK_WIDTH ? rest : BRICK_WIDTH;
     for (int r = at.warp + at.group * WARPS; r < BRICK_HEIGHT && brick.top + r < height; r += WARPS * GROUPS) {
-        u16* row = (u16*)a.output + (((u64)brick.image * height + brick.top + r) * width + brick.left) * CHANNELS_OUT;
+        u16* row = (u16*)a.output + (((u64)brick.image * height + brick.top + r) * width + brick.left) * CHANNELS_OUT + part_of() * (OCTETS_OUT * 8);
         for (int i = at.lane; i < columns * OCTETS_OUT; i += 32) {
             const int q = i / OCTETS_OUT, octet = i % OCTETS_OUT;
             const uint4 v = load_shared_4(staged + (OUT_ORIGIN + r * OUT_PITCH + q) * 16 + octet * OUT_OCTET);
-            *(uint4*)(row + i * 8) = v;
+            *(uint4*)(row + q * CHANNELS_OUT + octet * 8) = v;
         }
     }
 }
@@ -253,7 +257,7 @@ DEVICE void inverted_residual(const Arguments& a) {
     float out[TILES][OCTETS_OUT][4];
     UNROLL for (int i = 0; i < OCTETS_OUT; i++) {
         float bias[2];
-        load_bias(a, PROJECT_BIAS_AT, i * 8 + 2 * at.pair, bias);
+        load_bias(a, PROJECT_BIAS_AT, (part_of() * OCTETS_OUT + i) * 8 + 2 * at.pair, bias);
         UNROLL for (int j = 0; j < TILES; j++)
             UNROLL for (int q = 0; q < 4; q++) out[j][i][q] = at.group == 0 ? bias[q & 1] : 0.f;
     }
@@ -276,7 +280,8 @@ DEVICE void inverted_residual(const Arguments& a) {
     }
     if (GROUPS > 1) add_groups(at, scratch, out);
     block_sync();
-    if (at.group == 0) finish(at, input, out);
+    const u32 staged = input + (RESIDUAL ? part_of() * (OCTETS_OUT * PLANE) : 0);
+    if (at.group == 0) finish(at, staged, out);
     block_sync();
-    store_output(a, at, input);
+    store_output(a, at, staged);
 }
