@@ -14,7 +14,7 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
-from joulemark.merged.kernels.fragments import as_bytes, bias_bytes, product_fragments
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, product_fragments
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.sequence import Conv
 

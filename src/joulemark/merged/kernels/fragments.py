@@ -1,62 +1,86 @@
-"""Weights in the order in which the lanes of a warp hold them: the B operands of ``mma.m16n8k16``.
-
-PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": lane 4 n + t holds in register r the rows
-2 t + 8 r and 2 t + 8 r + 1 of column n.
-"""
+"""Weights in the order in which the lanes of a warp hold them: PTX ISA, "Matrix Fragments for mma.m16n8k16"."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.description import STORED, Format
+
+_LANE = torch.arange(32)
+_G, _T = _LANE // 4, _LANE % 4
+_TF32_CUT = 13
+"""Bits of a float32 that tf32 has not."""
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a tensor."""
-    return tensor.contiguous().view(torch.uint8).flatten()
+def round_tf32(x: Tensor) -> Tensor:
+    """float32 → the nearest tf32 number, as float32; ties away from zero, as ``cvt.rna.tf32.f32``."""
+    bits = x.float().contiguous().view(torch.int32)
+    return ((bits + (1 << (_TF32_CUT - 1))) & ~((1 << _TF32_CUT) - 1)).view(torch.float32)
 
 
-def bias_bytes(layer: Parameters, channels: int) -> Tensor:
-    """A layer's bias in fp32, zeros behind it up to ``channels``."""
-    whole = torch.zeros(channels, dtype=torch.float32, device=layer.weight.device)
-    if layer.bias is not None:
-        whole[: layer.bias.numel()] = layer.bias
-    return as_bytes(whole)
+def pad_channels(weight: Tensor, out: int, inner: int) -> Tensor:
+    """[out_channels, in_channels, *kernel] with zeros up to [out, inner, *kernel]."""
+    padded = weight.new_zeros((out, inner, *weight.shape[2:]))
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded
 
 
-def product_fragments(weight: Tensor, inputs: int, outputs: int) -> Tensor:
-    """A matrix for products of depth 16, two octets of outputs to each 16-byte load of a lane.
-
-    Args:
-        weight: [outputs', inputs'] in a 16-bit dtype; zeros are added.
-        inputs: multiple of 16, at least inputs'.
-        outputs: multiple of 16 that the number of outputs is rounded up to.
-
-    Returns:
-        Bytes of [inputs / 16][outputs' / 16][32 lanes][2 octets][2 registers][2 rows].
-    """
-    rounded = -(-weight.shape[0] // outputs) * outputs
-    whole = weight.new_zeros(rounded, inputs)
-    whole[: weight.shape[0], : weight.shape[1]] = weight
-    # [pair, octet, column n, step, register, t, row] → [step, pair, n, t, octet, register, row]
-    split = whole.view(rounded // 16, 2, 8, inputs // 16, 2, 4, 2)
-    return as_bytes(split.permute(3, 0, 2, 5, 1, 4, 6))
+def step_channels(format_: Format) -> int:
+    """Channels in one step of a matrix instruction: 32 bytes."""
+    return 32 // STORED[format_].itemsize
 
 
-def diagonal_taps(weight: Tensor, channels: int) -> Tensor:
-    """Taps of a depthwise 3×3 as the diagonals of B operands.
+def column_channels(tiles: int) -> Tensor:
+    """Output channel, among a warp's 8 · tiles, of [tile, column]: a lane's columns of all tiles are neighbours."""
+    column = torch.arange(8)
+    return torch.stack([2 * tiles * (column // 2) + 2 * tile + column % 2 for tile in range(tiles)])
 
-    The lane that holds the diagonal of channel c (of an octet) holds it in row c % 2 of its pair; the other is zero.
+
+def b_fragments(matrix: Tensor, format_: Format) -> Tensor:
+    """The words of B = matrixᵀ for one step.
 
     Args:
-        weight: [channels', 3, 3] in a 16-bit dtype; zeros are added.
-        channels: multiple of 8, at least channels'.
+        matrix: float32 [..., 8 columns, channels of a step].
 
     Returns:
-        Bytes of [channels][12 words]: word 3 row + column, three words of zeros.
+        int32 [..., words, 32 lanes]: 2 words, and for fp32 4: those of the upper parts, then of the rest.
     """
-    whole = weight.new_zeros(channels, 12, 2)
-    index = torch.arange(weight.shape[0], device=weight.device)
-    whole[index, :9, index % 2] = weight.flatten(1)
-    return as_bytes(whole)
+    if format_ == "fp32":
+        high = round_tf32(matrix)
+        parts = (high, round_tf32(matrix - high))
+        return torch.cat([b_fragments(one, "tf32") for one in parts], -2)
+    if format_ == "tf32":
+        words = [round_tf32(matrix)[..., _G, _T + 4 * half] for half in range(2)]
+        return torch.stack(words, -2).contiguous().view(torch.int32)
+    halves = [
+        torch.stack([matrix[..., _G, 2 * _T + 8 * half + e] for e in range(2)], -1).to(STORED[format_])
+        for half in range(2)
+    ]
+    return torch.stack(halves, -3).contiguous().view(torch.int32)[..., 0]
+
+
+def quads(words: Tensor) -> Tensor:
+    """Words [words, 32] → bytes in the order [word / 4][lane][word % 4], zeros behind the last."""
+    padded = words.new_zeros((-(-words.shape[0] // 4) * 4, 32))
+    padded[: words.shape[0]] = words
+    return padded.view(-1, 4, 32).permute(0, 2, 1).contiguous().flatten().view(torch.uint8)
+
+
+def pack_rows(weight: Tensor, format_: Format, tiles: int) -> Tensor:
+    """Weights of a 3×3 (×3) convolution for ``device/rows.cuh``, as bytes.
+
+    Args:
+        weight: float32 [out, in, 3, 3] or [out, in, 3, 3, 3], channels padded to whole steps and tiles.
+        tiles: of 8 output channels that a warp makes.
+    """
+    volume = weight if weight.dim() == 5 else weight[:, :, None]
+    step = step_channels(format_)
+    out, inner = volume.shape[:2]
+    # [split, tile, column, step, channel, plane, row, column of the kernel]
+    split = volume.view(out // (8 * tiles), 8 * tiles, inner // step, step, *volume.shape[2:])
+    split = split[:, column_channels(tiles)]
+    # → [split, plane, step, kernel column, kernel row, tile, column, channel]
+    ordered = split.permute(0, 5, 3, 7, 6, 1, 2, 4)
+    words = b_fragments(ordered.contiguous(), format_)
+    return torch.cat([quads(one.reshape(-1, 32)) for one in words])

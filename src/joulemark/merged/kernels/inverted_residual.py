@@ -18,7 +18,7 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.fragments import as_bytes, bias_bytes, diagonal_taps, product_fragments
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, diagonal_taps, product_fragments
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.sequence import Conv, Shape
 

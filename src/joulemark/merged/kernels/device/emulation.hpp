@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <string>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -50,7 +51,9 @@ struct Warp {
     u32 results[32][4];
     u32 address[32];
 };
+struct Phases { u32 expected = 0, pending = 0, ended = 0; };
 struct Block {
+    std::map<u32, Phases> phases;
     std::vector<u8> memory;
     std::vector<Warp> warps;
     Barrier barriers[16];
@@ -165,7 +168,11 @@ template <class T> T emulated_global(const void* p) {
 }
 DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
+<<<<<<< HEAD
 DEVICE void prefetch(const void*) {}
+=======
+DEVICE uint4 load_again_4(const void* p) { return emulated_global<uint4>(p); }
+>>>>>>> kernels
 DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
 DEVICE u32 load_acquire(const u32* p) { return *p; }
@@ -179,6 +186,25 @@ DEVICE int block_index() { return blockIdx.x; }
 DEVICE void block_sync() { emulation::meet(emulation::block().barriers[0], emulation::block().threads, [] {}); }
 DEVICE void named_sync(int barrier, int threads) { emulation::meet(emulation::block().barriers[barrier], threads, [] {}); }
 DEVICE void warp_sync() { emulation::meet(emulation::warp().barrier, 32, [] {}); }
+DEVICE emulation::Phases& emulated_barrier(u32 at) {
+    emulation::shared(at, 8);
+    return emulation::block().phases[at];
+}
+DEVICE void barrier_start(u32 at, u32 expected) { emulated_barrier(at) = {expected, expected, 0}; }
+DEVICE void barrier_arrive(u32 at) {
+    auto& phases = emulated_barrier(at);
+    if (!phases.expected) emulation::fail("arrival at a barrier that was not started");
+    if (!--phases.pending) phases.pending = phases.expected, phases.ended++, emulation::progress++;
+}
+DEVICE void barrier_arrive_copied(u32 at) {
+    copy_commit();
+    copy_wait<0>();
+    barrier_arrive(at);
+}
+DEVICE void barrier_wait(u32 at, u32 parity) {
+    auto& phases = emulated_barrier(at);
+    emulation::wait_until([&] { return (phases.ended & 1) != parity; });
+}
 // All lanes put words down, the last one computes for all, each takes its results.
 template <class Act> void emulated_together(Act act) {
     auto& warp = emulation::warp();

@@ -49,6 +49,12 @@ template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;
 // Global memory.
 DEVICE u32 load_global(const void* p) { return __ldg((const u32*)p); }
 DEVICE uint4 load_global_4(const void* p) { return __ldg((const uint4*)p); }
+DEVICE uint4 load_again_4(const void* p) {  // not hoisted out of a loop to be kept in registers
+    uint4 v;
+    asm volatile("ld.global.ca.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
 DEVICE float load_float(const void* p) { return __ldg((const float*)p); }
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE uint4 load_fresh_4(const void* p) {  // past L1: what another block has written
@@ -83,6 +89,28 @@ DEVICE void warp_sync() { __syncwarp(); }
 DEVICE void named_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 DEVICE u32 shuffle(u32 v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 DEVICE u32 shuffle_xor(u32 v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// Barriers in shared memory (mbarrier, 8 bytes each): a phase ends when `expected` arrivals have come.
+DEVICE void barrier_start(u32 at, u32 expected) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(expected) : "memory");
+}
+DEVICE void barrier_arrive(u32 at) { asm volatile("{.reg .b64 t; mbarrier.arrive.shared.b64 t, [%0];}" ::"r"(at) : "memory"); }
+// Arrives when the thread's copies so far have landed.
+DEVICE void barrier_arrive_copied(u32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+}
+DEVICE void barrier_wait(u32 at, u32 parity) {  // until the phase of this parity has ended
+    u32 over;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over) : "r"(at), "r"(parity) : "memory");
+#else
+        asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over) : "r"(at), "r"(parity) : "memory");
+#endif
+    } while (!over);
+}
 
 // Matrix fragments.
 DEVICE void load_matrix_4(u32 (&r)[4], u32 at) {
