@@ -258,6 +258,32 @@ class Bench:
         return {"time_s": median, "fastest_s": fastest, "error": error}
 
 
+RATE = """
+KERNEL(rate_WHAT, 256, 2) {
+    float d[8][4] = {};
+    u32 f[4] = {(u32)threadIdx.x, 0, 0, 0};
+    NO_UNROLL for (int i = 0; i < 2000; i++) UNROLL for (int j = 0; j < 8; j++) CALL;
+    float sum = 0;
+    UNROLL for (int j = 0; j < 8; j++) sum += d[j][0];
+    if (sum == 1.f) *(float*)a.output = sum;
+}
+"""
+
+
+def rate(what: str) -> dict[str, Any]:
+    """Products of a warp per second on the whole device, by one instruction."""
+    call = "bf16::mma(d[j], f, 0, 0)" if what == "k16" else "bf16::mma_8(d[j], f[0], f[1], 0)"
+    description = Description(Sequence((pointwise(8, 8, "none"),)), "bf16")
+    source = RATE.replace("WHAT", what).replace("CALL", call)
+    kernel = Kernel(f"rate_{what}", description, source, 256, 0, (1, 1), lambda _: torch.zeros(8, device="cuda"))
+    ready = loaded(kernel, torch.device("cuda", 0))
+    blocks = 2 * ready.multiprocessors
+    x = torch.zeros(1, 8, 1, blocks, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    start = ready.prepare(x, kernel.pack([]), None, torch.empty_like(x), None)
+    seconds = time_of([start])[0]
+    return {"seconds": seconds, "products_per_s": blocks * 8 * 2000 * 8 / seconds}
+
+
 class Layers(nn.Module):
     """The sequence in torch's operators, channels-last."""
 
@@ -301,6 +327,8 @@ def measure(out: Path, end: float, most: int) -> None:
                 row = {"failed": repr(error)[:300]}
             tell({"block": block.name, "what": what, "state": "done", **row})
 
+        for what in ("k16", "k8"):
+            attempt(blocks()[0], f"rate_{what}", lambda what=what: rate(what))
         for block in blocks():
             bench = Bench(block)
             for kernel in kernels_of(block, most):
