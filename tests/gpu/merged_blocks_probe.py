@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from joulemark.merged.bricks import ACTIVATIONS, Parameters, run_plain
 from joulemark.merged.kernels import Description, Kernel, build
 from joulemark.merged.kernels import bottleneck as bottlenecks
+from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
 from joulemark.merged.kernels import inverted_residual as inverted
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.launch import loaded
@@ -102,6 +103,8 @@ def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
     """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
     description = block.description
     if "bottleneck" in block.name:
+        for cut in warpgroup_plans():
+            yield warpgroups.bottleneck_warpgroup(description, cut)
         for plan in bottleneck_plans():
             yield bottlenecks.bottleneck(description, plan)
         return
@@ -114,6 +117,20 @@ def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
         kinds.update((kind, tiles))
         yielded += 1
         yield inverted.inverted_residual(description, plan)
+
+
+def warpgroup_plans() -> list[warpgroups.Plan]:
+    sizes = (
+        (8, 28, 2, 2),
+        (8, 28, 2, 1),
+        (4, 28, 3, 1),
+        (8, 28, 1, 4),
+        (8, 28, 1, 2),
+        (4, 28, 2, 2),
+        (2, 56, 3, 1),
+        (4, 56, 1, 4),
+    )
+    return [warpgroups.Plan(*one) for one in sizes]
 
 
 def bottleneck_plans() -> list[bottlenecks.Plan]:
