@@ -127,7 +127,7 @@ def warpgroup_plans() -> list[warpgroups.Plan]:
         (8, 28, 1, 4),
         (8, 28, 1, 2),
         (4, 28, 2, 2),
-        (2, 56, 3, 1),
+        (2, 56, 2, 1),
         (4, 56, 1, 4),
     )
     return [warpgroups.Plan(*one) for one in sizes]
