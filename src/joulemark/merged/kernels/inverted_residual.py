@@ -138,7 +138,8 @@ class _Geometry:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
         plan = self.plan
         sums = plan.tiles * self.channels_out // 2 // plan.parts
-        wanted = 64 + 10 * plan.tiles + sums + 16 * (plan.together - 1)  # registers, about
+        held = 8 * min(self.steps_in, 6)  # weights of the expansion
+        wanted = 52 + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
         if wanted > 236 or self.shared > device.block_shared:
             return 0
