@@ -26,6 +26,7 @@ typedef unsigned long long u64;
 struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct Dim { int x; };
+#define EMULATED
 #define DEVICE inline
 #define UNROLL
 #define NO_UNROLL
@@ -430,7 +431,7 @@ inline const char* emulated_launch(void (*kernel)(), int grid, int threads, int 
 
 #define KERNEL(name, threads, blocks)                                                                            \
     static void name(const Arguments& a);                                                                        \
-    extern "C" const char* emulate_##name(const Arguments* a, int grid, int block, int bytes, int resident, int descending) { \
+    extern "C" __attribute__((visibility("default"))) const char* emulate_##name(const Arguments* a, int grid, int block, int bytes, int resident, int descending) { \
         static Arguments copy;                                                                                   \
         copy = *a;                                                                                               \
         return emulated_launch([] { name(copy); }, grid, block, bytes, resident, descending != 0);               \
