@@ -18,7 +18,8 @@ constexpr int PLANE = PLANE_PIXELS * 16;  // bytes of an octet of the brick
 constexpr int BLOCKS_32 = CHANNELS / 32;
 static_assert(WARPGROUPS * GROUPS * 128 == THREADS, "threads of a block");
 static_assert(WARPGROUPS <= TILES, "each warpgroup has a tile");
-static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES && PLANE_PIXELS >= 64 * TILES + 2 * PITCH + 2, "an octet has room for all tiles");
+static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES, "an octet has room for whole tiles");
+static_assert(PLANE_PIXELS >= 64 * TILES + 2 * PITCH + 2, "and for all taps of them");
 
 struct Place {
     int row, pair;         // of an 8×8 fragment: row; pair of its columns
@@ -81,9 +82,11 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
         UNROLL for (int j = 0; j < 4; j++) {
             float bias[2];
             load_bias(a, REDUCE_BIAS_AT, i * 8 + at.pair * 8 + j * 2, bias);
-            words[j] = activate<REDUCE_ACTIVATION>(sum[i + j][2 * h] + bias[0], sum[i + j][2 * h + 1] + bias[1], outside[h]);
+            const float* one = &sum[i + j][2 * h];
+            words[j] = activate<REDUCE_ACTIVATION>(one[0] + bias[0], one[1] + bias[1], outside[h]);
         }
-        store_shared_4(middle + (i + at.pair) * PLANE + (position + 8 * h) * 16, uint4{words[0], words[1], words[2], words[3]});
+        const u32 there = middle + (i + at.pair) * PLANE + (position + 8 * h) * 16;
+        store_shared_4(there, uint4{words[0], words[1], words[2], words[3]});
     }
 }
 
@@ -108,7 +111,8 @@ DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 
     }
 }
 
-DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile, const u32 (&pixels)[4][4]) {
+DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile,
+                       const u32 (&pixels)[4][4]) {
     int number[2];  // of a pixel of the output, or −1
     UNROLL for (int h = 0; h < 2; h++) {
         const int position = tile * 64 + at.slab + at.row + 8 * h;
@@ -140,8 +144,8 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
                 u32 words[4];
                 UNROLL for (int i = 0; i < 4; i++) {
                     const float* one = &sum[b * 4 + i][2 * h];
-                    words[i] = activate<WIDEN_ACTIVATION>(one[0] + float_of(bias[2 * i]) + Element::low(with[i]),
-                                                          one[1] + float_of(bias[2 * i + 1]) + Element::high(with[i]), false);
+                    const float first = one[0] + float_of(bias[2 * i]), second = one[1] + float_of(bias[2 * i + 1]);
+                    words[i] = activate<WIDEN_ACTIVATION>(first + Element::low(with[i]), second + Element::high(with[i]), false);
                 }
                 if (number[h] >= 0)
                     *(uint4*)((u16*)a.output + (u64)number[h] * CHANNELS + channel + b * 32) =
@@ -163,7 +167,8 @@ DEVICE void ask_for(const Arguments& a, const Place& at, const Brick& brick) {
 DEVICE void bottleneck(const Arguments& a) {
     const Place at = place_of();
     const u32 weights = shared_base(), middle = weights + WEIGHTS + at.group * (8 * PLANE);
-    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS) copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
+    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS)
+        copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
     copy_commit();
     copy_wait<0>();
     fence_async();
