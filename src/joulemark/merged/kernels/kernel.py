@@ -58,6 +58,7 @@ class Kernel:
         least: smallest compute capability, as 80.
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
         layout: edges of the bricks in which input and output lie in memory (:mod:`~.layouts`); None for channels-last.
+        parts: blocks that share a brick.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Kernel:
     least: int = 80
     only: int | None = None
     layout: Shape | None = None
+    parts: int = 1
 
     def size_of(self, x: Tensor) -> Shape:
         """Spatial size of a tensor in the kernel's layout."""
@@ -86,7 +88,7 @@ class Kernel:
 
     def blocks(self, batch: int, size: Shape, multiprocessors: int) -> int:
         """Blocks of a launch."""
-        count = batch * prod(self.bricks(size))
+        count = batch * prod(self.bricks(size)) * self.parts
         return count if self.persistent is None else min(count, self.persistent * multiprocessors)
 
     def arguments(

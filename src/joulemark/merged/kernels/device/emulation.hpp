@@ -169,6 +169,7 @@ template <class T> T emulated_global(const void* p) {
 }
 DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
+DEVICE void prefetch(const void*) {}
 DEVICE uint4 load_again_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
@@ -179,6 +180,7 @@ DEVICE u32 atomic_add(u32* p, u32 v) { emulation::progress++; return (*p += v) -
 DEVICE void fence_gpu() {}
 DEVICE void spin() { emulation::step_aside(); }
 
+DEVICE int block_index() { return blockIdx.x; }
 DEVICE void block_sync() { emulation::meet(emulation::block().barriers[0], emulation::block().threads, [] {}); }
 DEVICE void named_sync(int barrier, int threads) { emulation::meet(emulation::block().barriers[barrier], threads, [] {}); }
 DEVICE void warp_sync() { emulation::meet(emulation::warp().barrier, 32, [] {}); }
@@ -245,6 +247,8 @@ DEVICE u32 bits_of(float v) {
     return bits;
 }
 
+DEVICE float tanh_fast(float v) { return std::tanh(v); }
+
 // mma.m16n8kK: words 0–3 hold A, 4–5 hold B, 8–11 hold C. `PER` elements per word, element e of word w by T::element.
 template <class T, int K, int PER> void emulated_mma(float (&d)[4], const u32* a, int a_words, const u32* b, int b_words) {
     auto& warp = emulation::warp();
@@ -276,7 +280,8 @@ template <class T> struct EmulatedHalf {
     static float element(u32 word, int which) { return T::widen((u16)(word >> (16 * which))); }
     static u32 pack(float low, float high) { return T::narrow(low) | (u32)T::narrow(high) << 16; }
     static u32 pack_relu(float low, float high) { return pack(low > 0 ? low : 0, high > 0 ? high : 0); }
-    static u32 minimum_6(u32 v) { return pack(std::fmin(low(v), 6.f), std::fmin(high(v), 6.f)); }
+    static u32 minimum(u32 v, u32 limit) { return pack(std::fmin(low(v), low(limit)), std::fmin(high(v), high(limit))); }
+    static u32 minimum_6(u32 v) { return minimum(v, T::SIX); }
     static float low(u32 v) { return element(v, 0); }
     static float high(u32 v) { return element(v, 1); }
     static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -293,6 +298,7 @@ template <class T> struct EmulatedHalf {
     }
 };
 struct bf16 : EmulatedHalf<bf16> {
+    static constexpr u32 SIX = 0x40c040c0u;
     static float widen(u16 v) { return float_of((u32)v << 16); }
     static u16 narrow(float v) {
         const u32 bits = bits_of(v);
@@ -300,6 +306,7 @@ struct bf16 : EmulatedHalf<bf16> {
     }
 };
 struct fp16 : EmulatedHalf<fp16> {
+    static constexpr u32 SIX = 0x46004600u;
     static float widen(u16 v) {
         _Float16 h;
         memcpy(&h, &v, 2);
