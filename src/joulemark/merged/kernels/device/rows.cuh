@@ -42,11 +42,6 @@ template <> struct Fragment<fp32> {
         tf32::mma(d, high, b[2], b[3]);
         tf32::mma(d, high, b[0], b[1]);
     }
-    DEVICE void multiply_from(float (&d)[4], const u32* b, float c0, float c1) const {
-        tf32::mma_from(d, low, b[0], b[1], c0, c1);
-        tf32::mma(d, high, b[2], b[3]);
-        tf32::mma(d, high, b[0], b[1]);
-    }
 };
 
 
@@ -205,7 +200,8 @@ template <class Y, class F> struct Rows {
                 Fragment<T> pixels[3];
                 UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(row + column[dx], 2 * k));
                 if (plane == Y::PLANES - 1 && k == Y::STEPS - 1) source.release();
-                UNROLL for (int dx = 0; dx < 3; dx++) {
+                if constexpr (EACH == 4) add_exactly<DONE, MIDDLE, FRESH>(done, middle, fresh, pixels, plane, k);
+                else UNROLL for (int dx = 0; dx < 3; dx++) {
                     const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
                     UNROLL for (int j = 0; j < Y::TILES; j++) {
                         if constexpr (DONE) pixels[dx].multiply(done[j], w + (2 * Y::TILES + j) * EACH);
@@ -216,6 +212,24 @@ template <class Y, class F> struct Rows {
                     }
                 }
             }
+        }
+    }
+
+    // fp32: the matrix instruction cuts its sums off where an addition rounds, so a step's products have sums of their own.
+    template <bool DONE, bool MIDDLE, bool FRESH>
+    DEVICE void add_exactly(Sums& done, Sums& middle, Sums& fresh, const Fragment<T> (&pixels)[3], int plane, int k) {
+        constexpr int EACH = Weights<Y>::EACH;
+        constexpr bool WANTED[3] = {FRESH, MIDDLE, DONE};
+        Sums part[3] = {};
+        UNROLL for (int dx = 0; dx < 3; dx++) {
+            const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
+            UNROLL for (int row = 0; row < 3; row++) UNROLL for (int j = 0; j < Y::TILES; j++)
+                if (WANTED[row]) pixels[dx].multiply(part[row][j], w + (row * Y::TILES + j) * EACH);
+        }
+        UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) {
+            if constexpr (DONE) done[j][i] += part[2][j][i];
+            if constexpr (MIDDLE) middle[j][i] += part[1][j][i];
+            if constexpr (FRESH) fresh[j][i] = (plane + k ? fresh[j][i] : bias[j][i % 2]) + part[0][j][i];
         }
     }
 
