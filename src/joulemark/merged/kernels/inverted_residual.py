@@ -1,0 +1,374 @@
+"""Inverted residuals: 1×1 expansion, depthwise 3×3 of stride 1 or 2, 1×1 projection, in one kernel.
+
+Where the expansion is missing (the first block of MobileNetV2) the depthwise reads the input itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, diagonal_taps, product_fragments
+from joulemark.merged.sequence import Conv, Shape
+
+CHUNK = 32  # hidden channels at a time
+_ACTIVATIONS = ("none", "relu", "relu6", "silu")
+_KEPT_STEPS = 4  # of the expansion's weights, in registers over a chunk; more would crowd out the sums
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an inverted residual is cut.
+
+    Args:
+        height: of a brick of the output.
+        width: of a brick of the output.
+        tiles: of 16 positions, one above the other, that a warp computes.
+        groups: of warps, which take the chunks of hidden channels in turns.
+        buffers: 2 lets a warp expand the next chunk while others still read the last one; 1 takes less shared memory.
+        resident: blocks of a multiprocessor that registers must suffice for.
+        narrow: a tile is 8 positions in each of two rows, not 16 in one.
+        together: tiles of pixels that share each load of the expansion's weights.
+        parts: blocks that share a brick: each makes a part of the output's channels.
+    """
+
+    height: int
+    width: int
+    tiles: int
+    groups: int = 1
+    buffers: int = 2
+    resident: int = 1
+    narrow: bool = False
+    together: int = 1
+    parts: int = 1
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return (2, 8) if self.narrow else (1, 16)
+
+    @property
+    def strips(self) -> int:
+        """Tiles side by side."""
+        return -(-self.width // self.tile[1])
+
+    @property
+    def warps(self) -> int:
+        """Of a group."""
+        return self.strips * self.height // (self.tiles * self.tile[0])
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What follows from the layers and the plan; the kernel's text derives the same from the same constants."""
+
+    channels_in: int
+    hidden: int
+    channels_out: int
+    stride: int
+    expands: bool
+    residual: bool
+    plan: Plan
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.hidden // CHUNK)
+
+    @property
+    def steps_in(self) -> int:
+        return -(-self.channels_in // 16) if self.expands else 2 * self.chunks
+
+    @property
+    def pitch(self) -> int:
+        return self.stride * (self.plan.width + 2 // self.stride)
+
+    @property
+    def pixel_tiles(self) -> int:
+        return -(-(self.stride * (self.plan.height - 1) + 3) * self.pitch // 16)
+
+    @property
+    def turns(self) -> int:
+        """Tiles of pixels that a warp expands."""
+        return -(-self.pixel_tiles // self.plan.warps)
+
+    @property
+    def plane_pixels(self) -> int:
+        # Copies of the neighbouring octets of a pixel fall on different banks.
+        return self.pixel_tiles * 16 + (8 // min(8, 2 * self.steps_in) if self.steps_in < 4 else 1)
+
+    @property
+    def out_pixels(self) -> int:
+        return self.plan.strips * self.plan.tile[1] * self.plan.height + 1
+
+    @property
+    def slack(self) -> int:
+        """Pixels behind the last octet that tiles with columns to spare read (and do not use)."""
+        plan, step = self.plan, self.stride * self.plan.tile[0]
+        rows = step * (plan.tiles - 1) + 3
+        second = self.stride * self.pitch if plan.narrow else 8
+        third = 1 if self.stride == 2 else 2
+        corner = (plan.height - plan.tiles * plan.tile[0]) * self.stride * self.pitch
+        last = corner + (plan.strips - 1) * plan.tile[1] + 7 + second + third + ((rows - 1) // 2 * 2 + 1) * self.pitch
+        return max(0, last + 1 - self.plane_pixels)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        plane, plan = self.plane_pixels * 16, self.plan
+        octets_out = self.channels_out // 8 // plan.parts
+        given = 2 * self.steps_in * plane
+        hidden = plan.groups * plan.buffers * 4 * plane if self.expands else 0
+        sums = plan.warps * plan.tiles * octets_out * 512 if plan.groups > 1 else 0
+        staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
+        return max(given + max(hidden, sums) + self.slack * 16, staged)
+
+    def resident(self, device: Device) -> int:
+        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
+        plan = self.plan
+        sums = plan.tiles * self.channels_out // 2 // plan.parts
+        held = 8 * min(self.steps_in, 6)  # weights of the expansion
+        wanted = 52 + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
+        warps = plan.warps * plan.groups
+        if wanted > 236 or self.shared > device.block_shared:
+            return 0
+        # Each of the four schedulers has a quarter of the registers for its warps.
+        of_scheduler = device.registers // 4 // 32 // (-(-wanted // 8) * 8)
+        by_registers = 4 * of_scheduler // warps
+        return min(by_registers, device.shared // (self.shared + 1024), 8)
+
+    def cycles(self, out: Shape, batch: int, device: Device) -> float:
+        """Roughly the cycles of the multiprocessor with most blocks: for ranking, not for prediction."""
+        plan, octets = self.plan, self.channels_out // 8 // self.plan.parts
+        product = 1.6  # cycles of a multiprocessor for one product of a warp on the tensor cores by mma.sync
+        steps = self.steps_in if self.expands else 0
+        taps = self.stride * plan.tile[0] * (plan.tiles - 1) + 3
+        expand = max(4 * steps * product, (5 * steps + 45) / 4, 4 * steps + 16) if self.expands else 0
+        loads = 24 * taps / plan.tiles
+        project = max((24 + 2 * octets) * product, (80 + 2 * octets) / 4, loads + (64 + 8 * octets) / plan.tiles)
+        tiles = plan.strips * plan.height // plan.tile[0]
+        block = self.chunks * (self.turns * plan.warps * expand + tiles * project) + 1500
+        blocks = batch * plan.parts * -(-out[0] // plan.height) * -(-out[1] // plan.width)
+        warps = plan.warps * plan.groups * min(plan.resident, -(-blocks // device.multiprocessors))
+        return -(-blocks // device.multiprocessors) * block / min(1.0, math.sqrt(warps / 14))
+
+
+def unsuited(description: Description) -> str | None:
+    """Why a sequence is no inverted residual that this kernel computes; None if it is one."""
+    layers = description.sequence.layers
+    if description.format not in ("bf16", "fp16"):
+        return f"no inverted residual in {description.format}"
+    if description.sequence.dimensions != 2 or len(layers) not in (2, 3) or description.adds:
+        return "an inverted residual has two or three layers in two dimensions"
+    *expansion, depthwise, projection = layers
+    if any(one.activation not in _ACTIVATIONS for one in layers):
+        return f"activations are {', '.join(_ACTIVATIONS)}"
+    if not _is_depthwise(depthwise) or not all(_is_pointwise(one) for one in (*expansion, projection)):
+        return "an inverted residual is 1×1, depthwise 3×3 (stride 1 or 2, padding 1), 1×1"
+    if any(one.residual is not None for one in layers[:-1]) or projection.residual not in (None, 0):
+        return "only the projection adds, and only the sequence's input"
+    if any(description.sequence.channels(n) % 8 for n in (0, len(layers))):
+        return "channels of input and output must be multiples of 8"
+    return None
+
+
+def _is_pointwise(layer: Conv) -> bool:
+    return (layer.kernel, layer.stride, layer.padding, layer.groups) == ((1, 1), (1, 1), (0, 0), 1)
+
+
+def _is_depthwise(layer: Conv) -> bool:
+    shape = layer.kernel, layer.padding, layer.dilation
+    return (
+        shape == ((3, 3), (1, 1), (1, 1))
+        and layer.stride in ((1, 1), (2, 2))
+        and layer.groups == layer.in_channels == layer.out_channels
+    )
+
+
+def inverted_residual(description: Description, plan: Plan) -> Kernel:
+    """The kernel of an inverted residual.
+
+    Raises:
+        ValueError: the sequence is none, or the plan does not fit together.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
+    geometry = _geometry(description, plan)
+    if plan.height % (plan.tiles * plan.tile[0]):
+        raise ValueError(f"a brick of {plan.height} rows is no whole number of {plan.tiles} tiles of {plan.tile[0]}")
+    if plan.parts > 1 and geometry.channels_out % (16 * plan.parts):
+        raise ValueError(f"{geometry.channels_out} channels do not split into {plan.parts} parts of a multiple of 16")
+    if plan.warps * plan.groups > 32 or geometry.turns > 16:
+        raise ValueError(
+            f"{plan.warps * plan.groups} warps, each with {geometry.turns} tiles to expand: at most 32, 16"
+        )
+    name = f"inverted_residual_{description}_{_name(geometry)}"
+
+    def pack(parameters: List[Parameters]) -> Tensor:
+        return _pack(geometry, description.dtype, parameters)
+
+    return Kernel(
+        name,
+        description,
+        _source(name, description, geometry),
+        plan.warps * plan.groups * 32,
+        geometry.shared,
+        (plan.height, plan.width),
+        pack,
+        parts=plan.parts,
+    )
+
+
+def _source(name: str, description: Description, geometry: _Geometry) -> str:
+    plan = geometry.plan
+    offsets, _ = _layout(geometry)
+    constants = {
+        "CHANNELS_IN": geometry.channels_in,
+        "CHUNKS": geometry.chunks,
+        "CHANNELS_OUT": geometry.channels_out,
+        "STRIDE": geometry.stride,
+        "BRICK_HEIGHT": plan.height,
+        "BRICK_WIDTH": plan.width,
+        "TILES": plan.tiles,
+        "GROUPS": plan.groups,
+        "BUFFERS": plan.buffers,
+        "TOGETHER": plan.together,
+        "PARTS": plan.parts,
+        "KEPT_STEPS": _KEPT_STEPS,
+        "THREADS": plan.warps * plan.groups * 32,
+        "PLANE_PIXELS": geometry.plane_pixels,
+        "OUT_PLANE_PIXELS": geometry.out_pixels,
+        **{f"{part.upper()}_AT": offset for part, offset in offsets.items()},
+    }
+    flags = {"EXPANDS": geometry.expands, "RESIDUAL": geometry.residual, "NARROW": plan.narrow}
+    activations = [layer.activation.upper() for layer in description.sequence.layers]
+    stages = ("EXPAND", "DEPTHWISE", "PROJECT")
+    named = zip(stages, ["NONE"] * (3 - len(activations)) + activations, strict=True)
+    return "\n".join(
+        [
+            f"using Element = {description.format};",
+            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
+            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
+            device_text("octets.cuh"),
+            *(f"constexpr Activation {stage}_ACTIVATION = {one};" for stage, one in named),
+            device_text("inverted_residual.cuh"),
+            f"KERNEL({name}, THREADS, {plan.resident}) {{ inverted_residual(a); }}",
+            "",
+        ]
+    )
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    They are ranked by a rough count of tensor, issue and shared-memory cycles of the slowest multiprocessor.
+
+    Raises:
+        ValueError: the sequence is no inverted residual.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
+    out = description.sequence.sizes(size)[-1]
+    ranked = []
+    for plan in _all_plans(description, out):
+        geometry = _geometry(description, plan)
+        resident = geometry.resident(device)
+        if resident:
+            fitted = _geometry(description, replace(plan, resident=resident))
+            ranked.append((fitted.cycles(out, batch, device), fitted.plan))
+    ranked.sort(key=lambda one: one[0])
+    return [plan for _, plan in ranked[:limit]]
+
+
+def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
+    """Every way to cut that the kernel can be generated for."""
+    channels = description.sequence.channels(len(description.sequence.layers))
+    expands = len(description.sequence.layers) == 3
+    widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
+    splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
+    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (2, 1), splits)
+    for width, narrow, tiles, blocks, groups, buffers, parts in ways:
+        height = tiles * blocks * (2 if narrow else 1)
+        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, 1 if tiles > 1 else 2, parts)
+        geometry = _geometry(description, plan)
+        useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
+        if useful and 2 <= plan.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
+            yield plan
+
+
+def _geometry(description: Description, plan: Plan) -> _Geometry:
+    *expansion, depthwise, projection = description.sequence.layers
+    return _Geometry(
+        description.sequence.channels(0),
+        depthwise.out_channels,
+        projection.out_channels,
+        depthwise.stride[0],
+        bool(expansion),
+        projection.residual is not None,
+        plan,
+    )
+
+
+def _name(geometry: _Geometry) -> str:
+    plan = geometry.plan
+    form = "n" if plan.narrow else "w"
+    return (
+        f"s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_g{plan.groups}"
+        f"_b{plan.buffers}_r{plan.resident}_m{plan.together}_p{plan.parts}"
+    )
+
+
+def _layout(geometry: _Geometry) -> tuple[dict[str, int], int]:
+    """Offsets of the parts of the packed weights, bytes, and their total."""
+    chunks, pairs = geometry.chunks, -(-geometry.channels_out // 16)
+    parts = {
+        "expand": chunks * geometry.steps_in * 1024 if geometry.expands else 0,
+        "depthwise": chunks * 4 * 8 * 48,
+        "project": chunks * 2 * pairs * 512,
+        "expand_bias": chunks * CHUNK * 4,
+        "depthwise_bias": chunks * CHUNK * 4,
+        "project_bias": pairs * 64,
+    }
+    offsets, total = {}, 0
+    for part, size in parts.items():
+        offsets[part] = total
+        total += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, total
+
+
+def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
+    """The layers' weights in the order in which the kernel's lanes read them."""
+    *expansion, depthwise, projection = parameters
+    hidden = geometry.chunks * CHUNK
+    offsets, total = _layout(geometry)
+    parts = {
+        "depthwise": diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden),
+        "project": product_fragments(projection.weight[:, :, 0, 0].to(dtype), hidden, 16),
+        "depthwise_bias": bias_bytes(depthwise, hidden),
+        "project_bias": bias_bytes(projection, geometry.channels_out),
+    }
+    if expansion:
+        # [chunks, 32 channels, …]: the steps over the input channels of one chunk follow each other.
+        weight = expansion[0].weight[:, :, 0, 0].to(dtype)
+        whole = weight.new_zeros(hidden, weight.shape[1])
+        whole[: weight.shape[0]] = weight
+        chunks = [product_fragments(one, 16 * geometry.steps_in, CHUNK) for one in whole.split(CHUNK)]
+        parts["expand"] = torch.cat(chunks)
+        parts["expand_bias"] = bias_bytes(expansion[0], hidden)
+    packed = torch.zeros(total, dtype=torch.uint8, device=depthwise.weight.device)
+    for name, part in parts.items():
+        packed[offsets[name] : offsets[name] + part.numel()] = as_bytes(part)
+    return packed
