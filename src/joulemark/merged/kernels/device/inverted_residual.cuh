@@ -141,7 +141,7 @@ DEVICE void depthwise_octet(const Arguments& a, const Place& at, u32 hidden, int
     u32 tap[12];
     const bool diagonal = at.pair == at.row >> 1;
     UNROLL for (int i = 0; i < 3; i++) {
-        const uint4 w = load_global_4(weights_at(a, DEPTHWISE_AT) + (octet * 8 + at.row) * 3 + i);
+        const uint4 w = load_global_4(weights_at(a, DEPTHWISE_AT) + (octet * 3 + i) * 8 + at.row);
         tap[4 * i] = diagonal ? w.x : 0;
         tap[4 * i + 1] = diagonal ? w.y : 0;
         tap[4 * i + 2] = diagonal ? w.z : 0;
