@@ -25,6 +25,12 @@ def bias_bytes(layer: Parameters, channels: int) -> Tensor:
     return as_bytes(whole)
 
 
+def sum_bytes(layer: Parameters, channels: int) -> Tensor:
+    """A layer's bias as the sums of products begin: each pair of channels twice, for the two pixels of a lane."""
+    pairs = bias_bytes(layer, channels).view(torch.float32).view(-1, 1, 2)
+    return as_bytes(pairs.expand(-1, 2, 2))
+
+
 def product_fragments(weight: Tensor, inputs: int, outputs: int) -> Tensor:
     """A matrix for products of depth 16, two octets of outputs to each 16-byte load of a lane.
 
