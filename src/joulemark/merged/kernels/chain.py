@@ -149,11 +149,12 @@ class Lines:
         possible = [n for n in (2, 1) if cout % (8 * n) == 0 and cout // (8 * n) <= self.most_splits]
         if not possible:
             raise ValueError(f"the warps are too few for {cout} channels")
-        pixels = 24 if self.description.format == "fp32" else 12
+        exact = self.description.format == "fp32"  # two fragments of pixels, and sums of a step beside those of all
+        others = _OTHER_REGISTERS + (40 if exact else 12)
         for tiles in possible:
-            if self._words(steps, tiles) + 14 * tiles + pixels + _OTHER_REGISTERS <= self.registers:
+            if self._words(steps, tiles) + (26 if exact else 14) * tiles + others <= self.registers:
                 return tiles, True
-        return possible[0], False
+        return possible[-1 if exact else 0], False
 
     def layer_text(
         self, number: int, more: dict[str, object], types: str = "", kept: Literal["SHARED", "GLOBAL"] = "SHARED"

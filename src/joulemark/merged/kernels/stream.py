@@ -70,16 +70,20 @@ class _Stream(Lines):
 
     def __init__(self, description: Description, plan: Plan) -> None:
         self.plan, self.strips = plan, plan.width // 16
-        fewest = sum(max(-(-layer.out_channels // 16), 1) for layer in description.sequence.layers) * self.strips
-        super().__init__(description, registers_for(fewest, plan.blocks), _MOST_WARPS)
-        self.groups = [self.strips * one.splits for one in self.parameters]
-        self.warps = sum(self.groups)
-        if self.warps > _MOST_WARPS or registers_for(self.warps, plan.blocks) < self.registers:
+        for most in (16, 8):  # channels of a warp: more of them take more registers, fewer of them more warps
+            warps = sum(-(-layer.out_channels // most) for layer in description.sequence.layers) * self.strips
+            super().__init__(description, registers_for(warps, plan.blocks), _MOST_WARPS)
+            self.groups = [self.strips * one.splits for one in self.parameters]
+            self.warps = sum(self.groups)
+            enough = registers_for(self.warps, plan.blocks) >= self.registers
+            if enough and all(one.resident for one in self.parameters):
+                break
+        else:
             raise ValueError(
-                f"a band of {plan.width} columns takes {self.warps} warps × {plan.blocks} blocks: too many"
+                f"a band of {plan.width} columns, {plan.blocks} blocks: the weights do not fit into registers"
             )
-        if not all(one.resident for one in self.parameters):
-            raise ValueError(f"the weights do not fit into {self.registers} registers of {self.warps} warps")
+        if self.warps > _MOST_WARPS:
+            raise ValueError(f"a band of {plan.width} columns takes {self.warps} warps: too many")
         self.rings, self.shared = self._place_rings()
 
     def _place_rings(self) -> tuple[list[_Ring], int]:
@@ -89,10 +93,10 @@ class _Stream(Lines):
             adders = [n for n, layer in enumerate(self.layers) if layer.residual == tensor]
             rows = self.plan.ahead if tensor == 0 else self.plan.between
             behind = max((n + 1 - tensor for n in adders), default=0)
-            while rows < 2 * (behind + 2):
+            while rows < 2 * (behind + 2 + (tensor == 0)):
                 rows *= 2
             if tensor == 0:
-                self.lag = max(rows // 4, behind + 2)
+                self.lag = max(rows // 4, behind + 3)
             readers = self.groups[tensor] + sum(self.groups[n] for n in adders)
             writers = 32 * self.groups[0] if tensor == 0 else self.groups[tensor - 1]
             pitch = self.plan.width * self.chunks(tensor) * 16

@@ -42,11 +42,6 @@ template <> struct Fragment<fp32> {
         tf32::mma(d, high, b[2], b[3]);
         tf32::mma(d, high, b[0], b[1]);
     }
-    DEVICE void multiply_from(float (&d)[4], const u32* b, float c0, float c1) const {
-        tf32::mma_from(d, low, b[0], b[1], c0, c1);
-        tf32::mma(d, high, b[2], b[3]);
-        tf32::mma(d, high, b[0], b[1]);
-    }
 };
 
 
@@ -166,6 +161,7 @@ template <int PITCH, int PLANE> struct FieldSource {
     u32 at;
     DEVICE u32 row(int plane) const { return at + plane * PLANE; }
     DEVICE void release() { at += PITCH; }
+    DEVICE void ahead(int) {}
 };
 
 // One warp's rows of 16 columns, of layer Y.
@@ -204,7 +200,8 @@ template <class Y, class F> struct Rows {
                 Fragment<T> pixels[3];
                 UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(row + column[dx], 2 * k));
                 if (plane == Y::PLANES - 1 && k == Y::STEPS - 1) source.release();
-                UNROLL for (int dx = 0; dx < 3; dx++) {
+                if constexpr (EACH == 4) add_exactly<DONE, MIDDLE, FRESH>(done, middle, fresh, pixels, plane, k);
+                else UNROLL for (int dx = 0; dx < 3; dx++) {
                     const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
                     UNROLL for (int j = 0; j < Y::TILES; j++) {
                         if constexpr (DONE) pixels[dx].multiply(done[j], w + (2 * Y::TILES + j) * EACH);
@@ -218,19 +215,40 @@ template <class Y, class F> struct Rows {
         }
     }
 
+    // fp32: the matrix instruction cuts its sums off where an addition rounds, so a step's products have sums of their own.
+    template <bool DONE, bool MIDDLE, bool FRESH>
+    DEVICE void add_exactly(Sums& done, Sums& middle, Sums& fresh, const Fragment<T> (&pixels)[3], int plane, int k) {
+        constexpr int EACH = Weights<Y>::EACH;
+        constexpr bool WANTED[3] = {FRESH, MIDDLE, DONE};
+        Sums part[3] = {};
+        UNROLL for (int dx = 0; dx < 3; dx++) {
+            const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
+            UNROLL for (int row = 0; row < 3; row++) UNROLL for (int j = 0; j < Y::TILES; j++)
+                if (WANTED[row]) pixels[dx].multiply(part[row][j], w + (row * Y::TILES + j) * EACH);
+        }
+        UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) {
+            if constexpr (DONE) done[j][i] += part[2][j][i];
+            if constexpr (MIDDLE) middle[j][i] += part[1][j][i];
+            if constexpr (FRESH) fresh[j][i] = (plane + k ? fresh[j][i] : bias[j][i % 2]) + part[0][j][i];
+        }
+    }
+
     // `count` output rows of the 16 columns from `x0`, out of count + 2 rows of the source.
     template <class Source, class Sink> DEVICE void run(Source& source, Sink& sink, int count, int x0) {
         UNROLL for (int dx = 0; dx < 3; dx++) column[dx] = offset<Y::IN>(F::GUARD + x0 + (lane & 15) + dx - 1, lane >> 4);
         Sums x, y, z;
+        source.ahead(2);  // so many rows will be asked for
         step<false, false, true>(z, z, x, source);
         step<false, true, true>(z, x, y, source);
         if (count == 1) {
+            source.ahead(1);
             step<true, false, false>(x, z, z, source);
             sink.store(x);
             return;
         }
         int left = count - 2;
         NO_UNROLL for (; left >= 3; left -= 3) {
+            source.ahead(3);
             step<true, true, true>(x, y, z, source);
             sink.store(x);
             step<true, true, true>(y, z, x, source);
@@ -239,10 +257,12 @@ template <class Y, class F> struct Rows {
             sink.store(z);
         }
         NO_UNROLL for (; left > 0; left--) {
+            source.ahead(1);
             step<true, true, true>(x, y, z, source);
             sink.store(x);
             UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) x[j][i] = y[j][i], y[j][i] = z[j][i];
         }
+        source.ahead(2);
         step<true, true, false>(x, y, z, source);
         sink.store(x);
         step<true, false, false>(y, z, z, source);
