@@ -7,7 +7,7 @@ computed once and kept until their last consumer has read them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -84,18 +84,38 @@ def regions(sequence: Sequence, sizes: list[Shape], brick: Box) -> list[Box]:
     return [one for one in needed if one is not None]
 
 
+def positions_needed(sequence: Sequence, size: Shape, edge: Shape) -> list[int]:
+    """Per tensor, the positions that all padded bricks of one image need together, what overlaps counted each time.
+
+    A brick's boxes grow in each dimension alone, so the sum over bricks is a product over dimensions of sums.
+
+    Args:
+        size: spatial, of the input.
+        edge: of the output's bricks.
+    """
+    sizes = list(sequence.sizes(size))
+    totals = [1] * len(sizes)
+    for d in range(sequence.dimensions):
+        line = Sequence(tuple(_along(one, d) for one in sequence.layers))
+        lengths = [(one[d],) for one in sizes]
+        parts = [regions(line, lengths, brick) for brick in bricks_of(lengths[-1], (edge[d],))]
+        totals = [total * sum(boxes[n].positions for boxes in parts) for n, total in enumerate(totals)]
+    return totals
+
+
+def _along(layer: Conv, d: int) -> Conv:
+    """A layer in one of its dimensions."""
+    one = {name: (getattr(layer, name)[d],) for name in ("kernel", "stride", "padding", "dilation")}
+    return replace(layer, **one)
+
+
 def recompute_factor(sequence: Sequence, size: Shape, edge: Shape) -> float:
     """FLOPs of padded bricks over FLOPs without recomputation; 1 for a single layer.
 
     Far from the borders, with L layers of 3^d taps and bricks of edge B, it is Σ_{l=1..L} (B + 2(L−l))^d / (L·B^d).
     """
-    sizes = list(sequence.sizes(size))
-    spent = 0
-    for brick in bricks_of(sizes[-1], edge):
-        boxes = regions(sequence, sizes, brick)
-        spent += sum(
-            one.flops_per_position * box.positions for one, box in zip(sequence.layers, boxes[1:], strict=True)
-        )
+    needed = positions_needed(sequence, size, edge)[1:]
+    spent = sum(one.flops_per_position * positions for one, positions in zip(sequence.layers, needed, strict=True))
     return spent / sequence.flops(size)
 
 

@@ -225,7 +225,8 @@ class InceptionV4(nn.Sequential):
             Branches(
                 nn.Sequential(ConvNorm(160, 64, 1), ConvNorm(64, 96, 3, padding=0)),
                 nn.Sequential(
-                    ConvNorm(160, 64, 1), ConvNorm(64, 64, (1, 7)), ConvNorm(64, 64, (7, 1)), ConvNorm(64, 96, 3, padding=0)
+                    ConvNorm(160, 64, 1), ConvNorm(64, 64, (1, 7)), ConvNorm(64, 64, (7, 1)),
+                    ConvNorm(64, 96, 3, padding=0),
                 ),
             ),
             Branches(ConvNorm(192, 192, 3, 2, padding=0), nn.MaxPool2d(3, 2)),
@@ -293,8 +294,10 @@ def _fitted(x: Tensor, like: Tensor) -> Tensor:
 
 
 class DeepCam(nn.Module):
-    """A segmentation network in the manner of DeepCAM (Kurth et al., *Exascale Deep Learning for Climate Analytics*,
-    SC 2018): DeepLabv3+ over an encoder of ResNet-50 whose last stage is dilated, and a decoder at full resolution.
+    """A segmentation network in the manner of DeepCAM.
+
+    DeepLabv3+ over an encoder of ResNet-50 whose last stage is dilated, and a decoder at full resolution, as in Kurth
+    et al., *Exascale Deep Learning for Climate Analytics* (SC 2018).
 
     Input (B, channels, H, W) of 16 fields, output (B, classes, H, W).
 
