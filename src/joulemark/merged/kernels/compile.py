@@ -1,0 +1,136 @@
+"""CUDA C++ → machine code by NVRTC, without a GPU; kept on disk by the hash of all that went in."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from joulemark.merged.kernels.kernel import Kernel
+
+CACHE_VARIABLE = "JOULEMARK_KERNEL_CACHE"
+_USED = re.compile(r"Used (\d+) registers")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+class KernelError(RuntimeError):
+    """A kernel cannot be compiled or launched."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """Machine code of one kernel for one architecture.
+
+    Args:
+        name: of the kernel.
+        architecture: as in ``sm_90a``.
+        code: an ELF image.
+        registers: per thread.
+        stack: bytes of stack frame per thread.
+        spilled: bytes stored and loaded per thread because registers ran out.
+    """
+
+    name: str
+    architecture: str
+    code: bytes
+    registers: int
+    stack: int
+    spilled: int
+
+
+def architecture_of(major: int, minor: int) -> str:
+    """The target for a compute capability; Hopper's and Blackwell's have the suffix that admits all instructions."""
+    number = 10 * major + minor
+    return f"sm_{number}a" if number == 90 else f"sm_{number}"
+
+
+def device_text(name: str) -> str:
+    """A file of ``device/``; ``#include`` and ``#pragma once`` of files beside it are left out."""
+    text = (resources.files(__package__) / "device" / name).read_text(encoding="utf-8")
+    return text.replace("#pragma once\n", "")
+
+
+def full_source(kernel: Kernel, vocabulary: str) -> str:
+    """A kernel's text with the vocabulary (``prelude.cuh`` or ``emulation.hpp``) in front."""
+    return device_text(vocabulary) + device_text("arguments.cuh") + kernel.source
+
+
+def cache_folder() -> Path:
+    """Where builds are kept: $JOULEMARK_KERNEL_CACHE, or the user's cache folder."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "kernels"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(name, path)
+
+
+def build(kernel: Kernel, architecture: str) -> Build:
+    """Machine code of a kernel, from the cache where it is there.
+
+    Raises:
+        KernelError: cuda-core or NVRTC is missing, or NVRTC refuses the text.
+    """
+    return _build(kernel.name, full_source(kernel, "prelude.cuh"), architecture)
+
+
+@cache
+def _build(name: str, source: str, architecture: str) -> Build:
+    key = hashlib.sha256("\0".join((_compiler(), architecture, name, source)).encode()).hexdigest()[:32]
+    path = cache_folder() / f"{key}.cubin"
+    facts = path.with_suffix(".json")
+    if path.exists() and facts.exists():
+        return Build(name, architecture, path.read_bytes(), **json.loads(facts.read_text()))
+    code, log = _compile(name, source, architecture)
+    used, spills = _USED.search(log), _SPILLS.search(log)
+    if used is None or spills is None:
+        raise KernelError(f"NVRTC does not say what {name} takes: {log[:400]!r}")
+    stack, stored, loaded = (int(one) for one in spills.groups())
+    numbers = {"registers": int(used[1]), "stack": stack, "spilled": stored + loaded}
+    write_whole(path, code)
+    write_whole(facts, json.dumps(numbers).encode())
+    return Build(name, architecture, code, **numbers)
+
+
+def _core() -> Any:
+    try:
+        from cuda import core
+    except ImportError as error:
+        raise KernelError(f"kernels need cuda-core, which is not there ({error}): pip install cuda-core") from error
+    return core
+
+
+@cache
+def _compiler() -> str:
+    """The compiler's version, a part of every key."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise KernelError(f"kernels need cuda-bindings ({error}): pip install cuda-core") from error
+    return ".".join(str(one) for one in nvrtc.nvrtcVersion())
+
+
+def _compile(name: str, source: str, architecture: str) -> tuple[bytes, str]:
+    core = _core()
+    options = core.ProgramOptions(name=f"{name}.cu", arch=architecture, std="c++17", ptxas_options=["-v"])
+    log = io.StringIO()
+    try:
+        code = core.Program(source, "c++", options).compile("cubin", logs=log).code
+    except Exception as error:  # NVRTC's errors have no common type over releases of cuda-core
+        raise KernelError(f"NVRTC refuses {name} for {architecture}: {error}") from error
+    return bytes(code), log.getvalue()

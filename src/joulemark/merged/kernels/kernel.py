@@ -1,0 +1,151 @@
+"""A kernel: its text, its launch, and how it wants its weights."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.sequence import Shape
+
+Pack = Callable[[List[Parameters]], Tensor]
+Scratch = Callable[[int, Shape], int]
+
+
+class Arguments(ctypes.Structure):
+    """What every kernel gets: ``device/arguments.cuh``. Triples are (depth, height, width), depth 1 in 2-D."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("batch", ctypes.c_int),
+        ("size", ctypes.c_int * 3),
+        ("out", ctypes.c_int * 3),
+        ("bricks", ctypes.c_int * 3),
+        ("count", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated kernel.
+
+    Tensors are channels-last: x is [batch, channels, *size] with strides of ``torch.channels_last`` (``_3d``).
+
+    Args:
+        name: of the ``KERNEL`` in ``source``.
+        description: what it computes.
+        source: CUDA C++ that follows ``device/prelude.cuh`` (or ``emulation.hpp``) and ``device/arguments.cuh``.
+        block: threads of a block.
+        shared: bytes of dynamic shared memory of a block.
+        edge: positions of the output that a block computes at a time, per dimension.
+        pack: parameters (of the sequence's layers, any float dtype, on any device) → bytes, in the order that the
+            kernel reads.
+        persistent: blocks per multiprocessor of a kernel whose blocks take brick after brick; None for one block per
+            brick.
+        scratch: bytes of scratch for (batch, size), zeroed once before the first launch; None without.
+        least: smallest compute capability, as 80.
+        only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
+    """
+
+    name: str
+    description: Description
+    source: str = field(repr=False)
+    block: int
+    shared: int
+    edge: Shape
+    pack: Pack = field(repr=False)
+    persistent: int | None = None
+    scratch: Scratch | None = field(default=None, repr=False)
+    least: int = 80
+    only: int | None = None
+
+    def bricks(self, size: Shape) -> Shape:
+        """Bricks per dimension of the output for an input of spatial ``size``."""
+        out = self.description.sequence.sizes(size)[-1]
+        return tuple(-(-n // e) for n, e in zip(out, self.edge, strict=True))
+
+    def blocks(self, batch: int, size: Shape, multiprocessors: int) -> int:
+        """Blocks of a launch."""
+        count = batch * prod(self.bricks(size))
+        return count if self.persistent is None else min(count, self.persistent * multiprocessors)
+
+    def arguments(
+        self, x: Tensor, weights: Tensor, out: Tensor, residual: Tensor | None, scratch: Tensor | None, blocks: int
+    ) -> Arguments:
+        """The arguments of a launch; the tensors must outlive it."""
+        size, made = tuple(x.shape[2:]), tuple(out.shape[2:])
+        bricks = self.bricks(size)
+
+        def triple(shape: Shape) -> ctypes.Array[ctypes.c_int]:
+            return (ctypes.c_int * 3)(*((1,) * (3 - len(shape))), *shape)
+
+        return Arguments(
+            x.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            weights.data_ptr(),
+            None if scratch is None else scratch.data_ptr(),
+            x.shape[0],
+            triple(size),
+            triple(made),
+            triple(bricks),
+            x.shape[0] * prod(bricks),
+            blocks,
+        )
+
+    def empty_output(self, x: Tensor) -> Tensor:
+        """An uninitialized output for x, channels-last."""
+        sequence = self.description.sequence
+        size = sequence.sizes(tuple(x.shape[2:]))[-1]
+        shape = (x.shape[0], sequence.channels(len(sequence.layers)), *size)
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout(sequence.dimensions))
+
+    def check(self, x: Tensor, residual: Tensor | None) -> None:
+        """Refuse tensors that the kernel would misread.
+
+        Raises:
+            ValueError: a wrong dtype, number of channels or layout, or a residual missing or not wanted.
+        """
+        sequence = self.description.sequence
+        if x.dtype != self.description.dtype:
+            raise ValueError(f"{self.name} takes {self.description.dtype}, got {x.dtype}")
+        if x.dim() != 2 + sequence.dimensions or x.shape[1] != sequence.channels(0):
+            raise ValueError(
+                f"{self.name} takes {sequence.channels(0)} channels in {sequence.dimensions} dimensions, "
+                f"got a tensor of {tuple(x.shape)}"
+            )
+        if (residual is None) == self.description.adds:
+            raise ValueError(f"{self.name} {'adds a residual: give one' if self.description.adds else 'adds none'}")
+        for one in (x, residual):
+            if one is not None and not one.is_contiguous(memory_format=layout(sequence.dimensions)):
+                raise ValueError(f"{self.name} takes channels-last tensors: got strides {one.stride()}")
+
+    def run(self, x: Tensor, weights: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The sequence's output, on the GPU where x lies there, else emulated.
+
+        Args:
+            x: [batch, channels, *size], channels-last.
+            weights: what ``pack`` gave, on x's device.
+            residual: [batch, out_channels, *out], where the description adds one.
+            out: where to; by default a new tensor.
+        """
+        from joulemark.merged.kernels import emulate, launch
+
+        return (launch if x.is_cuda else emulate).run(self, x, weights, residual, out)
+
+
+def layout(dimensions: int) -> torch.memory_format:
+    """The memory format that kernels read and write: channels innermost."""
+    return torch.channels_last_3d if dimensions == 3 else torch.channels_last

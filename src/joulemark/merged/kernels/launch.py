@@ -1,0 +1,121 @@
+"""Launches kernels on torch's current stream; a launch can be captured in a CUDA graph."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.kernels.compile import KernelError, architecture_of, build
+from joulemark.merged.kernels.kernel import Kernel
+
+
+@cache
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise KernelError(f"kernels need cuda-bindings ({error}): pip install cuda-core") from error
+    return driver
+
+
+def _check(answer: tuple[Any, ...], what: str) -> Any:
+    code, *rest = answer
+    if int(code):
+        raise KernelError(f"{what}: {code.name}")
+    return rest[0] if rest else None
+
+
+class Loaded:
+    """A kernel on a device.
+
+    Args:
+        kernel: what to load.
+        device: a CUDA device.
+
+    Raises:
+        KernelError: the device lacks what the kernel needs, or CUDA refuses.
+    """
+
+    def __init__(self, kernel: Kernel, device: torch.device) -> None:
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = 10 * major + minor
+        if capability < kernel.least or kernel.only not in (None, capability):
+            needed = f"{kernel.least} or later" if kernel.only is None else f"exactly {kernel.only}"
+            raise KernelError(f"{kernel.name} needs compute capability {needed}, this device has {capability}")
+        self.kernel = kernel
+        self.build = build(kernel, architecture_of(major, minor))
+        driver = _driver()
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # makes torch's context current in this thread
+            module = _check(driver.cuModuleLoadData(self.build.code), f"loading {kernel.name}")
+            self._function = _check(driver.cuModuleGetFunction(module, kernel.name.encode()), kernel.name)
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(
+                driver.cuFuncSetAttribute(self._function, attribute, kernel.shared),
+                f"{kernel.shared} bytes of shared memory for {kernel.name}",
+            )
+            self.blocks_per_multiprocessor = int(
+                _check(
+                    driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, kernel.block, kernel.shared),
+                    f"occupancy of {kernel.name}",
+                )
+            )
+        if self.blocks_per_multiprocessor < (kernel.persistent or 1):
+            raise KernelError(
+                f"{kernel.name} counts on {kernel.persistent or 1} blocks per multiprocessor, "
+                f"{self.blocks_per_multiprocessor} fit"
+            )
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def prepare(
+        self, x: Tensor, weights: Tensor, residual: Tensor | None, out: Tensor, scratch: Tensor | None
+    ) -> Callable[[], None]:
+        """A launch bound to its tensors: calling it only enqueues, at the least cost on the host."""
+        blocks = self.kernel.blocks(x.shape[0], tuple(x.shape[2:]), self.multiprocessors)
+        arguments = self.kernel.arguments(x, weights, out, residual, scratch, blocks)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        address = ctypes.addressof(pointers)
+        enqueue, function, threads, shared = (
+            _driver().cuLaunchKernel,
+            self._function,
+            self.kernel.block,
+            self.kernel.shared,
+        )
+        kept = (x, weights, residual, out, scratch, arguments, pointers)
+
+        def start() -> None:
+            stream = torch.cuda.current_stream(kept[0].device).cuda_stream
+            code = enqueue(function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0)[0]
+            if int(code):
+                raise KernelError(f"launching {self.kernel.name} with {blocks} blocks: {code.name}")
+
+        return start
+
+
+@cache
+def loaded(kernel: Kernel, device: torch.device) -> Loaded:
+    """A kernel on a device, loaded once."""
+    return Loaded(kernel, device)
+
+
+def scratch_of(kernel: Kernel, x: Tensor) -> Tensor | None:
+    """Zeroed scratch for x, where the kernel needs one; launches that run at the same time need one each."""
+    if kernel.scratch is None:
+        return None
+    return torch.zeros(kernel.scratch(x.shape[0], tuple(x.shape[2:])), dtype=torch.uint8, device=x.device)
+
+
+def run(
+    kernel: Kernel, x: Tensor, weights: Tensor, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """One launch on the current stream: :meth:`Kernel.run`."""
+    kernel.check(x, residual)
+    out = kernel.empty_output(x) if out is None else out
+    with torch.cuda.device(x.device):
+        loaded(kernel, x.device).prepare(x, weights, residual, out, scratch_of(kernel, x))()
+    return out
