@@ -97,7 +97,7 @@ def positions_needed(sequence: Sequence, size: Shape, edge: Shape) -> list[int]:
     totals = [1] * len(sizes)
     for d in range(sequence.dimensions):
         line = Sequence(tuple(_along(one, d) for one in sequence.layers))
-        lengths = [(one[d],) for one in sizes]
+        lengths: list[Shape] = [(one[d],) for one in sizes]
         parts = [regions(line, lengths, brick) for brick in bricks_of(lengths[-1], (edge[d],))]
         totals = [total * sum(boxes[n].positions for boxes in parts) for n, total in enumerate(totals)]
     return totals
@@ -105,8 +105,13 @@ def positions_needed(sequence: Sequence, size: Shape, edge: Shape) -> list[int]:
 
 def _along(layer: Conv, d: int) -> Conv:
     """A layer in one of its dimensions."""
-    one = {name: (getattr(layer, name)[d],) for name in ("kernel", "stride", "padding", "dilation")}
-    return replace(layer, **one)
+    return replace(
+        layer,
+        kernel=(layer.kernel[d],),
+        stride=(layer.stride[d],),
+        padding=(layer.padding[d],),
+        dilation=(layer.dilation[d],),
+    )
 
 
 def recompute_factor(sequence: Sequence, size: Shape, edge: Shape) -> float:

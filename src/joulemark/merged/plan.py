@@ -1,0 +1,381 @@
+"""Chooses, chain by chain, which convolutions are executed as one and by which path.
+
+Every range of a chain that something can execute as one is predicted by the performance model; what is promising is
+measured in turns against its layers one by one (each distinct range once, kept on disk), and the cuts of the chain with
+the least time in all win. A path whose output is wrong on the example's shapes is left out, however fast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from math import inf
+
+import torch
+from torch import Tensor, fx
+
+from joulemark.merged import cache
+from joulemark.merged.bricks import Parameters, run_plain
+from joulemark.merged.cost import Candidate, Prediction, Rates, kind_of, predict
+from joulemark.merged.families import Family, Offer, offers
+from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
+from joulemark.merged.kernels import Description, Kernel, KernelError
+from joulemark.merged.kernels.description import Format
+from joulemark.merged.paths import Executed, library_paths
+from joulemark.merged.sequence import Sequence, Shape
+from joulemark.merged.stopwatch import race
+
+DEPTH = 6
+"""Most layers that are executed as one: BrickDL's best was 3, the deepest chain that gains here is 4."""
+_PROMISING = 1.5
+"""A range is measured when its prediction is at most this much above its layers one by one."""
+_MEASURED = 3
+"""Candidates of a range that are measured, the best predicted first."""
+TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
+"""Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
+
+
+@dataclass
+class Setting:
+    """For what is planned.
+
+    Args:
+        device: of the model.
+        form: number format of its convolutions; None for one that no kernel has.
+        rates: of the device; None where they are not known, then nothing is predicted.
+        families: of kernels.
+        measured: whether candidates are timed on the device.
+        deadline: on ``time.monotonic``; later nothing further is measured.
+        depth: most layers as one.
+    """
+
+    device: torch.device
+    form: Format | None
+    rates: Rates | None
+    families: tuple[Family, ...]
+    measured: bool
+    deadline: float = inf
+    depth: int = DEPTH
+
+    @property
+    def in_time(self) -> bool:
+        """Whether there is time to measure."""
+        return self.measured and time.monotonic() < self.deadline
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What became of one range of a chain.
+
+    Args:
+        units: names of its convolutions' nodes.
+        name: its first and last convolution, as the model calls them.
+        path: see :mod:`joulemark.merged.paths`.
+        how: the schedule; ``unmerged`` for a single layer of a library.
+        edge: of the bricks.
+        predicted_s, measured_s: per call; None where not known.
+        apart_s: its layers one by one, each on its best path; measured where ``measured_s`` is.
+        why: it was chosen, or was not merged.
+    """
+
+    units: tuple[str, ...]
+    name: str
+    path: str
+    how: str
+    edge: Shape | None
+    predicted_s: float | None
+    measured_s: float | None
+    apart_s: float | None
+    why: str
+
+    @property
+    def merged(self) -> bool:
+        """Whether several layers are executed as one."""
+        return len(self.units) > 1
+
+    @property
+    def time_s(self) -> float | None:
+        """The best knowledge of its time."""
+        return self.predicted_s if self.measured_s is None else self.measured_s
+
+
+@dataclass
+class _Trial:
+    """A candidate of a range and what is known of it."""
+
+    path: str
+    how: str
+    edge: Shape | None
+    kernel: Kernel | None
+    prediction: Prediction | None
+    measured_s: float | None = None
+    problem: str | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        return None if self.prediction is None else self.prediction.time_s
+
+    @property
+    def time_s(self) -> float:
+        """Measured, else predicted, else unknown and never best."""
+        known = self.measured_s if self.measured_s is not None else self.predicted_s
+        return inf if known is None or self.problem is not None else known
+
+
+@dataclass
+class Planner:
+    """Plans the chains of one graph.
+
+    Args:
+        setting: device, rates, kernels.
+        found: trials of ranges already tried, by what they depend on.
+    """
+
+    setting: Setting
+    found: dict[str, list[_Trial]] = field(default_factory=dict)
+
+    def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
+        """A choice for every convolution, and per convolution that no path takes the reason."""
+        chains, left = find_chains(graph)
+        return [choice for chain in chains for choice in self._cut(chain)], left
+
+    def _cut(self, chain: List[Unit]) -> list[Choice]:
+        """The cheapest cuts of a chain: dynamic programming over its ends."""
+        singles = [self._single(unit) for unit in chain]
+        best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+        for end in range(1, len(chain) + 1):
+            alone = singles[end - 1]
+            options = [(best[end - 1][0] + _known(alone), [*best[end - 1][1], alone])]
+            for begin in range(max(0, end - self.setting.depth), end - 1):
+                choice = self._range(chain[begin:end], singles[begin:end])
+                if choice is not None:
+                    options.append((best[begin][0] + _known(choice), [*best[begin][1], choice]))
+            best.append(min(options, key=lambda one: one[0]))
+        return best[-1][1]
+
+    def _single(self, unit: Unit) -> Choice:
+        segment = range_segment([unit])
+        assert segment is not None
+        trials = self._trials(segment, inf)
+        best = min(trials, key=lambda one: one.time_s)
+        if best.time_s == inf:
+            best = next(one for one in trials if one.path == "library")
+        why = "its best path" if best.measured_s is not None else "a single layer"
+        return _choice(unit_names([unit]), segment, best, None, why)
+
+    def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
+        segment = range_segment(list(units))
+        if segment is None:
+            return None
+        apart = sum(_known(one) for one in singles)
+        trials = [one for one in self._trials(segment, apart) if one.time_s < inf]
+        if not trials:
+            return None
+        best = min(trials, key=lambda one: one.time_s)
+        if self.setting.measured and best.measured_s is None:
+            return None
+        why = "measured" if best.measured_s is not None else "predicted"
+        return _choice(unit_names(units), segment, best, apart, why)
+
+    def _trials(self, segment: Segment, apart: float) -> list[_Trial]:
+        """All candidates of a segment, measured where that is wanted and promising."""
+        key = repr((segment.sequence, segment.size, segment.batch, segment.adds is not None, self.setting.form))
+        if key not in self.found:
+            trials = self._candidates(segment)
+            self._measure(segment, trials, apart)
+            self.found[key] = trials
+        return self.found[key]
+
+    def _candidates(self, segment: Segment) -> list[_Trial]:
+        sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
+        trials = []
+        if len(sequence.layers) == 1:
+            x = _example(segment, self.setting.device, torch.float32 if form is None else None)
+            for path in library_paths(sequence.layers[0], adds, x):
+                family = f"{path}/{kind_of(sequence.layers[0])}"
+                trials.append(
+                    _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
+                )
+        if form is not None:
+            for offer in offers(self.setting.families, Description(sequence, form, adds), segment.size):
+                trials.append(self._offered(segment, offer))
+        return trials
+
+    def _offered(self, segment: Segment, offer: Offer) -> _Trial:
+        prediction = self._predict(segment, offer.candidate)
+        trial = _Trial(offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction)
+        if prediction is not None:
+            trial.problem = prediction.why_not
+        return trial
+
+    def _predict(self, segment: Segment, candidate: Candidate) -> Prediction | None:
+        rates, form = self.setting.rates, self.setting.form
+        if rates is None or form is None or form not in rates.flop_per_s:
+            return None
+        return predict(segment.sequence, segment.size, segment.batch, form, candidate, rates, cold=False)
+
+    def _measure(self, segment: Segment, trials: list[_Trial], apart: float) -> None:
+        """Fill in the measured times of the promising trials, from the disk where they are there."""
+        if not self.setting.measured:
+            return
+        library = [one for one in trials if one.kernel is None]
+        generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.time_s)
+        generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= _PROMISING * apart]
+        chosen = library + generated[:_MEASURED]
+        if not chosen:
+            return
+        key = cache.key_of(
+            cache.device_key(self.setting.device),
+            segment.sequence,
+            segment.size,
+            segment.batch,
+            segment.adds is not None,
+            self.setting.form,
+            [(one.path, one.kernel and one.kernel.source) for one in chosen],
+        )
+        kept = cache.read("segment", key)
+        if kept is None:
+            if not self.setting.in_time and len(segment.sequence.layers) > 1:
+                return
+            self._race(segment, chosen)
+            cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
+            return
+        for one in chosen:
+            one.measured_s, one.problem = kept.get(one.path, (None, "not in the cache"))
+
+    def _race(self, segment: Segment, trials: list[_Trial]) -> None:
+        x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
+        added = _added(segment, x)
+        expected = run_reference(segment, x, added)
+        calls: dict[str, Callable[[], object]] = {}
+        for one in trials:
+            try:
+                calls[one.path] = _checked(segment, one, x, added, expected, self.setting.form)
+            except (RuntimeError, ValueError, NotImplementedError) as error:  # KernelError is a RuntimeError
+                said = str(error).strip().splitlines()
+                one.problem = f"{type(error).__name__}: {said[0] if said else ''}"
+        with torch.no_grad():
+            times = race(calls, self.setting.device)
+        for one in trials:
+            one.measured_s = times.get(one.path)
+
+
+def _checked(
+    segment: Segment, one: _Trial, x: Tensor, added: Tensor | None, expected: Tensor, form: Format | None
+) -> Callable[[], Tensor]:
+    """A call of a trial whose output was right once.
+
+    Raises:
+        KernelError: its output is wrong.
+    """
+    module = Executed(segment.sequence, segment.parameters, one.path, segment.adds is not None, one.kernel)
+    with torch.no_grad():
+        out = module.run(x, added)
+        error = relative_error(out, expected)
+    limit = TOLERANCE[form] if form is not None else 1e-9
+    if not error <= limit:
+        raise KernelError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
+    return lambda: module.run(x, added)
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """Frobenius norm of the difference over that of ``expected``; NaN counts as wrong, it compares false."""
+    wanted = expected.to(torch.float64 if expected.dtype == torch.float64 else torch.float32)
+    return float((out.to(wanted.dtype) - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
+    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def widen(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(wide)
+
+    parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
+    with torch.no_grad():
+        return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
+
+
+def _example(segment: Segment, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """Random input of a segment's shape, channels-last."""
+    dimensions = segment.sequence.dimensions
+    shape = (segment.batch, segment.sequence.channels(0), *segment.size)
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    x = torch.randn(shape, device=device).to(dtype or segment.parameters[0].weight.dtype)
+    return x.contiguous(memory_format=formats.get(dimensions, torch.contiguous_format))
+
+
+def _added(segment: Segment, x: Tensor) -> Tensor | None:
+    if segment.adds is None:
+        return None
+    size = segment.sequence.sizes(segment.size)[-1]
+    shape = (segment.batch, segment.sequence.channels(len(segment.sequence.layers)), *size)
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    memory = formats.get(segment.sequence.dimensions, torch.contiguous_format)
+    return torch.randn(shape, device=x.device).to(x.dtype).contiguous(memory_format=memory)
+
+
+def _known(choice: Choice) -> float:
+    """Its time for sums; what nothing is known of counts as nothing, so that cuts compare what is known."""
+    return 0.0 if choice.time_s is None else choice.time_s
+
+
+def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: float | None, why: str) -> Choice:
+    return Choice(
+        names, segment.name, trial.path, trial.how, trial.edge, trial.predicted_s, trial.measured_s, apart, why
+    )
+
+
+def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
+    """What identifies units in every copy of a graph."""
+    return tuple(one.convolution.name for one in units)
+
+
+def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | None:
+    """The kernel that a choice names; None for a library's path.
+
+    Raises:
+        KernelError: no family offers it any more.
+    """
+    if choice.path in ("library", "fused", "product", "epilogue", "taps"):
+        return None
+    assert setting.form is not None
+    description = Description(segment.sequence, setting.form, segment.adds is not None)
+    for offer in offers(setting.families, description, segment.size):
+        if offer.path == choice.path:
+            return offer.kernel
+    raise KernelError(f"{choice.path} is offered no more: clear the cache at {cache.folder()}")
+
+
+def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) -> None:
+    """Put one module in the place of each range that was chosen."""
+    chains, _ = find_chains(graph)
+    units = {one.convolution.name: one for chain in chains for one in chain}
+    # All before the first is replaced: a unit remembers the nodes that it adds.
+    segments = [(choice, range_segment([units[name] for name in choice.units])) for choice in choices]
+    replaced: dict[fx.Node, fx.Node] = {}
+    for number, (choice, segment) in enumerate(segments):
+        assert segment is not None, f"{choice.name} is no range of this graph"
+        adds = segment.adds
+        module = Executed(
+            segment.sequence, segment.parameters, choice.path, adds is not None, kernel_of(choice, segment, setting)
+        )
+        name = f"executed_{number}"
+        graph.add_submodule(name, module)
+        last = segment.nodes[-1]
+        arguments = [segment.source] if adds is None else [segment.source, adds]
+        with graph.graph.inserting_after(last):
+            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments))
+        last.replace_all_uses_with(new)
+        replaced[last] = new
+        new.meta = dict(last.meta)
+        for node in reversed(segment.nodes):
+            graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+
+
+__all__ = ["Choice", "Planner", "Sequence", "Setting", "kernel_of", "relative_error", "rewrite"]

@@ -1,0 +1,138 @@
+"""Measures the rates of a GPU that the performance model takes, in about two seconds; none is a data sheet's."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache as remember
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joulemark.merged import cache
+from joulemark.merged.cost import Rates
+from joulemark.merged.stopwatch import Call, device_seconds, race
+
+_DRAM_BYTES = 1 << 30
+_PRODUCT = {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 4096}
+_LAUNCHES = 200
+_HANDSHAKES = 2000
+_FLAG_SOURCE = """
+extern "C" __global__ void handshake(volatile unsigned* flags, unsigned rounds) {
+    const unsigned me = blockIdx.x;
+    for (unsigned n = 1; n <= rounds; ++n) {
+        if (me == 0) { flags[0] = n; while (flags[32] < n) {} }
+        else { while (flags[0] < n) {} flags[32] = n; }
+        __threadfence();
+    }
+}
+"""
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """The rates of a GPU.
+
+    Raises:
+        RuntimeError: the device is no GPU, or CUDA refuses.
+    """
+    if device.type != "cuda":
+        raise RuntimeError(f"rates are measured on a GPU, not on {device}: pass Rates of your own")
+    with torch.cuda.device(device), torch.no_grad():
+        properties = torch.cuda.get_device_properties(device)
+        l2 = int(properties.L2_cache_size)
+        times = race(
+            {
+                "dram": _copy(_DRAM_BYTES // 2, device),
+                "l2": _copies(l2 // 8, 16, device),
+                "launch": _launches(device),
+            },
+            device,
+        )
+        return Rates(
+            gpu=properties.name,
+            multiprocessors=properties.multi_processor_count,
+            dram_bytes_per_s=_DRAM_BYTES / times["dram"],
+            l2_bytes_per_s=2 * (l2 // 8) * 16 / (times["l2"] - 16 * times["launch"] / _LAUNCHES),
+            l2_bytes=l2,
+            shared_bytes=int(properties.shared_memory_per_multiprocessor),
+            flop_per_s={form: _product_rate(form, n, device) for form, n in _PRODUCT.items()},
+            launch_s=times["launch"] / _LAUNCHES,
+            flag_s=_flag_s(device),
+        )
+
+
+@remember
+def rates_of(device: torch.device) -> Rates:
+    """The rates of a GPU, measured once and kept on disk."""
+    key = cache.key_of("rates", cache.device_key(device))
+    found = cache.read("rates", key)
+    if found is not None:
+        try:
+            return Rates.from_json(found)
+        except (TypeError, ValueError):
+            found = None
+    rates = measure_rates(device)
+    cache.write("rates", key, rates.to_json())
+    return rates
+
+
+def _copy(size: int, device: torch.device) -> Call:
+    """A copy of random bytes: zeros are faster than data."""
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _copies(size: int, count: int, device: torch.device) -> Call:
+    copy = _copy(size, device)
+    return lambda: [copy() for _ in range(count)]
+
+
+def _launches(device: torch.device) -> Call:
+    one = torch.zeros(1, device=device)
+    return lambda: [one.add_(1) for _ in range(_LAUNCHES)]
+
+
+def _product_rate(form: str, n: int, device: torch.device) -> float:
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(form, torch.float32)
+    left, right = (torch.randn(n, n, device=device, dtype=kind) for _ in range(2))
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = form == "tf32"
+    try:
+        seconds = race({"product": lambda: torch.mm(left, right)}, device)["product"]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return 2 * n**3 / seconds
+
+
+def _flag_s(device: torch.device) -> float:
+    """Time from a flag set by one block to the block that waits for it, from handshakes of two blocks."""
+    from cuda import core
+
+    major, minor = torch.cuda.get_device_capability(device)
+    options = core.ProgramOptions(std="c++17", arch=f"sm_{major}{minor}")
+    code = core.Program(_FLAG_SOURCE, "c++", options).compile("cubin")
+    kernel = code.get_kernel("handshake")
+    owner = core.Device(device.index or 0)
+    owner.set_current()
+    flags = torch.zeros(64, dtype=torch.int32, device=device)
+    # Both blocks must run at once; two blocks of one warp always do.
+    config = core.LaunchConfig(grid=2, block=1)
+
+    def run() -> Tensor:
+        flags.zero_()
+        stream: Any = owner.create_stream(_Stream(torch.cuda.current_stream(device).cuda_stream))
+        core.launch(stream, config, kernel, flags.data_ptr(), ctypes.c_uint32(_HANDSHAKES))
+        return flags
+
+    return min(device_seconds(run) for _ in range(4)) / (2 * _HANDSHAKES)
+
+
+class _Stream:
+    """Torch's stream, as cuda-core takes streams of others."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
