@@ -165,6 +165,7 @@ template <class T> T emulated_global(const void* p) {
 }
 DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
+DEVICE uint4 load_again_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
 DEVICE u32 load_acquire(const u32* p) { return *p; }
@@ -259,6 +260,10 @@ template <class T> struct EmulatedHalf {
         const u32 b[2] = {b0, b1};
         emulated_mma<T, 16, 2>(d, a, 4, b, 2);
     }
+    static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        d[0] = d[2] = c0, d[1] = d[3] = c1;
+        mma(d, a, b0, b1);
+    }
     static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         const u32 a[2] = {a0, a1};
         emulated_mma<T, 8, 2>(d, a, 2, &b, 1);
@@ -291,6 +296,10 @@ struct tf32 {
     static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         const u32 b[2] = {b0, b1};
         emulated_mma<tf32, 8, 1>(d, a, 4, b, 2);
+    }
+    static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
+        d[0] = d[2] = c0, d[1] = d[3] = c1;
+        mma(d, a, b0, b1);
     }
 };
 struct fp32 {

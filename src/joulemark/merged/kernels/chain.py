@@ -1,0 +1,266 @@
+"""Chains of 3×3 and 3×3×3 convolutions in padded bricks: one block computes a brick through all layers.
+
+The input of a brick with its halo is copied into shared memory; each layer reads one field there and writes another,
+all of one pitch, and the last writes the output. A layer's weights stay in a warp's registers while it makes row after
+row of 16 columns; each fragment of pixels serves three output rows (``device/rows.cuh``). Halos are recomputed: see
+:func:`joulemark.merged.partition.recompute_factor`. A chain of one layer is the same kernel unmerged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.fragments import pack_rows, pad_channels, step_channels
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.sequence import Conv, Shape
+
+_GUARD = 8
+_ALIGNMENT = 1024
+_MOST_SHARED = 227 * 1024
+_REGISTERS = 65536
+_MOST_REGISTERS = 255
+_OTHER_REGISTERS = 34
+"""Registers of a warp's loop beside weights, sums and pixels: addresses, masks, counters."""
+_MOST_LAYERS, _MOST_CHANNELS = 6, 64
+_ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a kernel that are free to choose.
+
+    Args:
+        edge: output positions of a brick per dimension, before the width is rounded up so that with its halo it is a
+            multiple of 16.
+        warps: of a block.
+        blocks: per multiprocessor that the registers shall allow.
+    """
+
+    edge: Shape
+    warps: int = 8
+    blocks: int = 2
+
+
+def unsuited(description: Description) -> str | None:
+    """Why there is no such kernel for a sequence; None where there is one."""
+    layers = description.sequence.layers
+    if len(layers) > _MOST_LAYERS:
+        return f"{len(layers)} layers: at most {_MOST_LAYERS}"
+    for number, layer in enumerate(layers):
+        why = _unsuited_layer(layer)
+        if why:
+            return f"layer {number}: {why}"
+    if description.adds and layers[-1].residual is not None:
+        return "the last layer adds two tensors"
+    return None
+
+
+def _unsuited_layer(layer: Conv) -> str | None:
+    wanted = {"kernel": 3, "stride": 1, "padding": 1, "dilation": 1}
+    for name, value in wanted.items():
+        given = getattr(layer, name)
+        if len(given) not in (2, 3) or set(given) != {value}:
+            return f"{name} {given}, not {value} in 2 or 3 dimensions"
+    if layer.groups != 1:
+        return f"{layer.groups} groups"
+    if max(layer.in_channels, layer.out_channels) > _MOST_CHANNELS:
+        return f"{layer.in_channels} → {layer.out_channels} channels: at most {_MOST_CHANNELS}"
+    if layer.activation not in _ACTIVATIONS:
+        return f"activation {layer.activation}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer as the kernel sees it; byte offsets are from the start of packed weights or of the fields."""
+
+    steps: int
+    tiles: int
+    splits: int
+    resident: bool
+    segments: int
+    weights: int
+    bias: int
+    end: int
+
+
+class _Generator:
+    """Works out one kernel."""
+
+    def __init__(self, description: Description, plan: Plan) -> None:
+        self.description, self.plan = description, plan
+        self.layers = description.sequence.layers
+        self.depth = len(self.layers)
+        self.volume = description.sequence.dimensions == 3
+        self.step = step_channels(description.format)
+        halo = 2 * self.depth
+        self.width = -(-(plan.edge[-1] + halo) // 16) * 16
+        self.height = plan.edge[-2] + halo
+        self.planes = plan.edge[0] + halo if self.volume else 1
+        self.edge = (*plan.edge[:-1], self.width - halo)
+        self.parameters = self._plan_layers()
+        self.fields, self.shared = self._place_fields()
+
+    def padded(self, channels: int) -> int:
+        """Channels of a field: whole steps."""
+        return -(-channels // self.step) * self.step
+
+    def chunks(self, tensor: int) -> int:
+        """16-byte chunks of channels per pixel of a tensor's field."""
+        return self.padded(self.description.sequence.channels(tensor)) * self.description.itemsize // 16
+
+    def _plan_layers(self) -> list[_Layer]:
+        out: list[_Layer] = []
+        for level, layer in enumerate(self.layers, 1):
+            steps, cout = self.padded(layer.in_channels) // self.step, self.padded(layer.out_channels)
+            tiles, resident = self._tiles(steps, cout)
+            splits = cout // (8 * tiles)
+            start = out[-1].end if out else 0
+            words = -(-self._words(steps, tiles) // 4) * 4
+            bias = start + splits * words * 32 * 4
+            out.append(
+                _Layer(steps, tiles, splits, resident, self._segments(level, splits), start, bias, bias + cout * 4)
+            )
+        return out
+
+    def _words(self, steps: int, tiles: int) -> int:
+        """Words of weights that a lane holds."""
+        taps = 27 if self.volume else 9
+        return taps * steps * tiles * (4 if self.description.format == "fp32" else 2)
+
+    def _tiles(self, steps: int, cout: int) -> tuple[int, bool]:
+        """Tiles of 8 channels per warp, and whether the weights for them fit into registers."""
+        available = min(_REGISTERS // (32 * self.plan.warps * self.plan.blocks), _MOST_REGISTERS)
+        possible = [n for n in (2, 1) if cout % (8 * n) == 0 and self.plan.warps % (cout // (8 * n)) == 0]
+        if not possible:
+            raise ValueError(f"{self.plan.warps} warps cannot share {cout} channels evenly")
+        pixels = 24 if self.description.format == "fp32" else 12
+        for tiles in possible:
+            if self._words(steps, tiles) + 14 * tiles + pixels + _OTHER_REGISTERS <= available:
+                return tiles, True
+        if possible[0] == 1 and self.description.format != "fp32":
+            raise ValueError(f"the weights of {cout} channels fit neither into registers nor into whole groups")
+        return possible[0], False
+
+    def _segments(self, level: int, splits: int) -> int:
+        """Parts of a plane's rows: as many as let the warps end at the same time, each of at least two rows."""
+        rows = self.height - 2 * level
+        planes = self.planes - 2 * level if self.volume else 1
+        workers, strips = self.plan.warps // splits, self.width // 16
+
+        def time(segments: int) -> float:
+            turns = -(-strips * planes * segments // workers)
+            return turns * (-(-rows // segments) + 1.5)
+
+        return min(range(1, max(rows // 2, 1) + 1), key=time)
+
+    def _place_fields(self) -> tuple[list[int], int]:
+        """Byte offset of each tensor's field and bytes of all: a field is reused when its tensor was read last.
+
+        A residual that is read for the last time may be overwritten in place: a lane reads what it then writes.
+        """
+        last = list(range(self.depth))
+        for number, layer in enumerate(self.layers):
+            if layer.residual is not None:
+                last[layer.residual] = max(last[layer.residual], number) if layer.residual < self.depth else number
+        holders, where = [0], [0]
+        for number in range(self.depth - 1):
+            residual = self.layers[number].residual
+            for buffer, holder in enumerate(holders):
+                in_place = holder == residual and holder != number and last[holder] == number
+                if last[holder] < number or in_place:
+                    holders[buffer] = number + 1
+                    where.append(buffer)
+                    break
+            else:
+                holders.append(number + 1)
+                where.append(len(holders) - 1)
+        sizes = [max(self._field_bytes(t) for t in range(self.depth) if where[t] == b) for b in range(len(holders))]
+        starts = [sum(sizes[:b]) for b in range(len(sizes))]
+        return [starts[b] for b in where], sum(sizes)
+
+    def _field_bytes(self, tensor: int) -> int:
+        pixels = self.planes * self.height * self.width + 2 * _GUARD
+        return -(-pixels * self.chunks(tensor) * 16 // _ALIGNMENT) * _ALIGNMENT
+
+    def layer_text(self, number: int) -> str:
+        """The constants of one layer: the Y of ``device/rows.cuh``."""
+        layer, plan, last = self.layers[number], self.parameters[number], number == self.depth - 1
+        residual = "SHARED" if layer.residual is not None else "GLOBAL" if last and self.description.adds else "NOTHING"
+        integers = {
+            "IN": self.chunks(number), "OUT": self.chunks(number + 1), "CHANNELS": layer.out_channels,
+            "STEPS": plan.steps, "SPLITS": plan.splits, "TILES": plan.tiles, "PLANES": 3 if self.volume else 1,
+            "ACTIVATION": _ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
+            "WEIGHTS": plan.weights, "BIAS": plan.bias, "SEGMENTS": plan.segments, "SOURCE": self.fields[number],
+            "TARGET": 0 if last else self.fields[number + 1],
+            "ADDED": 0 if layer.residual is None else self.fields[layer.residual],
+        }  # fmt: skip
+        constants = ", ".join(f"{name} = {value}" for name, value in integers.items())
+        flags = f"LAST = {str(last).lower()}, RESIDENT = {str(plan.resident).lower()}"
+        return (
+            f"struct Layer{number} {{\n    using T = {self.description.format};\n"
+            f"    static constexpr int {constants};\n    static constexpr bool {flags};\n}};\n"
+        )
+
+    def source(self, name: str) -> str:
+        """The kernel's text."""
+        volume = str(self.volume).lower()
+        field = {
+            "DEPTH": self.planes, "HEIGHT": self.height, "WIDTH": self.width, "GUARD": _GUARD,
+            "WARPS": self.plan.warps, "LEVELS": self.depth, "TILE_DEPTH": self.edge[0] if self.volume else 1,
+            "TILE_HEIGHT": self.edge[-2], "TILE_WIDTH": self.edge[-1],
+        }  # fmt: skip
+        constants = ", ".join(f"{key} = {value}" for key, value in field.items())
+        calls = "".join(f"    layer<Layer{n}, Field>(a, origin, fields);\n" for n in range(self.depth))
+        loaded = f"{self.description.format}, {self.layers[0].in_channels}, {self.chunks(0)}, Field"
+        return (
+            f"{device_text('rows.cuh')}{device_text('chain.cuh')}"
+            f"struct Field {{\n    static constexpr int {constants};\n"
+            f"    static constexpr bool VOLUME = {volume};\n}};\n"
+            + "".join(self.layer_text(n) for n in range(self.depth))
+            + f"KERNEL({name}, {32 * self.plan.warps}, {self.plan.blocks}) {{\n"
+            f"    const u32 fields = shared_base();\n"
+            f"    const Origin origin = origin_of<Field>(a, blockIdx.x);\n"
+            f"    load_field<{loaded}>(a, origin, fields + {self.fields[0]});\n{calls}}}\n"
+        )
+
+    def pack(self, given: List[Parameters]) -> Tensor:
+        """Weights and biases of all layers as bytes, in the order of :class:`_Layer`."""
+        parts = []
+        for layer, plan, one in zip(self.layers, self.parameters, given, strict=True):
+            cin, cout = self.padded(layer.in_channels), self.padded(layer.out_channels)
+            weight = pad_channels(one.weight.detach().float().cpu(), cout, cin)
+            bias = torch.zeros(cout)
+            if one.bias is not None:
+                bias[: layer.out_channels] = one.bias.detach().float().cpu()
+            parts += [pack_rows(weight, self.description.format, plan.tiles), bias.view(torch.uint8)]
+        return torch.cat(parts).to(given[0].weight.device)
+
+
+def chain(description: Description, plan: Plan) -> Kernel:
+    """The kernel of a chain.
+
+    Raises:
+        ValueError: there is none for this sequence, or the brick does not fit into shared memory.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no kernel for this chain: {why}")
+    if len(plan.edge) != description.sequence.dimensions or min(plan.edge) < 2:
+        raise ValueError(f"edge {plan.edge}: give {description.sequence.dimensions} numbers from 2 on")
+    made = _Generator(description, plan)
+    if made.shared > _MOST_SHARED:
+        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {_MOST_SHARED} are there")
+    edge = "x".join(str(n) for n in made.edge)
+    name = f"chain_{description}_{edge}_w{plan.warps}b{plan.blocks}"
+    return Kernel(name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack)
+
+
+__all__ = ["Plan", "chain", "unsuited"]

@@ -1,0 +1,234 @@
+// Rows of a 3×3 (×3) convolution on fragments: a warp makes 16 neighbouring pixels of row after row.
+//
+// A field holds a block of pixels of one tensor in shared memory: [pixel][16-byte chunk of channels], the chunks of a
+// pixel swizzled so that eight neighbouring pixels' chunks of one number lie in different banks. All fields of a brick
+// have the same pitch, so a tap is a constant distance. The pitch is a multiple of 8: the swizzle of a column is the
+// same in all rows. A step is 32 bytes of channels: 16 of 16 bits (m16n8k16) or 8 of 32 bits (m16n8k8).
+#pragma once
+enum Activation { NONE, RELU, RELU6 };
+enum Residual { NOTHING, SHARED, GLOBAL };
+
+constexpr DEVICE int swizzle_group(int chunks) { return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : chunks % 2 == 0 ? 2 : 1; }
+// Byte offset of a chunk of a pixel.
+template <int CHUNKS> DEVICE u32 offset(int pixel, int chunk) {
+    constexpr int GROUP = swizzle_group(CHUNKS);
+    return pixel * CHUNKS * 16 + ((chunk ^ ((pixel / (8 / GROUP)) & (GROUP - 1))) << 4);
+}
+// The address of the chunk that lies `chunks` (even) behind the one at `address`, of the same pixel.
+template <int CHUNKS> DEVICE u32 further(u32 address, int chunks) {
+    constexpr int GROUP = swizzle_group(CHUNKS);
+    return (address ^ ((chunks % GROUP) << 4)) + (chunks / GROUP * GROUP << 4);
+}
+
+// 16 pixels × one step. fp32 is the sum of two tf32 numbers; of their four products the smallest is left out.
+template <class T> struct Fragment {
+    u32 words[4];
+    DEVICE void load(u32 at) { load_matrix_4(words, at); }
+    DEVICE void multiply(float (&d)[4], const u32* b) const { T::mma(d, words, b[0], b[1]); }
+    DEVICE void multiply_from(float (&d)[4], const u32* b, float c0, float c1) const { T::mma_from(d, words, b[0], b[1], c0, c1); }
+};
+template <> struct Fragment<fp32> {
+    u32 high[4], low[4];
+    DEVICE void load(u32 at) {
+        u32 words[4];
+        load_matrix_4(words, at);
+        UNROLL for (int i = 0; i < 4; i++) {
+            high[i] = tf32::round(float_of(words[i]));
+            low[i] = tf32::round(float_of(words[i]) - float_of(high[i]));
+        }
+    }
+    DEVICE void multiply(float (&d)[4], const u32* b) const {
+        tf32::mma(d, low, b[0], b[1]);
+        tf32::mma(d, high, b[2], b[3]);
+        tf32::mma(d, high, b[0], b[1]);
+    }
+    DEVICE void multiply_from(float (&d)[4], const u32* b, float c0, float c1) const {
+        tf32::mma_from(d, low, b[0], b[1], c0, c1);
+        tf32::mma(d, high, b[2], b[3]);
+        tf32::mma(d, high, b[0], b[1]);
+    }
+};
+
+
+// Weights of the output channels that a warp makes, of one layer Y (a generated struct of constants): in registers
+// where they fit, else fetched through L1 group by group. Packed as [word / 4][lane][word % 4]; a word's number counts
+// (plane, step, column, row, tile, word of the fragment).
+template <class T> constexpr int FRAGMENT_WORDS = 2;
+template <> constexpr int FRAGMENT_WORDS<fp32> = 4;
+template <class Y> struct Weights {
+    static constexpr int EACH = FRAGMENT_WORDS<typename Y::T>;
+    static constexpr int GROUP = 3 * Y::TILES * EACH;  // of one (plane, step, column)
+    static constexpr int ALL = Y::PLANES * Y::STEPS * 3 * GROUP;
+    static constexpr int QUADS = (ALL + 3) / 4;
+    u32 words[Y::RESIDENT ? QUADS * 4 : GROUP];
+    const uint4* packed;
+
+    DEVICE void fetch(int first, int quads) {
+        UNROLL for (int i = 0; i < quads; i++) {
+            const uint4* at = packed + (first + i) * 32;
+            const uint4 four = Y::RESIDENT ? load_global_4(at) : load_again_4(at);
+            words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+        }
+    }
+    DEVICE void start(const Arguments& a, int split, int lane) {
+        packed = (const uint4*)((const char*)a.weights + Y::WEIGHTS) + split * QUADS * 32 + lane;
+        if constexpr (Y::RESIDENT) fetch(0, QUADS);
+    }
+    DEVICE const u32* group(int number) {
+        if constexpr (Y::RESIDENT) return words + number * GROUP;
+        fetch(number * (GROUP / 4), GROUP / 4);
+        return words;
+    }
+};
+
+template <class Y> DEVICE u32 stored_word(float v) {
+    if constexpr (Y::ACTIVATION != NONE) v = v > 0.f ? v : 0.f;
+    if constexpr (Y::ACTIVATION == RELU6) v = v < 6.f ? v : 6.f;
+    // What the next layer's tf32 instruction reads is rounded here, where the instruction itself would cut it off.
+    if constexpr (FRAGMENT_WORDS<typename Y::T> == 2 && !Y::LAST) return tf32::round(v);
+    return bits_of(v);
+}
+
+// The words that a lane holds of one pixel: 2 · TILES neighbouring channels, contiguous in memory.
+template <class Y> constexpr int PIECE = Y::T::bytes == 2 ? Y::TILES : 2 * Y::TILES;
+template <int N> DEVICE void load_piece(u32 (&w)[N], u32 at) {
+    if constexpr (N == 1) w[0] = load_shared(at);
+    if constexpr (N == 2) {
+        const uint2 two = load_shared_2(at);
+        w[0] = two.x, w[1] = two.y;
+    }
+    if constexpr (N >= 4) UNROLL for (int i = 0; i < N; i += 4) {
+        const uint4 four = load_shared_4(at ^ (i * 4));
+        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+    }
+}
+template <int N> DEVICE void store_piece(u32 at, const u32 (&w)[N]) {
+    if constexpr (N == 1) store_shared(at, w[0]);
+    if constexpr (N == 2) store_shared_2(at, w[0], w[1]);
+    if constexpr (N >= 4) UNROLL for (int i = 0; i < N; i += 4) store_shared_4(at ^ (i * 4), uint4{w[i], w[i + 1], w[i + 2], w[i + 3]});
+}
+// Of a tensor in global memory only the channels below `C` exist; whole pieces where the alignment allows it.
+template <class T, int N, int C> struct GlobalPiece {
+    static constexpr int PER_WORD = 4 / T::bytes;
+    static constexpr bool WHOLE = C % (N * PER_WORD) == 0;
+    DEVICE static void load(u32 (&w)[N], const char* pixel, int channel) {
+        const char* at = pixel + channel * T::bytes;
+        if constexpr (WHOLE && N >= 4) UNROLL for (int i = 0; i < N; i += 4) {
+            const uint4 four = ((const uint4*)at)[i / 4];
+            w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+        }
+        else if constexpr (WHOLE) UNROLL for (int i = 0; i < N; i++) w[i] = ((const u32*)at)[i];
+        else UNROLL for (int i = 0; i < N; i++) {
+            w[i] = 0;
+            UNROLL for (int e = 0; e < PER_WORD; e++) {
+                if (channel + i * PER_WORD + e >= C) continue;
+                if constexpr (PER_WORD == 1) w[i] = ((const u32*)at)[i];
+                else w[i] |= (u32)((const u16*)at)[i * 2 + e] << (16 * e);
+            }
+        }
+    }
+    DEVICE static void store(char* pixel, int channel, const u32 (&w)[N]) {
+        char* at = pixel + channel * T::bytes;
+        if constexpr (WHOLE && N >= 4) UNROLL for (int i = 0; i < N; i += 4) ((uint4*)at)[i / 4] = uint4{w[i], w[i + 1], w[i + 2], w[i + 3]};
+        else if constexpr (WHOLE && N == 2) *(uint2*)at = uint2{w[0], w[1]};
+        else if constexpr (WHOLE) *(u32*)at = w[0];
+        else UNROLL for (int i = 0; i < N; i++) {
+            UNROLL for (int e = 0; e < PER_WORD; e++) {
+                if (channel + i * PER_WORD + e >= C) continue;
+                if constexpr (PER_WORD == 1) ((u32*)at)[i] = w[i];
+                else ((u16*)at)[i * 2 + e] = (u16)(w[i] >> (16 * e));
+            }
+        }
+    }
+};
+
+// Sums of one pixel (half 0: row g of the fragment, 1: row g + 8) → words: residual, activation, stored format.
+template <class Y> DEVICE void finish(u32 (&w)[PIECE<Y>], const float (&d)[Y::TILES][4], int half, const u32* added) {
+    using T = typename Y::T;
+    UNROLL for (int j = 0; j < Y::TILES; j++) {
+        float low = d[j][2 * half], high = d[j][2 * half + 1];
+        if constexpr (T::bytes == 2) {
+            if (added) low += T::low(added[j]), high += T::high(added[j]);
+            if constexpr (Y::ACTIVATION == NONE) w[j] = T::pack(low, high);
+            else w[j] = T::pack_relu(low, high);
+            if constexpr (Y::ACTIVATION == RELU6) w[j] = T::minimum_6(w[j]);
+        } else {
+            if (added) low += float_of(added[2 * j]), high += float_of(added[2 * j + 1]);
+            w[2 * j] = stored_word<Y>(low), w[2 * j + 1] = stored_word<Y>(high);
+        }
+    }
+}
+
+// One warp's rows [first, end) of 16 columns from `x0` of plane `z` of a brick, of layer Y.
+//
+// Y: T, IN (chunks), OUT (chunks), CHANNELS (of the output, as stored globally), STEPS, SPLITS, TILES, PLANES (taps of
+// depth), ACTIVATION, RESIDUAL, LAST, LEVEL (layers up to this one), WEIGHTS and BIAS (byte offsets), RESIDENT,
+// SEGMENTS (warps that share a plane's rows), SOURCE, TARGET, ADDED (byte offsets of fields).
+// F: DEPTH, HEIGHT, WIDTH (of the field), GUARD (pixels before and behind), WARPS, LEVELS (layers of the chain).
+template <class Y, class F> struct Rows {
+    using T = typename Y::T;
+    using Sums = float[Y::TILES][4];
+    static constexpr int ROW_IN = F::WIDTH * Y::IN * 16, ROW_OUT = F::WIDTH * Y::OUT * 16;
+    static constexpr int PLANE_IN = F::HEIGHT * ROW_IN;
+
+    Weights<Y> weights;
+    float bias[Y::TILES][2];
+    int channel;  // the lane's first
+    int lane, split;
+
+    DEVICE void start(const Arguments& a, int warp) {
+        lane = threadIdx.x & 31, split = warp % Y::SPLITS;
+        channel = (split * 4 + (lane & 3)) * 2 * Y::TILES;
+        weights.start(a, split, lane);
+        const char* from = (const char*)a.weights + Y::BIAS + channel * 4;
+        UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 2; i++) bias[j][i] = load_float(from + (2 * j + i) * 4);
+    }
+
+    // Adds an input row to the sums of up to three output rows: the last of `done`, the middle of `middle`, the first of `fresh`.
+    template <bool DONE, bool MIDDLE, bool FRESH> DEVICE void step(Sums& done, Sums& middle, Sums& fresh, u32 (&from)[3]) {
+        UNROLL for (int plane = 0; plane < Y::PLANES; plane++) UNROLL for (int k = 0; k < Y::STEPS; k++) {
+            Fragment<T> pixels[3];
+            UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(from[dx], 2 * k) + plane * PLANE_IN);
+            UNROLL for (int dx = 0; dx < 3; dx++) {
+                const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
+                constexpr int EACH = Weights<Y>::EACH;
+                UNROLL for (int j = 0; j < Y::TILES; j++) {
+                    if constexpr (DONE) pixels[dx].multiply(done[j], w + (2 * Y::TILES + j) * EACH);
+                    if constexpr (MIDDLE) pixels[dx].multiply(middle[j], w + (Y::TILES + j) * EACH);
+                    if constexpr (FRESH) {
+                        if (plane + k + dx == 0) pixels[dx].multiply_from(fresh[j], w + j * EACH, bias[j][0], bias[j][1]);
+                        else pixels[dx].multiply(fresh[j], w + j * EACH);
+                    }
+                }
+            }
+        }
+        UNROLL for (int dx = 0; dx < 3; dx++) from[dx] += ROW_IN;
+    }
+
+    template <class Sink> DEVICE void run(u32 source, Sink& sink, int z, int first, int end, int x0) {
+        u32 from[3];
+        const int pixel = F::GUARD + ((z - Y::PLANES / 2) * F::HEIGHT + first - 1) * F::WIDTH + x0 + (lane & 15);
+        UNROLL for (int dx = 0; dx < 3; dx++) from[dx] = source + offset<Y::IN>(pixel + dx - 1, lane >> 4);
+        Sums x, y, z_;
+        step<false, false, true>(z_, z_, x, from);
+        step<false, true, true>(z_, x, y, from);
+        int left = end - first - 2;
+        NO_UNROLL for (; left >= 3; left -= 3) {
+            step<true, true, true>(x, y, z_, from);
+            sink.store(x);
+            step<true, true, true>(y, z_, x, from);
+            sink.store(y);
+            step<true, true, true>(z_, x, y, from);
+            sink.store(z_);
+        }
+        NO_UNROLL for (; left > 0; left--) {
+            step<true, true, true>(x, y, z_, from);
+            sink.store(x);
+            UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) x[j][i] = y[j][i], y[j][i] = z_[j][i];
+        }
+        step<true, true, false>(x, y, z_, from);
+        sink.store(x);
+        step<true, false, false>(y, z_, z_, from);
+        sink.store(y);
+    }
+};
