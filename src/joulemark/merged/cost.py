@@ -22,13 +22,15 @@ from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log, prod
 from typing import Any, Literal
 
-from joulemark.merged.partition import positions_needed
+from joulemark.merged.partition import inner_positions, positions_needed
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
 How = Literal["padded", "memoized", "rows", "unmerged"]
 _TILE = 128 * 64
 """Outputs that one block of a library's convolution computes: positions times channels."""
 _LIBRARY_BLOCKS = 1
+_THREADS = 2048
+"""Of a multiprocessor of compute capability 8.0 and 9.0 (CUDA C++ Programming Guide, compute capabilities)."""
 _KEPT = 0.5
 """Share of the L2 in which a tensor is still found by the next kernel: the rest holds what is being written."""
 _SHARES = tuple(0.02 * 1.12**n for n in range(36))
@@ -87,13 +89,15 @@ class Candidate:
         family: of the kernels, a key of :attr:`Rates.reached`.
         edge: of the bricks; None where a library chooses.
         shared: bytes of shared memory of a block.
-        blocks: on a multiprocessor at once; None for as many as the shared memory admits, one for a library.
+        threads: of a block; 0 for a library's.
+        blocks: on a multiprocessor at once; None for as many as shared memory and threads admit, one for a library.
     """
 
     how: How
     family: str
     edge: Shape | None = None
     shared: int = 0
+    threads: int = 0
     blocks: int | None = None
 
     def __str__(self) -> str:
@@ -109,7 +113,7 @@ class Work:
         dram_bytes: read and written.
         l2_bytes: read and written by multiprocessors.
         flops: what is recomputed included.
-        recompute: over the FLOPs that are needed.
+        recompute: over the FLOPs that are needed; what bricks hang over the border is in it.
         tiles: pieces that blocks can work on at the same time.
         launches: of kernels.
         flags: that blocks wait for.
@@ -174,8 +178,12 @@ def work_of(
     if candidate.how == "rows":
         edge = (sizes[-1][0], *edge[1:])
     needed = positions_needed(sequence, size, edge)
-    flops = batch * sum(one.flops_per_position * n for one, n in zip(sequence.layers, needed[1:], strict=True))
     bricks = batch * prod(-(-n // e) for n, e in zip(sizes[-1], edge, strict=True))
+    inner = inner_positions(sequence, edge)
+    if candidate.how == "rows":
+        inner = [(one[0], *shape[1:]) for one, shape in zip(sizes, inner, strict=True)]
+    # A brick that hangs over the border is computed whole.
+    flops = bricks * sum(one.flops_per_position * prod(n) for one, n in zip(sequence.layers, inner[1:], strict=True))
     residuals = sum(one.residual == 0 for one in sequence.layers)
     l2 = batch * needed[0] * sequence.channels(0) * itemsize + counts[-1] * (1 + residuals)
     l2 += weights * min(bricks, rates.multiprocessors)
@@ -275,7 +283,9 @@ def _slots(candidate: Candidate, rates: Rates) -> int:
     """Blocks that run at the same time."""
     blocks = candidate.blocks
     if blocks is None:
-        blocks = max(1, rates.shared_bytes // candidate.shared) if candidate.shared else _LIBRARY_BLOCKS
+        by_memory = rates.shared_bytes // candidate.shared if candidate.shared else _LIBRARY_BLOCKS
+        by_threads = _THREADS // candidate.threads if candidate.threads else by_memory
+        blocks = max(1, min(by_memory, by_threads))
     return rates.multiprocessors * blocks
 
 

@@ -103,6 +103,19 @@ def positions_needed(sequence: Sequence, size: Shape, edge: Shape) -> list[int]:
     return totals
 
 
+def inner_positions(sequence: Sequence, edge: Shape) -> list[Shape]:
+    """Per tensor, the positions per dimension that a brick far from all borders needs."""
+    box = Box((0,) * sequence.dimensions, edge)
+    needed: list[Box | None] = [None] * len(sequence.layers) + [box]
+    for number in reversed(range(len(sequence.layers))):
+        layer, target = sequence.layers[number], needed[number + 1]
+        assert target is not None
+        needed[number] = reach(layer, target).hull(needed[number])
+        if layer.residual is not None:
+            needed[layer.residual] = target.hull(needed[layer.residual])
+    return [one.size for one in needed if one is not None]
+
+
 def _along(layer: Conv, d: int) -> Conv:
     """A layer in one of its dimensions."""
     return replace(

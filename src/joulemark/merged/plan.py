@@ -8,8 +8,9 @@ the least time in all win. A path whose output is wrong on the example's shapes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 
@@ -21,7 +22,8 @@ from joulemark.merged.bricks import Parameters, run_plain
 from joulemark.merged.cost import Candidate, Prediction, Rates, kind_of, predict
 from joulemark.merged.families import Family, Offer, offers
 from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
-from joulemark.merged.kernels import Description, Kernel, KernelError
+from joulemark.merged.kernels import Description, Kernel, KernelError, build
+from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.paths import Executed, library_paths
 from joulemark.merged.sequence import Sequence, Shape
@@ -31,8 +33,9 @@ DEPTH = 6
 """Most layers that are executed as one: BrickDL's best was 3, the deepest chain that gains here is 4."""
 _PROMISING = 1.5
 """A range is measured when its prediction is at most this much above its layers one by one."""
-_MEASURED = 3
-"""Candidates of a range that are measured, the best predicted first."""
+_MEASURED = 6
+"""Kernels for a range that are measured, the best predicted first."""
+_COMPILERS = 8
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
 
@@ -131,19 +134,47 @@ class Planner:
     Args:
         setting: device, rates, kernels.
         found: trials of ranges already tried, by what they depend on.
+        candidates: of ranges that are going to be tried.
     """
 
     setting: Setting
+    candidates: dict[str, list[_Trial]] = field(default_factory=dict)
     found: dict[str, list[_Trial]] = field(default_factory=dict)
 
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason."""
         chains, left = find_chains(graph)
-        return [choice for chain in chains for choice in self._cut(chain)], left
+        self._prepare((one, inf) for chain in chains for unit in chain if (one := range_segment([unit])) is not None)
+        singles = [[self._single(unit) for unit in chain] for chain in chains]
+        self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
+        return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
 
-    def _cut(self, chain: List[Unit]) -> list[Choice]:
+    def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[Segment, float]]:
+        """Every range of a chain that may be executed as one, with the time of its layers one by one."""
+        for end in range(2, len(chain) + 1):
+            for begin in range(max(0, end - self.setting.depth), end - 1):
+                segment = range_segment(list(chain[begin:end]))
+                if segment is not None:
+                    yield segment, sum(_known(one) for one in singles[begin:end])
+
+    def _prepare(self, segments: Iterable[tuple[Segment, float]]) -> None:
+        """Compile what is going to be measured, several kernels at a time: one takes a second or two."""
+        if self.setting.device.type != "cuda" or not self.setting.measured:
+            return
+        kernels: dict[Kernel, None] = {}
+        for segment, apart in segments:
+            key = self._key(segment)
+            if key not in self.candidates:
+                self.candidates[key] = self._candidates(segment)
+                kernels.update((one.kernel, None) for one in self._promising(self.candidates[key], apart) if one.kernel)
+        architecture = architecture_of(*torch.cuda.get_device_capability(self.setting.device))
+        with ThreadPoolExecutor(_COMPILERS) as pool:
+            # What does not compile says so when it is loaded.
+            for one in [pool.submit(build, kernel, architecture) for kernel in kernels]:
+                one.exception()
+
+    def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
         """The cheapest cuts of a chain: dynamic programming over its ends."""
-        singles = [self._single(unit) for unit in chain]
         best: list[tuple[float, list[Choice]]] = [(0.0, [])]
         for end in range(1, len(chain) + 1):
             alone = singles[end - 1]
@@ -181,12 +212,15 @@ class Planner:
 
     def _trials(self, segment: Segment, apart: float) -> list[_Trial]:
         """All candidates of a segment, measured where that is wanted and promising."""
-        key = repr((segment.sequence, segment.size, segment.batch, segment.adds is not None, self.setting.form))
+        key = self._key(segment)
         if key not in self.found:
-            trials = self._candidates(segment)
+            trials = self.candidates.pop(key, None) or self._candidates(segment)
             self._measure(segment, trials, apart)
             self.found[key] = trials
         return self.found[key]
+
+    def _key(self, segment: Segment) -> str:
+        return repr((segment.sequence, segment.size, segment.batch, segment.adds is not None, self.setting.form))
 
     def _candidates(self, segment: Segment) -> list[_Trial]:
         sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
@@ -220,10 +254,7 @@ class Planner:
         """Fill in the measured times of the promising trials, from the disk where they are there."""
         if not self.setting.measured:
             return
-        library = [one for one in trials if one.kernel is None]
-        generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.time_s)
-        generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= _PROMISING * apart]
-        chosen = library + generated[:_MEASURED]
+        chosen = self._promising(trials, apart)
         if not chosen:
             return
         key = cache.key_of(
@@ -244,6 +275,13 @@ class Planner:
             return
         for one in chosen:
             one.measured_s, one.problem = kept.get(one.path, (None, "not in the cache"))
+
+    def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
+        """What is measured: all paths of a library, and of the kernels the best predicted."""
+        trials = list(trials)
+        generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.time_s)
+        generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= _PROMISING * apart]
+        return [one for one in trials if one.kernel is None] + generated[:_MEASURED]
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
