@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -135,11 +136,41 @@ class Planner:
         setting: device, rates, kernels.
         found: trials of ranges already tried, by what they depend on.
         candidates: of ranges that are going to be tried.
+        forced: several layers are merged wherever something can, whatever they take one by one.
+        most: kernels for a range that are measured, the best predicted first.
+        ranges: that were tried.
     """
 
     setting: Setting
     candidates: dict[str, list[_Trial]] = field(default_factory=dict)
     found: dict[str, list[_Trial]] = field(default_factory=dict)
+    forced: bool = False
+    most: int = _MEASURED
+    ranges: dict[str, Segment] = field(default_factory=dict)
+
+    def own_choice(self, unit: Unit) -> Choice | None:
+        """The best generated kernel for a single layer; None where there is none that is right."""
+        segment = range_segment([unit])
+        assert segment is not None
+        self._prepare([(segment, inf)])
+        own = [one for one in self._trials(segment, inf) if one.kernel is not None and one.time_s < inf]
+        if not own:
+            return None
+        return _choice(unit_names([unit]), segment, min(own, key=lambda one: one.time_s), None, "asked for")
+
+    def table(self) -> list[dict[str, Any]]:
+        """All candidates that were tried and measured or refused, for judging and fitting the performance model."""
+        rows = []
+        for key, trials in self.found.items():
+            for one in trials:
+                if one.prediction is None or (one.measured_s is None and one.problem is None):
+                    continue
+                candidate, segment = asdict(one.prediction.candidate), self.ranges[key]
+                layers = [asdict(layer) for layer in segment.sequence.layers]
+                shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
+                known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
+                rows.append({**shape, "candidate": candidate, "path": one.path, "bound": one.prediction.bound, **known})
+        return rows
 
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason."""
@@ -183,7 +214,8 @@ class Planner:
                 choice = self._range(chain[begin:end], singles[begin:end])
                 if choice is not None:
                     options.append((best[begin][0] + _known(choice), [*best[begin][1], choice]))
-            best.append(min(options, key=lambda one: one[0]))
+            ours = [one for one in options[1:] if one[1][-1].time_s is not None]
+            best.append(min(ours if self.forced and ours else options, key=lambda one: one[0]))
         return best[-1][1]
 
     def _single(self, unit: Unit) -> Choice:
@@ -216,7 +248,7 @@ class Planner:
         if key not in self.found:
             trials = self.candidates.pop(key, None) or self._candidates(segment)
             self._measure(segment, trials, apart)
-            self.found[key] = trials
+            self.found[key], self.ranges[key] = trials, segment
         return self.found[key]
 
     def _key(self, segment: Segment) -> str:
@@ -280,8 +312,9 @@ class Planner:
         """What is measured: all paths of a library, and of the kernels the best predicted."""
         trials = list(trials)
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.time_s)
-        generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= _PROMISING * apart]
-        return [one for one in trials if one.kernel is None] + generated[:_MEASURED]
+        limit = inf if self.forced else _PROMISING * apart
+        generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
+        return [one for one in trials if one.kernel is None] + generated[: self.most]
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)

@@ -1,0 +1,245 @@
+"""The rivals of merged execution: every way to run the same model that a user has, and our own kernels unmerged."""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joulemark.errors import Unsupported
+from joulemark.merged import merge
+from joulemark.merged.families import Family, known_families
+from joulemark.merged.graph import find_chains, range_segment, trace
+from joulemark.merged.paths import format_of
+from joulemark.merged.plan import Choice, Planner, Setting, rewrite
+from joulemark.merged.rates import rates_of
+from joulemark.workloads import modes
+
+Call = Callable[[Tensor], Any]
+Made = tuple[Call, Callable[[object], object] | None, dict[str, Any]]
+"""A call, what waits for an output that is not on torch's streams, and facts for the row."""
+_EVERY_KERNEL = 24
+"""Kernels of a range that a forced schedule measures: enough to tell whether the model's choice was the best."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A rival, ready to be called.
+
+    Args:
+        call: x → output; enqueues on the current stream.
+        build_s: until it could be called: tracing, compiling, measuring.
+        wait: for an output of work outside of torch's streams; None where it is on them.
+        facts: what else is known of it, for its row.
+    """
+
+    call: Call
+    build_s: float
+    wait: Callable[[object], object] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What rivals are built for.
+
+    Args:
+        model: in its number format and layout, on the device, in evaluation mode.
+        x: an input like those that will come.
+    """
+
+    model: nn.Module
+    x: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        device: torch.device = self.x.device
+        return device
+
+
+def build(name: str, task: Task) -> Built:
+    """A rival by its name, called once.
+
+    Raises:
+        Unsupported: it is not for this model, device or installation, with the reason.
+        RuntimeError: what torch or CUDA say.
+    """
+    begin = time.perf_counter()
+    with torch.no_grad():
+        made = RIVALS[name](task)
+        call, wait, facts = (made, None, {}) if callable(made) else made
+        out = call(task.x)
+        if wait is not None:
+            wait(out)
+        if task.device.type == "cuda":
+            torch.cuda.synchronize()
+    return Built(call, time.perf_counter() - begin, wait, facts)
+
+
+def _eager(task: Task) -> Call:
+    call: Call = task.model
+    return call
+
+
+def _jit(task: Task) -> Call:
+    return modes.traced(task.model, (task.x,))
+
+
+def _compiled(mode: str) -> Callable[[Task], Call]:
+    def make(task: Task) -> Call:
+        modes.check("compile", "inference", str(task.device))
+        torch._dynamo.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Graphs are ours, over rotating inputs, for every rival alike.
+            call: Call = torch.compile(task.model, mode=mode, dynamic=False)
+            call(task.x)
+        return call
+
+    return make
+
+
+def _setting(task: Task, families: tuple[Family, ...], measured: bool) -> Setting:
+    on_gpu = task.device.type == "cuda"
+    rates = rates_of(torch.device("cuda", torch.cuda.current_device())) if on_gpu else None
+    return Setting(task.device, format_of(task.x), rates, families, measured)
+
+
+def _fused(task: Task) -> Made:
+    """Every convolution with ReLU by cuDNN's fused kernels, the others as torch has them.
+
+    Raises:
+        Unsupported: no convolution of the model ends in a ReLU, or the device is none of NVIDIA's.
+    """
+    if task.device.type != "cuda":
+        raise Unsupported("cuDNN's fused convolutions need a GPU")
+    graph = trace(task.model, (task.x,))
+    chains, _ = find_chains(graph)
+    choices = []
+    for unit in (unit for chain in chains for unit in chain):
+        segment = range_segment([unit])
+        assert segment is not None
+        path = "fused" if unit.activation == "relu" else "library"
+        names = (unit.convolution.name,)
+        choices.append(Choice(names, segment.name, path, "unmerged", None, None, None, None, "asked for"))
+    count = sum(one.path == "fused" for one in choices)
+    if not count:
+        raise Unsupported("cuDNN fuses convolution, bias, addition and ReLU: no convolution here ends in a ReLU")
+    rewrite(graph, choices, _setting(task, (), False))
+    return graph, None, {"fused_convolutions": count, "convolutions": len(choices)}
+
+
+def _own_unmerged(task: Task) -> Made:
+    """Every layer alone by the best of our own kernels for a single layer.
+
+    Raises:
+        Unsupported: a layer has none.
+    """
+    if task.device.type != "cuda":
+        raise Unsupported("our own kernels need a GPU")
+    graph = trace(task.model, (task.x,))
+    setting = _setting(task, known_families(), True)
+    planner = Planner(setting)
+    chains, _ = find_chains(graph)
+    choices = []
+    for unit in (unit for chain in chains for unit in chain):
+        own = planner.own_choice(unit)
+        if own is None:
+            raise Unsupported(f"no kernel of our own executes {unit.convolution.target} alone")
+        choices.append(own)
+    if not choices:
+        raise Unsupported("the model holds no convolution")
+    rewrite(graph, choices, setting)
+    return graph, None, {"paths": [one.path for one in choices]}
+
+
+def _merged(task: Task) -> Made:
+    """What ``merge`` gives, and how long it takes again from its cache."""
+    begin = time.perf_counter()
+    made = merge(task.model, task.x)
+    first_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    again = merge(task.model, task.x)
+    facts = {
+        "merge_s": first_s,
+        "merge_cached_s": time.perf_counter() - begin if again.cached else None,
+        "first_was_cached": made.cached,
+        "variant": made.variant,
+        "times": made.times,
+        "problems": made.problems,
+        "explain": made.explain().splitlines(),
+    }
+    return made, None, facts
+
+
+def _forced(how: str) -> Callable[[Task], Made]:
+    """The fastest kernels of one schedule, wherever it has any, whatever the layers one by one would take."""
+
+    def make(task: Task) -> Made:
+        families = tuple(one for one in known_families() if one.how == how)
+        if task.device.type != "cuda" or not families:
+            raise Unsupported(f"no kernels of schedule {how!r} for this device")
+        graph = trace(task.model, (task.x,))
+        setting = _setting(task, families, True)
+        planner = Planner(setting, forced=True, most=_EVERY_KERNEL)
+        choices, _ = planner.plan(graph)
+        if not any(one.merged for one in choices):
+            raise Unsupported(f"no kernel of schedule {how!r} executes two layers or more of this model")
+        rewrite(graph, choices, setting)
+        facts = {
+            "paths": [one.path for one in choices],
+            "candidates": planner.table(),
+        }
+        return graph, None, facts
+
+    return make
+
+
+def _xla(task: Task) -> Made:
+    if importlib.util.find_spec("jax") is None:
+        raise Unsupported("JAX is not installed", "pip install 'jax[cuda12]'")
+    xla = importlib.import_module("joulemark.merged_bench.xla")
+    call, wait = xla.compiled(task.model, task.x)
+    return call, wait, {}
+
+
+def _tensorrt(task: Task) -> Call:
+    if importlib.util.find_spec("torch_tensorrt") is None:
+        raise Unsupported("TensorRT for torch is not installed", "pip install torch-tensorrt")
+    engine = importlib.import_module("torch_tensorrt")
+    call: Call = engine.compile(
+        task.model, ir="dynamo", inputs=[task.x], enabled_precisions={task.x.dtype}, min_block_size=1
+    )
+    return call
+
+
+RIVALS: Mapping[str, Callable[[Task], Any]] = {
+    "eager": _eager,
+    "fused": _fused,
+    "jit": _jit,
+    "compile": _compiled("max-autotune-no-cudagraphs"),
+    "compile_default": _compiled("default"),
+    "xla": _xla,
+    "tensorrt": _tensorrt,
+    "own_unmerged": _own_unmerged,
+    "merged": _merged,
+    "padded": _forced("padded"),
+    "memoized": _forced("memoized"),
+    "rows": _forced("rows"),
+}
+"""Name → what builds it; each is captured into a CUDA graph over rotating inputs where it can be."""
+
+OURS = ("merged", "own_unmerged", "padded", "memoized", "rows")
+"""What is no rival."""
+EVERY = tuple(RIVALS)
+FOR_NETWORKS = ("eager", "fused", "jit", "compile", "xla", "tensorrt", "merged")
