@@ -21,9 +21,9 @@ from joulemark.merged.kernels.fragments import pack_rows, pad_channels, step_cha
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.sequence import Conv, Shape
 
-_GUARD = 8
-_ALIGNMENT = 1024
-_MOST_SHARED = 227 * 1024
+GUARD = 8
+ALIGNMENT = 1024
+MOST_SHARED = 227 * 1024
 _REGISTERS = 65536
 _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 34
@@ -78,35 +78,34 @@ def _unsuited_layer(layer: Conv) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class LayerPlan:
     """One layer as the kernel sees it; byte offsets are from the start of packed weights or of the fields."""
 
     steps: int
     tiles: int
     splits: int
     resident: bool
-    segments: int
     weights: int
     bias: int
     end: int
 
 
-class _Generator:
-    """Works out one kernel."""
+class Lines:
+    """What chains in padded bricks and in streamed rows have in common: a plan of each layer's weights.
 
-    def __init__(self, description: Description, plan: Plan) -> None:
-        self.description, self.plan = description, plan
+    Args:
+        registers: of a thread at most.
+        most_splits: into how many warps the channels of a layer may be split.
+    """
+
+    def __init__(self, description: Description, registers: int, most_splits: int) -> None:
+        self.description = description
         self.layers = description.sequence.layers
         self.depth = len(self.layers)
         self.volume = description.sequence.dimensions == 3
         self.step = step_channels(description.format)
-        halo = 2 * self.depth
-        self.width = -(-(plan.edge[-1] + halo) // 16) * 16
-        self.height = plan.edge[-2] + halo
-        self.planes = plan.edge[0] + halo if self.volume else 1
-        self.edge = (*plan.edge[:-1], self.width - halo)
+        self.registers, self.most_splits = registers, most_splits
         self.parameters = self._plan_layers()
-        self.fields, self.shared = self._place_fields()
 
     def padded(self, channels: int) -> int:
         """Channels of a field: whole steps."""
@@ -116,18 +115,16 @@ class _Generator:
         """16-byte chunks of channels per pixel of a tensor's field."""
         return self.padded(self.description.sequence.channels(tensor)) * self.description.itemsize // 16
 
-    def _plan_layers(self) -> list[_Layer]:
-        out: list[_Layer] = []
-        for level, layer in enumerate(self.layers, 1):
+    def _plan_layers(self) -> list[LayerPlan]:
+        out: list[LayerPlan] = []
+        for layer in self.layers:
             steps, cout = self.padded(layer.in_channels) // self.step, self.padded(layer.out_channels)
             tiles, resident = self._tiles(steps, cout)
             splits = cout // (8 * tiles)
             start = out[-1].end if out else 0
             words = -(-self._words(steps, tiles) // 4) * 4
             bias = start + splits * words * 32 * 4
-            out.append(
-                _Layer(steps, tiles, splits, resident, self._segments(level, splits), start, bias, bias + cout * 4)
-            )
+            out.append(LayerPlan(steps, tiles, splits, resident, start, bias, bias + cout * 4))
         return out
 
     def _words(self, steps: int, tiles: int) -> int:
@@ -137,20 +134,78 @@ class _Generator:
 
     def _tiles(self, steps: int, cout: int) -> tuple[int, bool]:
         """Tiles of 8 channels per warp, and whether the weights for them fit into registers."""
-        available = min(_REGISTERS // (32 * self.plan.warps * self.plan.blocks), _MOST_REGISTERS)
-        possible = [n for n in (2, 1) if cout % (8 * n) == 0 and self.plan.warps % (cout // (8 * n)) == 0]
+        possible = [n for n in (2, 1) if cout % (8 * n) == 0 and cout // (8 * n) <= self.most_splits]
         if not possible:
-            raise ValueError(f"{self.plan.warps} warps cannot share {cout} channels evenly")
+            raise ValueError(f"the warps are too few for {cout} channels")
         pixels = 24 if self.description.format == "fp32" else 12
         for tiles in possible:
-            if self._words(steps, tiles) + 14 * tiles + pixels + _OTHER_REGISTERS <= available:
+            if self._words(steps, tiles) + 14 * tiles + pixels + _OTHER_REGISTERS <= self.registers:
                 return tiles, True
         if possible[0] == 1 and self.description.format != "fp32":
             raise ValueError(f"the weights of {cout} channels fit neither into registers nor into whole groups")
         return possible[0], False
 
-    def _segments(self, level: int, splits: int) -> int:
-        """Parts of a plane's rows: as many as let the warps end at the same time, each of at least two rows."""
+    def layer_text(self, number: int, more: dict[str, object], types: str = "") -> str:
+        """The constants of one layer: the Y of ``device/rows.cuh``.
+
+        Args:
+            more: where its rows come from and go to.
+            types: declarations beside the element type.
+        """
+        layer, plan, last = self.layers[number], self.parameters[number], number == self.depth - 1
+        residual = "SHARED" if layer.residual is not None else "GLOBAL" if last and self.description.adds else "NOTHING"
+        integers: dict[str, object] = {
+            "IN": self.chunks(number), "OUT": self.chunks(number + 1), "CHANNELS": layer.out_channels,
+            "STEPS": plan.steps, "SPLITS": plan.splits, "TILES": plan.tiles, "PLANES": 3 if self.volume else 1,
+            "ACTIVATION": _ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
+            "WEIGHTS": plan.weights, "BIAS": plan.bias, **more,
+        }  # fmt: skip
+        flags = {"LAST": last, "RESIDENT": plan.resident}
+        return struct(f"Layer{number}", integers, flags, f"using T = {self.description.format};{types}")
+
+    def pack(self, given: List[Parameters]) -> Tensor:
+        """Weights and biases of all layers as bytes, in the order of :class:`LayerPlan`."""
+        parts = []
+        for layer, plan, one in zip(self.layers, self.parameters, given, strict=True):
+            cin, cout = self.padded(layer.in_channels), self.padded(layer.out_channels)
+            weight = pad_channels(one.weight.detach().float().cpu(), cout, cin)
+            bias = torch.zeros(cout)
+            if one.bias is not None:
+                bias[: layer.out_channels] = one.bias.detach().float().cpu()
+            parts += [pack_rows(weight, self.description.format, plan.tiles), bias.view(torch.uint8)]
+        return torch.cat(parts).to(given[0].weight.device)
+
+
+def struct(name: str, integers: dict[str, object], flags: dict[str, bool], types: str = "") -> str:
+    """CUDA C++ of a struct of constants."""
+    numbers = ", ".join(f"{key} = {value}" for key, value in integers.items())
+    truths = ", ".join(f"{key} = {str(value).lower()}" for key, value in flags.items())
+    declared = f"    {types}\n" if types else ""
+    constants = f"    static constexpr int {numbers};\n    static constexpr bool {truths};\n"
+    return f"struct {name} {{\n{declared}{constants}}};\n"
+
+
+def registers_for(warps: int, blocks: int) -> int:
+    """Registers that a thread may have when so many warps and blocks share a multiprocessor."""
+    return min(_REGISTERS // (32 * warps * blocks) // 8 * 8, _MOST_REGISTERS)
+
+
+class _Bricks(Lines):
+    """Works out a kernel of padded bricks."""
+
+    def __init__(self, description: Description, plan: Plan) -> None:
+        super().__init__(description, registers_for(plan.warps, plan.blocks), plan.warps)
+        self.plan = plan
+        halo = 2 * self.depth
+        self.width = -(-(plan.edge[-1] + halo) // 16) * 16
+        self.height = plan.edge[-2] + halo
+        self.planes = plan.edge[0] + halo if self.volume else 1
+        self.edge = (*plan.edge[:-1], self.width - halo)
+        self.fields, self.shared = self._place_fields()
+
+    def _segments(self, number: int) -> int:
+        """Parts of a plane's rows: as many as let the warps end at the same time."""
+        level, splits = number + 1, self.parameters[number].splits
         rows = self.height - 2 * level
         planes = self.planes - 2 * level if self.volume else 1
         workers, strips = self.plan.warps // splits, self.width // 16
@@ -159,7 +214,7 @@ class _Generator:
             turns = -(-strips * planes * segments // workers)
             return turns * (-(-rows // segments) + 1.5)
 
-        return min(range(1, max(rows // 2, 1) + 1), key=time)
+        return min(range(1, rows + 1), key=time)
 
     def _place_fields(self) -> tuple[list[int], int]:
         """Byte offset of each tensor's field and bytes of all: a field is reused when its tensor was read last.
@@ -169,7 +224,7 @@ class _Generator:
         last = list(range(self.depth))
         for number, layer in enumerate(self.layers):
             if layer.residual is not None:
-                last[layer.residual] = max(last[layer.residual], number) if layer.residual < self.depth else number
+                last[layer.residual] = max(last[layer.residual], number)
         holders, where = [0], [0]
         for number in range(self.depth - 1):
             residual = self.layers[number].residual
@@ -187,61 +242,36 @@ class _Generator:
         return [starts[b] for b in where], sum(sizes)
 
     def _field_bytes(self, tensor: int) -> int:
-        pixels = self.planes * self.height * self.width + 2 * _GUARD
-        return -(-pixels * self.chunks(tensor) * 16 // _ALIGNMENT) * _ALIGNMENT
-
-    def layer_text(self, number: int) -> str:
-        """The constants of one layer: the Y of ``device/rows.cuh``."""
-        layer, plan, last = self.layers[number], self.parameters[number], number == self.depth - 1
-        residual = "SHARED" if layer.residual is not None else "GLOBAL" if last and self.description.adds else "NOTHING"
-        integers = {
-            "IN": self.chunks(number), "OUT": self.chunks(number + 1), "CHANNELS": layer.out_channels,
-            "STEPS": plan.steps, "SPLITS": plan.splits, "TILES": plan.tiles, "PLANES": 3 if self.volume else 1,
-            "ACTIVATION": _ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
-            "WEIGHTS": plan.weights, "BIAS": plan.bias, "SEGMENTS": plan.segments, "SOURCE": self.fields[number],
-            "TARGET": 0 if last else self.fields[number + 1],
-            "ADDED": 0 if layer.residual is None else self.fields[layer.residual],
-        }  # fmt: skip
-        constants = ", ".join(f"{name} = {value}" for name, value in integers.items())
-        flags = f"LAST = {str(last).lower()}, RESIDENT = {str(plan.resident).lower()}"
-        return (
-            f"struct Layer{number} {{\n    using T = {self.description.format};\n"
-            f"    static constexpr int {constants};\n    static constexpr bool {flags};\n}};\n"
-        )
+        pixels = self.planes * self.height * self.width + 2 * GUARD
+        return -(-pixels * self.chunks(tensor) * 16 // ALIGNMENT) * ALIGNMENT
 
     def source(self, name: str) -> str:
         """The kernel's text."""
-        volume = str(self.volume).lower()
-        field = {
-            "DEPTH": self.planes, "HEIGHT": self.height, "WIDTH": self.width, "GUARD": _GUARD,
+        field: dict[str, object] = {
+            "DEPTH": self.planes, "HEIGHT": self.height, "WIDTH": self.width, "GUARD": GUARD,
             "WARPS": self.plan.warps, "LEVELS": self.depth, "TILE_DEPTH": self.edge[0] if self.volume else 1,
             "TILE_HEIGHT": self.edge[-2], "TILE_WIDTH": self.edge[-1],
         }  # fmt: skip
-        constants = ", ".join(f"{key} = {value}" for key, value in field.items())
+        layers = []
+        for number, layer in enumerate(self.layers):
+            places: dict[str, object] = {
+                "SEGMENTS": self._segments(number), "SOURCE": self.fields[number],
+                "TARGET": 0 if number == self.depth - 1 else self.fields[number + 1],
+                "ADDED": 0 if layer.residual is None else self.fields[layer.residual],
+            }  # fmt: skip
+            layers.append(self.layer_text(number, places))
         calls = "".join(f"    layer<Layer{n}, Field>(a, origin, fields);\n" for n in range(self.depth))
         loaded = f"{self.description.format}, {self.layers[0].in_channels}, {self.chunks(0)}, Field"
         return (
-            f"{device_text('rows.cuh')}{device_text('chain.cuh')}"
-            f"struct Field {{\n    static constexpr int {constants};\n"
-            f"    static constexpr bool VOLUME = {volume};\n}};\n"
-            + "".join(self.layer_text(n) for n in range(self.depth))
+            device_text("rows.cuh")
+            + device_text("chain.cuh")
+            + struct("Field", field, {"VOLUME": self.volume})
+            + "".join(layers)
             + f"KERNEL({name}, {32 * self.plan.warps}, {self.plan.blocks}) {{\n"
             f"    const u32 fields = shared_base();\n"
             f"    const Origin origin = origin_of<Field>(a, blockIdx.x);\n"
             f"    load_field<{loaded}>(a, origin, fields + {self.fields[0]});\n{calls}}}\n"
         )
-
-    def pack(self, given: List[Parameters]) -> Tensor:
-        """Weights and biases of all layers as bytes, in the order of :class:`_Layer`."""
-        parts = []
-        for layer, plan, one in zip(self.layers, self.parameters, given, strict=True):
-            cin, cout = self.padded(layer.in_channels), self.padded(layer.out_channels)
-            weight = pad_channels(one.weight.detach().float().cpu(), cout, cin)
-            bias = torch.zeros(cout)
-            if one.bias is not None:
-                bias[: layer.out_channels] = one.bias.detach().float().cpu()
-            parts += [pack_rows(weight, self.description.format, plan.tiles), bias.view(torch.uint8)]
-        return torch.cat(parts).to(given[0].weight.device)
 
 
 def chain(description: Description, plan: Plan) -> Kernel:
@@ -255,9 +285,9 @@ def chain(description: Description, plan: Plan) -> Kernel:
         raise ValueError(f"no kernel for this chain: {why}")
     if len(plan.edge) != description.sequence.dimensions or min(plan.edge) < 2:
         raise ValueError(f"edge {plan.edge}: give {description.sequence.dimensions} numbers from 2 on")
-    made = _Generator(description, plan)
-    if made.shared > _MOST_SHARED:
-        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {_MOST_SHARED} are there")
+    made = _Bricks(description, plan)
+    if made.shared > MOST_SHARED:
+        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
     edge = "x".join(str(n) for n in made.edge)
     name = f"chain_{description}_{edge}_w{plan.warps}b{plan.blocks}"
     return Kernel(name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack)

@@ -54,6 +54,7 @@ class Kernel:
             kernel reads.
         persistent: blocks per multiprocessor of a kernel whose blocks take brick after brick; None for one block per
             brick.
+        parts: blocks that share a brick.
         scratch: bytes of scratch for (batch, size), zeroed once before the first launch; None without.
         least: smallest compute capability, as 80.
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
@@ -67,6 +68,7 @@ class Kernel:
     edge: Shape
     pack: Pack = field(repr=False)
     persistent: int | None = None
+    parts: int = 1
     scratch: Scratch | None = field(default=None, repr=False)
     least: int = 80
     only: int | None = None
@@ -78,7 +80,7 @@ class Kernel:
 
     def blocks(self, batch: int, size: Shape, multiprocessors: int) -> int:
         """Blocks of a launch."""
-        count = batch * prod(self.bricks(size))
+        count = batch * prod(self.bricks(size)) * self.parts
         return count if self.persistent is None else min(count, self.persistent * multiprocessors)
 
     def arguments(

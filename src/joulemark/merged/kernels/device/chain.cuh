@@ -30,25 +30,27 @@ template <class T, int CHANNELS> DEVICE uint4 gathered(const char* pixel, int ch
     return uint4{w[0], w[1], w[2], w[3]};
 }
 
-// The input of a brick into a field, zeros outside of the image; a warp takes row after row.
+// One row of the input by one warp, zeros outside of the image.
+template <class T, int CHANNELS, int CHUNKS, class F> DEVICE void load_row(const Arguments& a, const Origin& o, int z, int y, u32 to) {
+    const int lane = threadIdx.x & 31;
+    const bool there = within(z, a.size[0]) && within(y, a.size[1]);
+    const char* from = pixel_of(a.input, a, o.n, there ? z : 0, there ? y : 0, 0, CHANNELS * T::bytes);
+    UNROLL for (int i = 0; i < F::WIDTH * CHUNKS / 32; i++) {
+        const int item = lane + 32 * i, q = item / CHUNKS, chunk = item % CHUNKS, x = o.x + q;
+        const bool inside = there && within(x, a.size[2]);
+        const char* pixel = from + (inside ? x : 0) * (CHANNELS * T::bytes);
+        const u32 at = to + offset<CHUNKS>(q, chunk);
+        if constexpr (CHANNELS * T::bytes % 16 == 0) {
+            const bool real = inside && chunk * 16 < CHANNELS * T::bytes;
+            copy_async(at, pixel + (real ? chunk * 16 : 0), real);
+        } else store_shared_4(at, inside ? gathered<T, CHANNELS>(pixel, chunk) : uint4{0, 0, 0, 0});
+    }
+}
+// The input of a brick into a field; a warp takes row after row.
 template <class T, int CHANNELS, int CHUNKS, class F> DEVICE void load_field(const Arguments& a, const Origin& o, u32 field) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    constexpr bool ALIGNED = CHANNELS * T::bytes % 16 == 0;
-    NO_UNROLL for (int row = warp; row < F::DEPTH * F::HEIGHT; row += F::WARPS) {
-        const int z = o.z + row / F::HEIGHT, y = o.y + row % F::HEIGHT;
-        const bool there = within(z, a.size[0]) && within(y, a.size[1]);
-        const char* from = pixel_of(a.input, a, o.n, there ? z : 0, there ? y : 0, 0, CHANNELS * T::bytes);
+    NO_UNROLL for (int row = threadIdx.x >> 5; row < F::DEPTH * F::HEIGHT; row += F::WARPS) {
         const u32 to = field + F::GUARD * CHUNKS * 16 + row * (F::WIDTH * CHUNKS * 16);
-        UNROLL for (int i = 0; i < F::WIDTH * CHUNKS / 32; i++) {
-            const int item = lane + 32 * i, q = item / CHUNKS, chunk = item % CHUNKS, x = o.x + q;
-            const bool inside = there && within(x, a.size[2]);
-            const char* pixel = from + (inside ? x : 0) * (CHANNELS * T::bytes);
-            const u32 at = to + offset<CHUNKS>(q, chunk);
-            if constexpr (ALIGNED) {
-                const bool real = inside && chunk * 16 < CHANNELS * T::bytes;
-                copy_async(at, pixel + (real ? chunk * 16 : 0), real);
-            } else store_shared_4(at, inside ? gathered<T, CHANNELS>(pixel, chunk) : uint4{0, 0, 0, 0});
-        }
+        load_row<T, CHANNELS, CHUNKS, F>(a, o, o.z + row / F::HEIGHT, o.y + row % F::HEIGHT, to);
     }
     copy_commit();
 }
@@ -130,10 +132,13 @@ template <class Y, class F> DEVICE void layer(const Arguments& a, const Origin& 
     rows.start(a, warp);
     if constexpr (Y::LEVEL == 1) copy_wait<0>();
     block_sync();
+    if (warp >= F::WARPS / Y::SPLITS * Y::SPLITS) return;  // the channels leave a rest of warps; no barrier follows here
     NO_UNROLL for (int job = warp / Y::SPLITS; job < STRIPS * PLANES * Y::SEGMENTS; job += F::WARPS / Y::SPLITS) {
         const int x0 = job % STRIPS * 16, segment = job / STRIPS % Y::SEGMENTS, z = SKIPPED + job / STRIPS / Y::SEGMENTS;
         const int first = Y::LEVEL + HEIGHT * segment / Y::SEGMENTS, end = Y::LEVEL + HEIGHT * (segment + 1) / Y::SEGMENTS;
         typename SinkOf<Y::LAST, Y, F>::Type sink(a, o, fields, rows, z, first, x0);
-        rows.run(fields + Y::SOURCE, sink, z, first, end, x0);
+        using Lines = Rows<Y, F>;
+        FieldSource<Lines::ROW_IN> source{fields + Y::SOURCE + (z - Y::PLANES / 2) * Lines::PLANE_IN + (first - 1) * Lines::ROW_IN};
+        rows.run(source, sink, end - first, x0);
     }
 }

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <string>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -50,7 +51,9 @@ struct Warp {
     u32 results[32][4];
     u32 address[32];
 };
+struct Phases { u32 expected = 0, pending = 0, ended = 0; };
 struct Block {
+    std::map<u32, Phases> phases;
     std::vector<u8> memory;
     std::vector<Warp> warps;
     Barrier barriers[16];
@@ -165,7 +168,11 @@ template <class T> T emulated_global(const void* p) {
 }
 DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
+<<<<<<< HEAD
+DEVICE void prefetch(const void*) {}
+=======
 DEVICE uint4 load_again_4(const void* p) { return emulated_global<uint4>(p); }
+>>>>>>> kernels
 DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
 DEVICE u32 load_acquire(const u32* p) { return *p; }
@@ -175,9 +182,29 @@ DEVICE u32 atomic_add(u32* p, u32 v) { emulation::progress++; return (*p += v) -
 DEVICE void fence_gpu() {}
 DEVICE void spin() { emulation::step_aside(); }
 
+DEVICE int block_index() { return blockIdx.x; }
 DEVICE void block_sync() { emulation::meet(emulation::block().barriers[0], emulation::block().threads, [] {}); }
 DEVICE void named_sync(int barrier, int threads) { emulation::meet(emulation::block().barriers[barrier], threads, [] {}); }
 DEVICE void warp_sync() { emulation::meet(emulation::warp().barrier, 32, [] {}); }
+DEVICE emulation::Phases& emulated_barrier(u32 at) {
+    emulation::shared(at, 8);
+    return emulation::block().phases[at];
+}
+DEVICE void barrier_start(u32 at, u32 expected) { emulated_barrier(at) = {expected, expected, 0}; }
+DEVICE void barrier_arrive(u32 at) {
+    auto& phases = emulated_barrier(at);
+    if (!phases.expected) emulation::fail("arrival at a barrier that was not started");
+    if (!--phases.pending) phases.pending = phases.expected, phases.ended++, emulation::progress++;
+}
+DEVICE void barrier_arrive_copied(u32 at) {
+    copy_commit();
+    copy_wait<0>();
+    barrier_arrive(at);
+}
+DEVICE void barrier_wait(u32 at, u32 parity) {
+    auto& phases = emulated_barrier(at);
+    emulation::wait_until([&] { return (phases.ended & 1) != parity; });
+}
 // All lanes put words down, the last one computes for all, each takes its results.
 template <class Act> void emulated_together(Act act) {
     auto& warp = emulation::warp();
@@ -222,6 +249,8 @@ DEVICE u32 bits_of(float v) {
     return bits;
 }
 
+DEVICE float tanh_fast(float v) { return std::tanh(v); }
+
 // mma.m16n8kK: words 0–3 hold A, 4–5 hold B, 8–11 hold C. `PER` elements per word, element e of word w by T::element.
 template <class T, int K, int PER> void emulated_mma(float (&d)[4], const u32* a, int a_words, const u32* b, int b_words) {
     auto& warp = emulation::warp();
@@ -253,7 +282,8 @@ template <class T> struct EmulatedHalf {
     static float element(u32 word, int which) { return T::widen((u16)(word >> (16 * which))); }
     static u32 pack(float low, float high) { return T::narrow(low) | (u32)T::narrow(high) << 16; }
     static u32 pack_relu(float low, float high) { return pack(low > 0 ? low : 0, high > 0 ? high : 0); }
-    static u32 minimum_6(u32 v) { return pack(std::fmin(low(v), 6.f), std::fmin(high(v), 6.f)); }
+    static u32 minimum(u32 v, u32 limit) { return pack(std::fmin(low(v), low(limit)), std::fmin(high(v), high(limit))); }
+    static u32 minimum_6(u32 v) { return minimum(v, T::SIX); }
     static float low(u32 v) { return element(v, 0); }
     static float high(u32 v) { return element(v, 1); }
     static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -270,6 +300,7 @@ template <class T> struct EmulatedHalf {
     }
 };
 struct bf16 : EmulatedHalf<bf16> {
+    static constexpr u32 SIX = 0x40c040c0u;
     static float widen(u16 v) { return float_of((u32)v << 16); }
     static u16 narrow(float v) {
         const u32 bits = bits_of(v);
@@ -277,6 +308,7 @@ struct bf16 : EmulatedHalf<bf16> {
     }
 };
 struct fp16 : EmulatedHalf<fp16> {
+    static constexpr u32 SIX = 0x46004600u;
     static float widen(u16 v) {
         _Float16 h;
         memcpy(&h, &v, 2);

@@ -56,6 +56,7 @@ DEVICE uint4 load_again_4(const void* p) {  // not hoisted out of a loop to be k
     return v;
 }
 DEVICE float load_float(const void* p) { return __ldg((const float*)p); }
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE uint4 load_fresh_4(const void* p) {  // past L1: what another block has written
     uint4 v;
     asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -78,11 +79,38 @@ DEVICE void fence_gpu() { __threadfence(); }
 DEVICE void spin() { __nanosleep(32); }
 
 // Threads.
+DEVICE int block_index() {  // read anew at each call: what follows from it need not stay in registers
+    int v;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+    return v;
+}
 DEVICE void block_sync() { __syncthreads(); }
 DEVICE void warp_sync() { __syncwarp(); }
 DEVICE void named_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 DEVICE u32 shuffle(u32 v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 DEVICE u32 shuffle_xor(u32 v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// Barriers in shared memory (mbarrier, 8 bytes each): a phase ends when `expected` arrivals have come.
+DEVICE void barrier_start(u32 at, u32 expected) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(expected) : "memory");
+}
+DEVICE void barrier_arrive(u32 at) { asm volatile("{.reg .b64 t; mbarrier.arrive.shared.b64 t, [%0];}" ::"r"(at) : "memory"); }
+// Arrives when the thread's copies so far have landed.
+DEVICE void barrier_arrive_copied(u32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+}
+DEVICE void barrier_wait(u32 at, u32 parity) {  // until the phase of this parity has ended
+    u32 over;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over) : "r"(at), "r"(parity) : "memory");
+#else
+        asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(over) : "r"(at), "r"(parity) : "memory");
+#endif
+    } while (!over);
+}
 
 // Matrix fragments.
 DEVICE void load_matrix_4(u32 (&r)[4], u32 at) {
@@ -96,6 +124,11 @@ DEVICE void load_matrix_4t(u32 (&r)[4], u32 at) {
 
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 bits_of(float v) { return __float_as_uint(v); }
+DEVICE float tanh_fast(float v) {  // to 11 bits
+    float r;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
 
 // Element types: what is stored, how two of them travel in 32 bits, and the matrix instruction for them.
 struct bf16 {
@@ -110,10 +143,12 @@ struct bf16 {
         asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
-    DEVICE static u32 minimum_6(u32 v) {
-        asm("min.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(0x40c040c0u));
+    static constexpr u32 SIX = 0x40c040c0u;  // two of them
+    DEVICE static u32 minimum(u32 v, u32 limit) {
+        asm("min.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(limit));
         return v;
     }
+    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); }
     DEVICE static float low(u32 v) { return __uint_as_float(v << 16); }
     DEVICE static float high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
     DEVICE static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -143,10 +178,12 @@ struct fp16 {
         asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
-    DEVICE static u32 minimum_6(u32 v) {
-        asm("min.f16x2 %0, %0, %1;" : "+r"(v) : "r"(0x46004600u));
+    static constexpr u32 SIX = 0x46004600u;  // two of them
+    DEVICE static u32 minimum(u32 v, u32 limit) {
+        asm("min.f16x2 %0, %0, %1;" : "+r"(v) : "r"(limit));
         return v;
     }
+    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); }
     DEVICE static float low(u32 v) {
         float f;
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(v));

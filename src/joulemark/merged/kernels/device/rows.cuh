@@ -159,7 +159,17 @@ template <class Y> DEVICE void finish(u32 (&w)[PIECE<Y>], const float (&d)[Y::TI
     }
 }
 
-// One warp's rows [first, end) of 16 columns from `x0` of plane `z` of a brick, of layer Y.
+// A field's rows, one after another.
+template <int PITCH> struct FieldSource {
+    u32 at;
+    DEVICE u32 row() {
+        at += PITCH;
+        return at - PITCH;
+    }
+    DEVICE void release() {}
+};
+
+// One warp's rows of 16 columns, of layer Y.
 //
 // Y: T, IN (chunks), OUT (chunks), CHANNELS (of the output, as stored globally), STEPS, SPLITS, TILES, PLANES (taps of
 // depth), ACTIVATION, RESIDUAL, LAST, LEVEL (layers up to this one), WEIGHTS and BIAS (byte offsets), RESIDENT,
@@ -175,6 +185,7 @@ template <class Y, class F> struct Rows {
     float bias[Y::TILES][2];
     int channel;  // the lane's first
     int lane, split;
+    u32 column[3];  // of the taps to the left, in the middle, to the right: byte offsets in a row
 
     DEVICE void start(const Arguments& a, int warp) {
         lane = threadIdx.x & 31, split = warp % Y::SPLITS;
@@ -184,11 +195,14 @@ template <class Y, class F> struct Rows {
         UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 2; i++) bias[j][i] = load_float(from + (2 * j + i) * 4);
     }
 
-    // Adds an input row to the sums of up to three output rows: the last of `done`, the middle of `middle`, the first of `fresh`.
-    template <bool DONE, bool MIDDLE, bool FRESH> DEVICE void step(Sums& done, Sums& middle, Sums& fresh, u32 (&from)[3]) {
+    // Adds an input row to the sums of up to three output rows: the last of `done`, the middle of `middle`, the first of
+    // `fresh`. The source says where the row lies, and hears when it has been read.
+    template <bool DONE, bool MIDDLE, bool FRESH, class Source> DEVICE void step(Sums& done, Sums& middle, Sums& fresh, Source& source) {
+        const u32 row = source.row();
         UNROLL for (int plane = 0; plane < Y::PLANES; plane++) UNROLL for (int k = 0; k < Y::STEPS; k++) {
             Fragment<T> pixels[3];
-            UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(from[dx], 2 * k) + plane * PLANE_IN);
+            UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(row + column[dx], 2 * k) + plane * PLANE_IN);
+            if (plane == Y::PLANES - 1 && k == Y::STEPS - 1) source.release();
             UNROLL for (int dx = 0; dx < 3; dx++) {
                 const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
                 constexpr int EACH = Weights<Y>::EACH;
@@ -202,33 +216,36 @@ template <class Y, class F> struct Rows {
                 }
             }
         }
-        UNROLL for (int dx = 0; dx < 3; dx++) from[dx] += ROW_IN;
     }
 
-    template <class Sink> DEVICE void run(u32 source, Sink& sink, int z, int first, int end, int x0) {
-        u32 from[3];
-        const int pixel = F::GUARD + ((z - Y::PLANES / 2) * F::HEIGHT + first - 1) * F::WIDTH + x0 + (lane & 15);
-        UNROLL for (int dx = 0; dx < 3; dx++) from[dx] = source + offset<Y::IN>(pixel + dx - 1, lane >> 4);
-        Sums x, y, z_;
-        step<false, false, true>(z_, z_, x, from);
-        step<false, true, true>(z_, x, y, from);
-        int left = end - first - 2;
-        NO_UNROLL for (; left >= 3; left -= 3) {
-            step<true, true, true>(x, y, z_, from);
+    // `count` output rows of the 16 columns from `x0`, out of count + 2 rows of the source.
+    template <class Source, class Sink> DEVICE void run(Source& source, Sink& sink, int count, int x0) {
+        UNROLL for (int dx = 0; dx < 3; dx++) column[dx] = offset<Y::IN>(F::GUARD + x0 + (lane & 15) + dx - 1, lane >> 4);
+        Sums x, y, z;
+        step<false, false, true>(z, z, x, source);
+        step<false, true, true>(z, x, y, source);
+        if (count == 1) {
+            step<true, false, false>(x, z, z, source);
             sink.store(x);
-            step<true, true, true>(y, z_, x, from);
+            return;
+        }
+        int left = count - 2;
+        NO_UNROLL for (; left >= 3; left -= 3) {
+            step<true, true, true>(x, y, z, source);
+            sink.store(x);
+            step<true, true, true>(y, z, x, source);
             sink.store(y);
-            step<true, true, true>(z_, x, y, from);
-            sink.store(z_);
+            step<true, true, true>(z, x, y, source);
+            sink.store(z);
         }
         NO_UNROLL for (; left > 0; left--) {
-            step<true, true, true>(x, y, z_, from);
+            step<true, true, true>(x, y, z, source);
             sink.store(x);
-            UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) x[j][i] = y[j][i], y[j][i] = z_[j][i];
+            UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) x[j][i] = y[j][i], y[j][i] = z[j][i];
         }
-        step<true, true, false>(x, y, z_, from);
+        step<true, true, false>(x, y, z, source);
         sink.store(x);
-        step<true, false, false>(y, z_, z_, from);
+        step<true, false, false>(y, z, z, source);
         sink.store(y);
     }
 };

@@ -1,0 +1,225 @@
+"""Bottlenecks: 1×1, 3×3, 1×1 and the input added, in one persistent kernel that keeps all weights in shared memory.
+
+That bounds the channels: 256-64-64-256 (ResNet-50's first stage) takes 136 KiB of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, product_fragments
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.sequence import Conv
+
+_ACTIVATIONS = ("none", "relu", "relu6", "silu")
+_CAPACITY = 227 * 1024  # of a block on sm_90 and later; CUDA C++ Programming Guide, table of compute capabilities
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How a bottleneck is cut.
+
+    Args:
+        height: of a brick of the output.
+        width: of a brick of the output.
+        tiles: of 16 positions, one above the other, that a warp computes.
+        groups: of warps, which take bricks independently of each other.
+        narrow: a tile is 8 positions in each of two rows, not 16 in one.
+        together: tiles of pixels that share each load of the first layer's weights.
+    """
+
+    height: int
+    width: int
+    tiles: int
+    groups: int = 2
+    narrow: bool = False
+    together: int = 2
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        return (2, 8) if self.narrow else (1, 16)
+
+    @property
+    def strips(self) -> int:
+        """Tiles side by side."""
+        return -(-self.width // self.tile[1])
+
+    @property
+    def warps(self) -> int:
+        """Of a group."""
+        return self.strips * self.height // (self.tiles * self.tile[0])
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What follows from the layers and the sizes; the kernel's text derives the same from the same constants."""
+
+    channels: int
+    middle: int
+    sizes: Sizes
+
+    @property
+    def plane_pixels(self) -> int:
+        tiles = -(-(self.sizes.height + 2) * (self.sizes.width + 2) // 16)
+        return tiles * 16 + 2  # 16-byte stores of a warp to four octets fall on different banks
+
+    @property
+    def slack(self) -> int:
+        """Bytes behind the last octet that tiles with columns to spare read (and do not use)."""
+        sizes, pitch = self.sizes, self.sizes.width + 2
+        corner = (sizes.height - sizes.tiles * sizes.tile[0]) * pitch + (sizes.strips - 1) * sizes.tile[1]
+        rows = sizes.tile[0] * (sizes.tiles - 1) + 2
+        last = corner + 7 + (pitch if sizes.narrow else 8) + rows * pitch + 2
+        return 16 * max(0, last + 1 - self.plane_pixels)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Of the parts of the packed weights, bytes; ``weights`` is the size of those kept in shared memory."""
+        outer, convolve = self.channels * self.middle * 2, 9 * self.middle * self.middle * 2
+        biases = 2 * outer + convolve
+        return {
+            "reduce_at": 0,
+            "convolve_at": outer,
+            "widen_at": outer + convolve,
+            "weights": biases,
+            "reduce_bias_at": biases,
+            "convolve_bias_at": biases + 4 * self.middle,
+            "widen_bias_at": biases + 8 * self.middle,
+        }
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return self.offsets["weights"] + self.sizes.groups * (self.middle * 2 * self.plane_pixels + self.slack)
+
+
+def unsupported(description: Description) -> str | None:
+    """Why a sequence is no bottleneck that this kernel computes; None if it is one."""
+    layers = description.sequence.layers
+    if description.format not in ("bf16", "fp16"):
+        return f"no bottleneck in {description.format}"
+    if description.sequence.dimensions != 2 or len(layers) != 3 or description.adds:
+        return "a bottleneck has three layers in two dimensions"
+    if any(one.activation not in _ACTIVATIONS for one in layers):
+        return f"activations are {', '.join(_ACTIVATIONS)}"
+    if [_pointwise(one) for one in layers] != [True, False, True] or not _is_3x3(layers[1]):
+        return "a bottleneck is 1×1, 3×3 (stride 1, padding 1), 1×1, without groups"
+    if layers[0].residual is not None or layers[1].residual is not None or layers[2].residual not in (None, 0):
+        return "only the last layer adds, and only the sequence's input"
+    channels = [description.sequence.channels(n) for n in range(4)]
+    if channels[0] != channels[3] or channels[1] != channels[2] or any(one % 32 for one in channels):
+        return f"channels must be multiples of 32, equal at both ends and inside: got {channels}"
+    least = _Geometry(channels[0], channels[1], Sizes(2, 16, 1, groups=1))
+    if least.shared > _CAPACITY:
+        return f"its weights take {least.offsets['weights']} bytes, more than shared memory holds"
+    return None
+
+
+def _pointwise(layer: Conv) -> bool:
+    return (layer.kernel, layer.stride, layer.padding, layer.groups) == ((1, 1), (1, 1), (0, 0), 1)
+
+
+def _is_3x3(layer: Conv) -> bool:
+    shape = layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups
+    return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
+
+
+def bottleneck(description: Description, sizes: Sizes) -> Kernel:
+    """The kernel of a bottleneck.
+
+    Raises:
+        ValueError: the sequence is none, or the sizes do not fit together.
+    """
+    why = unsupported(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as a bottleneck: {why}")
+    layers = description.sequence.layers
+    geometry = _Geometry(layers[0].in_channels, layers[0].out_channels, sizes)
+    if sizes.height % (sizes.tiles * sizes.tile[0]):
+        raise ValueError(f"a brick of {sizes.height} rows is no whole number of {sizes.tiles} tiles of {sizes.tile[0]}")
+    if sizes.warps * sizes.groups > 32 or geometry.shared > _CAPACITY:
+        raise ValueError(
+            f"{sizes} takes {sizes.warps * sizes.groups} warps and {geometry.shared} bytes of shared memory"
+        )
+    form = "n" if sizes.narrow else "w"
+    name = (
+        f"bottleneck_{description}_{sizes.height}x{sizes.width}{form}_t{sizes.tiles}_g{sizes.groups}_m{sizes.together}"
+    )
+    constants = {
+        "CHANNELS": geometry.channels,
+        "MIDDLE": geometry.middle,
+        "BRICK_HEIGHT": sizes.height,
+        "BRICK_WIDTH": sizes.width,
+        "TILES": sizes.tiles,
+        "GROUPS": sizes.groups,
+        "TOGETHER": sizes.together,
+        "THREADS": sizes.warps * sizes.groups * 32,
+        "PLANE_PIXELS": geometry.plane_pixels,
+        "SLACK": geometry.slack,
+        **{part.upper(): offset for part, offset in geometry.offsets.items()},
+    }
+    flags = {"NARROW": sizes.narrow, "RESIDUAL": layers[2].residual is not None}
+    activations = zip(("REDUCE", "CONVOLVE", "WIDEN"), layers, strict=True)
+    source = "\n".join(
+        [
+            f"using Element = {description.format};",
+            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
+            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
+            device_text("octets.cuh"),
+            *(f"constexpr Activation {key}_ACTIVATION = {layer.activation.upper()};" for key, layer in activations),
+            device_text("bottleneck.cuh"),
+            f"KERNEL({name}, THREADS, 1) {{ bottleneck(a); }}",
+            "",
+        ]
+    )
+
+    def pack(parameters: List[Parameters]) -> Tensor:
+        return _pack(geometry, description.dtype, parameters)
+
+    return Kernel(
+        name,
+        description,
+        source,
+        constants["THREADS"],
+        geometry.shared,
+        (sizes.height, sizes.width),
+        pack,
+        persistent=1,
+    )
+
+
+def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
+    """The layers' weights in the order in which the kernel's lanes read them.
+
+    Where a lane holds 8 neighbouring channels in global memory, product column 16 k + 8 r + 2 t + e is channel
+    8 t + 4 k + 2 r + e of 32: the input channels of the first layer, and the output channels of first and last.
+    """
+    first, middle, last = parameters
+    order = torch.arange(32).view(4, 2, 2, 2).permute(1, 2, 0, 3).flatten()
+
+    def permuted(channels: int) -> Tensor:
+        return (torch.arange(0, channels, 32)[:, None] + order).flatten().to(first.weight.device)
+
+    inner, outer = permuted(geometry.middle), permuted(geometry.channels)
+    taps = middle.weight.to(dtype).permute(3, 2, 0, 1).flatten(0, 1)  # [column, row] first
+    # [9 taps, steps, …] → [steps, 9 taps, …]
+    convolved = torch.stack([product_fragments(one, geometry.middle, 16) for one in taps])
+    convolved = convolved.view(9, geometry.middle // 16, -1).transpose(0, 1)
+    widened = last.weight[:, :, 0, 0].to(dtype)[outer].split(32)
+    parts = [
+        product_fragments(first.weight[:, :, 0, 0].to(dtype)[inner][:, outer], geometry.channels, 16),
+        as_bytes(convolved),
+        *(product_fragments(one, geometry.middle, 16) for one in widened),
+        bias_bytes(first, geometry.middle),
+        bias_bytes(middle, geometry.middle),
+        bias_bytes(last, geometry.channels),
+    ]
+    return torch.cat(parts)

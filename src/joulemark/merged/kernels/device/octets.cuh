@@ -1,0 +1,35 @@
+// What kernels share whose tensors lie in shared memory by octets of channels: [octet][pixel][8 channels].
+//
+// A pixel of an octet takes 16 bytes, so eight neighbouring pixels are 128 contiguous bytes: a matrix load at any shift
+// meets no bank conflict, and every address is a register plus a constant.
+//
+// `Element` is the type of the tensors; what a matrix product leaves in a lane are two neighbouring channels of pixel
+// lane / 4 and the same two of pixel lane / 4 + 8.
+#pragma once
+#define UNROLL_2 _Pragma("unroll 2")
+enum Activation { NONE, RELU, RELU6, SILU };
+
+DEVICE float silu(float v) { return 0.5f * v * (1.f + tanh_fast(0.5f * v)); }
+
+// Two channels of a pixel, stored; zeros where the pixel is outside of the tensor.
+template <Activation A> DEVICE u32 activate(float low, float high, bool outside) {
+    if (A == RELU6) return Element::minimum(Element::pack_relu(low, high), outside ? 0 : Element::SIX);
+    const u32 both = A == RELU   ? Element::pack_relu(low, high)
+                     : A == SILU ? Element::pack(silu(low), silu(high))
+                                 : Element::pack(low, high);
+    return outside ? 0 : both;
+}
+
+// Parts of the packed weights, by their offset in bytes.
+DEVICE const uint4* weights_at(const Arguments& a, int offset) { return (const uint4*)((const char*)a.weights + offset); }
+DEVICE void load_bias(const Arguments& a, int offset, int channel, float (&bias)[2]) {
+    const float* from = (const float*)((const char*)a.weights + offset) + channel;
+    bias[0] = load_float(from);
+    bias[1] = load_float(from + 1);
+}
+
+// The first product of a sum begins with the bias.
+DEVICE void multiply(bool first, float (&sum)[4], const u32 (&pixels)[4], u32 w0, u32 w1, const float (&bias)[2]) {
+    if (first) Element::mma_from(sum, pixels, w0, w1, bias[0], bias[1]);
+    else Element::mma(sum, pixels, w0, w1);
+}

@@ -1,0 +1,62 @@
+"""Weights in the order in which the lanes of a warp hold them: the B operands of ``mma.m16n8k16``.
+
+PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": lane 4 n + t holds in register r the rows
+2 t + 8 r and 2 t + 8 r + 1 of column n.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a tensor."""
+    return tensor.contiguous().view(torch.uint8).flatten()
+
+
+def bias_bytes(layer: Parameters, channels: int) -> Tensor:
+    """A layer's bias in fp32, zeros behind it up to ``channels``."""
+    whole = torch.zeros(channels, dtype=torch.float32, device=layer.weight.device)
+    if layer.bias is not None:
+        whole[: layer.bias.numel()] = layer.bias
+    return as_bytes(whole)
+
+
+def product_fragments(weight: Tensor, inputs: int, outputs: int) -> Tensor:
+    """A matrix for products of depth 16, two octets of outputs to each 16-byte load of a lane.
+
+    Args:
+        weight: [outputs', inputs'] in a 16-bit dtype; zeros are added.
+        inputs: multiple of 16, at least inputs'.
+        outputs: multiple of 16 that the number of outputs is rounded up to.
+
+    Returns:
+        Bytes of [inputs / 16][outputs' / 16][32 lanes][2 octets][2 registers][2 rows].
+    """
+    rounded = -(-weight.shape[0] // outputs) * outputs
+    whole = weight.new_zeros(rounded, inputs)
+    whole[: weight.shape[0], : weight.shape[1]] = weight
+    # [pair, octet, column n, step, register, t, row] → [step, pair, n, t, octet, register, row]
+    split = whole.view(rounded // 16, 2, 8, inputs // 16, 2, 4, 2)
+    return as_bytes(split.permute(3, 0, 2, 5, 1, 4, 6))
+
+
+def diagonal_taps(weight: Tensor, channels: int) -> Tensor:
+    """Taps of a depthwise 3×3 as the diagonals of B operands.
+
+    The lane that holds the diagonal of channel c (of an octet) holds it in row c % 2 of its pair; the other is zero.
+
+    Args:
+        weight: [channels', 3, 3] in a 16-bit dtype; zeros are added.
+        channels: multiple of 8, at least channels'.
+
+    Returns:
+        Bytes of [channels][12 words]: word 3 row + column, three words of zeros.
+    """
+    whole = weight.new_zeros(channels, 12, 2)
+    index = torch.arange(weight.shape[0], device=weight.device)
+    whole[index, :9, index % 2] = weight.flatten(1)
+    return as_bytes(whole)

@@ -1,0 +1,396 @@
+"""Numbers and times of the kernels for inverted residuals and bottlenecks, many sizes each, in little time.
+
+Run on a machine with a GPU: ``python tests/gpu/merged_blocks_probe.py OUT --seconds 120``. All kernels are built first,
+by several processes; then one process measures block after block and appends a line to OUT/results.jsonl after each.
+When it crashes or hangs (a kernel went astray: its context is lost), it is started again behind the kernel that it was
+at. Rivals beside the merged kernels: eager and cuDNN fused; torch.compile comes last, while time is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+import torch
+from torch import Tensor, nn
+
+from joulemark.merged.bricks import ACTIVATIONS, Parameters, run_plain
+from joulemark.merged.kernels import Description, Kernel, build
+from joulemark.merged.kernels import bottleneck as bottlenecks
+from joulemark.merged.kernels import inverted_residual as inverted
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.launch import loaded
+from joulemark.merged.sequence import Conv, Sequence
+
+ARCHITECTURE = "sm_90a"
+HANG_S = 40.0
+ROTATION_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a network at one size."""
+
+    name: str
+    sequence: Sequence
+    batch: int
+    size: int
+    format: str = "bf16"
+
+    @property
+    def description(self) -> Description:
+        return Description(self.sequence, self.format)
+
+
+def pointwise(inputs: int, outputs: int, activation: str, residual: int | None = None) -> Conv:
+    return Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, residual)
+
+
+def inverted_residual(inputs: int, hidden: int, outputs: int, stride: int = 1, activation: str = "relu6") -> Sequence:
+    expansion = [pointwise(inputs, hidden, activation)] if hidden != inputs else []
+    depthwise = Conv(hidden, hidden, (3, 3), (stride, stride), (1, 1), (1, 1), hidden, activation)
+    residual = 0 if stride == 1 and inputs == outputs else None
+    return Sequence((*expansion, depthwise, pointwise(hidden, outputs, "none", residual)))
+
+
+def bottleneck(channels: int, middle: int) -> Sequence:
+    inner = Conv(middle, middle, (3, 3), (1, 1), (1, 1), (1, 1), 1, "relu")
+    return Sequence((pointwise(channels, middle, "relu"), inner, pointwise(middle, channels, "relu", 0)))
+
+
+def blocks() -> list[Block]:
+    shapes = [
+        (32, 192, 32, 1, 56, 64),
+        (16, 96, 16, 1, 112, 64),
+        (64, 384, 64, 1, 56, 64),
+        (16, 96, 24, 2, 112, 64),
+        (24, 144, 24, 1, 56, 64),
+        (24, 144, 32, 2, 56, 64),
+        (32, 192, 32, 1, 28, 64),
+        (32, 192, 64, 2, 28, 64),
+        (64, 384, 64, 1, 14, 64),
+        (64, 384, 96, 1, 14, 64),
+        (96, 576, 96, 1, 14, 64),
+        (96, 576, 160, 2, 14, 64),
+        (160, 960, 160, 1, 7, 64),
+        (160, 960, 320, 1, 7, 64),
+        (32, 32, 16, 1, 112, 64),
+        (32, 192, 32, 1, 56, 1),
+        (64, 384, 64, 1, 56, 1),
+    ]
+    made = [Block(f"ir{i}-{h}-{o}s{s}@{n}b{b}", inverted_residual(i, h, o, s), b, n) for i, h, o, s, n, b in shapes]
+    made.append(Block("ir32-192-32s1@56b64fp16", inverted_residual(32, 192, 32), 64, 56, "fp16"))
+    wide = [Block(f"bottleneck256-64@56b{b}", bottleneck(256, 64), b, 56) for b in (64, 1)]
+    return [made[0], wide[0], *made[1:], wide[1]]
+
+
+def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
+    """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
+    description = block.description
+    if "bottleneck" in block.name:
+        for sizes in bottleneck_sizes():
+            yield bottlenecks.bottleneck(description, sizes)
+        return
+    kinds: Counter[tuple[int, ...]] = Counter()
+    yielded = 0
+    for sizes in inverted.candidates(description, (block.size, block.size), block.batch, Device(), limit=1000):
+        kind, tiles = (sizes.width, sizes.tiles, sizes.groups), (sizes.tiles,)
+        if yielded == most or kinds[kind] == 2 or kinds[tiles] == (most + 1) // 2:
+            continue
+        kinds.update((kind, tiles))
+        yielded += 1
+        yield inverted.inverted_residual(description, sizes)
+
+
+def bottleneck_sizes() -> list[bottlenecks.Sizes]:
+    sizes = bottlenecks.Sizes
+    return [
+        sizes(8, 28, 4, groups=2, together=3),
+        sizes(8, 28, 4, groups=2, together=2),
+        sizes(8, 28, 2, groups=2, together=1),
+        sizes(8, 28, 2, groups=2, together=2),
+        sizes(4, 56, 2, groups=2, narrow=True, together=1),
+        sizes(4, 28, 2, groups=3, together=1),
+        sizes(4, 28, 2, groups=3, together=2),
+        sizes(6, 28, 3, groups=2, together=2),
+        sizes(8, 28, 4, groups=1, together=3),
+        sizes(4, 14, 2, groups=4, together=2),
+        sizes(8, 14, 4, groups=4, together=2),
+        sizes(7, 14, 1, groups=2, together=1),
+    ]
+
+
+def parameters_of(sequence: Sequence, dtype: torch.dtype, device: str) -> list[Parameters]:
+    made = []
+    for layer in sequence.layers:
+        shape = layer.out_channels, layer.in_channels // layer.groups, *layer.kernel
+        scale = (2 / (shape[1] * shape[2] * shape[3])) ** 0.5
+        weight = (torch.randn(shape, device=device) * scale).to(dtype)
+        made.append(Parameters(weight, torch.randn(layer.out_channels, device=device) * 0.1))
+    return made
+
+
+def images(block: Block, batch: int, size: tuple[int, int]) -> Tensor:
+    x = torch.randn(batch, block.sequence.channels(0), *size, device="cuda").to(block.description.dtype)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def error_of(y: Tensor, x: Tensor, sequence: Sequence, parameters: list[Parameters]) -> float:
+    """Relative error against float64; a value that is not finite makes it NaN."""
+    exact = [Parameters(one.weight.double(), one.bias.double()) for one in parameters]
+    expected = run_plain(sequence, exact, x.double())
+    return float((y.double() - expected).norm() / expected.norm())
+
+
+def time_of(calls: list[Callable[[], Any]], budget_s: float = 0.03) -> tuple[float, float]:
+    """Median and fastest seconds of a call: replays of a CUDA graph of all calls, each on its own tensors."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+    graph.replay()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    graph.replay()
+    torch.cuda.synchronize()
+    count = max(5, min(40, int(budget_s / (time.perf_counter() - begin))))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for start, end in events:
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    del kept, graph
+    times = [start.elapsed_time(end) * 1e-3 / len(calls) for start, end in events]
+    return statistics.median(times), min(times)
+
+
+class Bench:
+    """One block's tensors, and the rows about it."""
+
+    def __init__(self, block: Block) -> None:
+        torch.manual_seed(0)
+        self.block = block
+        description = block.description
+        self.parameters = parameters_of(block.sequence, description.dtype, "cuda")
+        one = images(block, block.batch, (block.size, block.size))
+        out = block.sequence.sizes((block.size, block.size))[-1]
+        produced = block.batch * out[0] * out[1] * block.sequence.channels(len(block.sequence.layers)) * 2
+        count = max(2, min(64, ROTATION_BYTES // (one.numel() * 2 + produced)))
+        self.inputs = [one, *(images(block, block.batch, (block.size, block.size)) for _ in range(count - 1))]
+        self.odd = images(block, 3, (19, 37))
+
+    def kernel(self, kernel: Kernel) -> dict[str, Any]:
+        ready = loaded(kernel, torch.device("cuda", 0))
+        weights = kernel.pack(self.parameters)
+        row: dict[str, Any] = {
+            "kernel": kernel.name,
+            "registers": ready.build.registers,
+            "spilled": ready.build.spilled,
+            "shared": kernel.shared,
+            "threads": kernel.block,
+            "resident": ready.blocks_per_multiprocessor,
+        }
+        y = kernel.run(self.odd, weights)
+        row["odd_error"] = error_of(y, self.odd, self.block.sequence, self.parameters)
+        x = self.inputs[0]
+        y = torch.full_like(kernel.empty_output(x), float("nan"))
+        kernel.run(x, weights, out=y)
+        few = [0, x.shape[0] - 1]
+        row["error"] = error_of(y[few], x[few], self.block.sequence, self.parameters)
+        row["unwritten"] = int(torch.isnan(y).sum())
+        outputs = [kernel.empty_output(one) for one in self.inputs]
+        calls = [ready.prepare(one, weights, None, out, None) for one, out in zip(self.inputs, outputs, strict=True)]
+        row["time_s"], row["fastest_s"] = time_of(calls)
+        return row
+
+    def eager(self) -> dict[str, Any]:
+        model = Layers(self.block.sequence, self.parameters)
+        return self._rival([lambda x=x: model(x) for x in self.inputs])
+
+    def fused(self) -> dict[str, Any]:
+        layers = list(zip(self.block.sequence.layers, self.parameters, strict=True))
+        if any(layer.activation != "relu" for layer, _ in layers):
+            return {"missing": "cuDNN fuses ReLU alone"}
+
+        def call(x: Tensor) -> Tensor:
+            y = x
+            for layer, given in layers:
+                weight, bias = given.weight, given.bias.to(x.dtype)
+                shape = list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups
+                if layer.residual is None:
+                    y = torch.cudnn_convolution_relu(y, weight, bias, *shape)
+                else:
+                    y = torch.cudnn_convolution_add_relu(y, weight, x, 1.0, bias, *shape)
+            return y
+
+        return self._rival([lambda x=x: call(x) for x in self.inputs])
+
+    def compiled(self) -> dict[str, Any]:
+        begin = time.perf_counter()
+        torch._dynamo.reset()
+        model = torch.compile(Layers(self.block.sequence, self.parameters), dynamic=False)
+        model(self.inputs[0])
+        row = self._rival([lambda x=x: model(x) for x in self.inputs])
+        return row | {"compile_s": time.perf_counter() - begin}
+
+    def _rival(self, calls: list[Callable[[], Tensor]]) -> dict[str, Any]:
+        x = self.inputs[0]
+        error = error_of(calls[0]()[:1], x[:1], self.block.sequence, self.parameters)
+        median, fastest = time_of(calls)
+        return {"time_s": median, "fastest_s": fastest, "error": error}
+
+
+class Layers(nn.Module):
+    """The sequence in torch's operators, channels-last."""
+
+    def __init__(self, sequence: Sequence, parameters: list[Parameters]) -> None:
+        super().__init__()
+        self.sequence = sequence
+        self.convolutions = nn.ModuleList()
+        for layer, given in zip(sequence.layers, parameters, strict=True):
+            one = nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel, layer.stride, layer.padding,
+                            groups=layer.groups)  # fmt: skip
+            one.weight.data, one.bias.data = given.weight, given.bias.to(given.weight.dtype)
+            self.convolutions.append(one)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for layer, one in zip(self.sequence.layers, self.convolutions, strict=True):
+            y = one(y)
+            y = ACTIVATIONS[layer.activation](y if layer.residual is None else y + x)
+        return y
+
+
+def measure(out: Path, end: float, most: int) -> None:
+    """Everything that OUT has no row of, in order; a line before and after each."""
+    done = {(row["block"], row["what"]) for row in rows_of(out)}
+    torch.backends.cudnn.benchmark = True
+    with (out / "results.jsonl").open("a") as file, torch.no_grad():
+
+        def tell(row: dict[str, Any]) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        def attempt(block: Block, what: str, run: Callable[[], dict[str, Any]]) -> None:
+            if (block.name, what) in done or time.time() > end:
+                return
+            tell({"block": block.name, "what": what, "state": "begun"})
+            try:
+                row = run()
+            except Exception as error:
+                if "CUDA error" in str(error) or "illegal" in str(error):
+                    raise
+                row = {"failed": repr(error)[:300]}
+            tell({"block": block.name, "what": what, "state": "done", **row})
+
+        for block in blocks():
+            bench = Bench(block)
+            for kernel in kernels_of(block, most):
+                attempt(block, kernel.name, lambda kernel=kernel: bench.kernel(kernel))
+            attempt(block, "eager", bench.eager)
+            attempt(block, "cudnn_fused", bench.fused)
+        for block in blocks():
+            attempt(block, "compile", lambda block=block: Bench(block).compiled())
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    file = out / "results.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
+    name, number, most = given
+    block = next(one for one in blocks() if one.name == name)
+    kernel = list(kernels_of(block, most))[number]
+    try:
+        made = build(kernel, ARCHITECTURE)
+    except Exception as error:
+        return {"kernel": kernel.name, "failed": repr(error)[:300]}
+    facts = asdict(made)
+    del facts["code"]
+    return facts
+
+
+def build_all(out: Path, most: int, workers: int) -> None:
+    """All machine code, into the cache that the measuring process reads."""
+    begin = time.time()
+    work = [(block.name, n, most) for block in blocks() for n in range(len(list(kernels_of(block, most))))]
+    with ProcessPoolExecutor(workers) as pool:
+        facts = list(pool.map(build_one, work))
+    (out / "builds.json").write_text(json.dumps(facts, indent=1))
+    broken = [one for one in facts if "failed" in one]
+    print(f"{len(facts)} kernels built in {time.time() - begin:.1f} s, {len(broken)} refused {broken[:2]}", flush=True)
+
+
+def report(out: Path) -> None:
+    best: dict[str, dict[str, float]] = {}
+    for row in rows_of(out):
+        if row.get("state") != "done" or "time_s" not in row:
+            continue
+        kind = row["what"] if row["what"] in ("eager", "cudnn_fused", "compile") else "merged"
+        into = best.setdefault(row["block"], {})
+        into[kind] = min(into.get(kind, float("inf")), row["time_s"])
+        if kind == "merged" and not max(row["error"], row["odd_error"]) < 1e-2:
+            print("WRONG", row["block"], row["what"], row["error"], row["odd_error"])
+    for name, times in best.items():
+        rivals = [t for kind, t in times.items() if kind != "merged"]
+        gain = f"{min(rivals) / times['merged']:.2f}×" if rivals and "merged" in times else ""
+        print(name, {kind: f"{t * 1e3:.4f} ms" for kind, t in times.items()}, gain)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--most", type=int, default=12, help="kernels per block")
+    parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("JOULEMARK_KERNEL_CACHE", "/var/tmp/joulemark-kernels")
+    if given.measure:
+        measure(given.out, given.measure, given.most)
+        return
+    end = time.time() + given.seconds
+    build_all(given.out, given.most, min(24, os.cpu_count() or 1))
+    while time.time() < end - 5:
+        before = len(rows_of(given.out))
+        command = [sys.executable, __file__, str(given.out), "--measure", str(end - 3), "--most", str(given.most)]
+        child = subprocess.Popen(command, stderr=(given.out / "errors.txt").open("a"))
+        watch(child, given.out / "results.jsonl", end)
+        if child.returncode == 0 or len(rows_of(given.out)) == before:
+            break
+    report(given.out)
+
+
+def watch(child: subprocess.Popen[bytes], file: Path, end: float) -> None:
+    """Wait for the child; end it when nothing new is written for HANG_S, or the time is over."""
+    begin = time.time()
+    while child.poll() is None:
+        time.sleep(0.2)
+        last = max(begin, file.stat().st_mtime if file.exists() else begin)
+        if time.time() - last > HANG_S or time.time() > end:
+            child.kill()
+            child.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,434 @@
+"""Generated kernels on a GPU: numerics of all families and formats, then times of variants by CUDA graphs.
+
+    python tests/gpu/merged_kernels.py OUT --seconds 120 [--only REGEX]
+
+Every group of checks is a process of its own, so that a kernel that breaks its CUDA context spoils only its group.
+Builds are made first, in parallel. OUT/merged-kernels.json is written after every group; groups for which no time is
+left are listed as skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters, run_plain
+from joulemark.merged.kernels import Description, Kernel, build
+from joulemark.merged.kernels import chain as chains
+from joulemark.merged.kernels import launch
+from joulemark.merged.kernels.compile import KernelError, architecture_of
+from joulemark.merged.kernels.description import Format
+from joulemark.merged.kernels.kernel import layout
+from joulemark.merged.sequence import Conv, Sequence, Shape
+
+LIMITS: dict[Format, float] = {"bf16": 1e-2, "fp16": 1e-2, "tf32": 2e-3, "fp32": 1e-5}
+ROTATED_BYTES = 300 << 20
+"""Inputs and outputs that a replay goes through: several times the L2 of any GPU so far."""
+PER_VARIANT_MS = 60.0
+
+
+def sequence_of(
+    channels: list[int], dimensions: int = 2, activation: str = "relu", residual: int | None = None
+) -> Sequence:
+    """A chain of 3-wide convolutions; the last adds tensor ``residual``."""
+    three, one = (3,) * dimensions, (1,) * dimensions
+    last = len(channels) - 2
+    return Sequence(
+        tuple(
+            Conv(a, b, three, one, one, one, 1, activation, residual if n == last else None)  # type: ignore[arg-type]
+            for n, (a, b) in enumerate(zip(channels, channels[1:], strict=False))
+        )
+    )
+
+
+def parameters_of(sequence: Sequence, dtype: torch.dtype, device: str) -> list[Parameters]:
+    """Random weights that keep the variance, rounded to the dtype."""
+    out = []
+    for one in sequence.layers:
+        shape = (one.out_channels, one.in_channels // one.groups, *one.kernel)
+        weight = torch.randn(shape, device=device) * math.sqrt(2 / math.prod(shape[1:]))
+        out.append(Parameters(weight.to(dtype), (0.1 * torch.randn(one.out_channels, device=device)).to(dtype)))
+    return out
+
+
+def input_of(sequence: Sequence, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Random input [batch, *size] of a sequence, channels-last."""
+    x = torch.randn(shape[0], sequence.channels(0), *shape[1:], device=device).to(dtype)
+    return x.contiguous(memory_format=layout(sequence.dimensions))
+
+
+def relative_error(y: Tensor, reference: Tensor) -> float:
+    """‖y − reference‖ / ‖reference‖, NaN where y holds one."""
+    return float((y.double() - reference.double()).norm() / reference.double().norm())
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel by what makes it, so that it can cross to another process.
+
+    Args:
+        family: module of ``joulemark.merged.kernels``.
+        description: of the sequence.
+        plan: of the family.
+    """
+
+    family: str
+    description: Description
+    plan: Any
+
+    def make(self) -> Kernel:
+        """The kernel."""
+        return FAMILIES[self.family](self.description, self.plan)
+
+
+FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {"chain": chains.chain}
+
+
+@dataclass(frozen=True)
+class Check:
+    """Numerics of one variant on one shape [batch, *size]."""
+
+    variant: Variant
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of variants of a sequence on one shape; ``single`` are variants of one layer for the same, unmerged."""
+
+    name: str
+    shape: tuple[int, ...]
+    variants: tuple[Variant, ...]
+    single: tuple[Variant, ...] = ()
+
+
+@dataclass
+class Groups:
+    """Everything there is to do, by name."""
+
+    checks: dict[str, list[Check]] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
+
+    def variants(self, name: str) -> list[Variant]:
+        """What a group has to build."""
+        if name in self.checks:
+            return [one.variant for one in self.checks[name]]
+        return [*self.timings[name].variants, *self.timings[name].single]
+
+
+def chain_variant(
+    sequence: Sequence, edge: Shape, warps: int = 8, blocks: int = 2, format_: Format = "bf16", adds: bool = False
+) -> Variant:
+    """A variant of the padded chains."""
+    return Variant("chain", Description(sequence, format_, adds), chains.Plan(edge, warps, blocks))
+
+
+def chain_checks(format_: Format) -> Iterator[Check]:
+    """Padded chains of one format: depths, channels, activations, residuals, odd sizes and batches, 2-D and 3-D."""
+    blocks = 1 if format_ == "fp32" else 2
+    for channels, shape, edge, more in (
+        ([16] * 5, (3, 61, 77), (16, 24), {}),
+        ([16] * 2, (1, 33, 130), (16, 62), {"activation": "relu6"}),
+        ([16] * 3, (2, 40, 50), (12, 28), {"residual": 0}),
+        ([16] * 7, (1, 45, 37), (8, 20), {}),
+        ([32] * 3, (2, 35, 51), (8, 12), {"activation": "none"}),
+        ([3, 24, 40, 5], (1, 29, 31), (8, 10), {}),
+        ([64, 64], (1, 20, 40), (8, 14), {}),
+        ([16] * 3, (2, 9, 14, 19), (4, 4, 12), {"dimensions": 3}),
+        ([16] * 2, (1, 7, 8, 33), (4, 8, 14), {"dimensions": 3, "residual": 0}),
+    ):
+        sequence = sequence_of(channels, **more)
+        yield Check(chain_variant(sequence, edge, 8, blocks if sequence.dimensions == 2 else 1, format_), shape)
+
+
+def chain_timings() -> Iterator[Timing]:
+    """The blocks of chains, each by several bricks."""
+    blocks = {
+        "4x16@1024b8": ([16] * 5, (8, 1024, 1024), [((16, 56), 8, 2), ((24, 40), 8, 2), ((40, 56), 16, 1), ((16, 120), 16, 1), ((14, 40), 6, 3), ((24, 24), 8, 3)]),
+        "2x16@1024b8": ([16] * 3, (8, 1024, 1024), [((16, 60), 8, 2), ((12, 60), 8, 2), ((24, 44), 8, 2), ((8, 60), 4, 4), ((16, 28), 4, 4), ((24, 60), 8, 2)]),
+        "3x16@224b64": ([16] * 4, (64, 224, 224), [((16, 58), 8, 2), ((28, 42), 8, 2), ((16, 42), 6, 3)]),
+        "4x16@512b1": ([16] * 5, (1, 512, 512), [((16, 56), 8, 2), ((24, 40), 8, 2), ((16, 40), 6, 3), ((16, 24), 4, 4)]),
+        "2x32@512b16": ([32] * 3, (16, 512, 512), [((16, 28), 8, 2), ((24, 44), 12, 1), ((12, 44), 6, 2), ((32, 28), 8, 2)]),
+        "4x32@512b16": ([32] * 5, (16, 512, 512), [((16, 24), 8, 2), ((20, 40), 12, 1), ((32, 40), 12, 1)]),
+        "3x32@224b64": ([32] * 4, (64, 224, 224), [((16, 26), 8, 2), ((20, 42), 12, 1), ((28, 26), 8, 1)]),
+        "2x64@56b64": ([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1), ((20, 28), 8, 1)]),
+    }  # fmt: skip
+    for name, (channels, shape, plans) in blocks.items():
+        sequence, one = sequence_of(channels), sequence_of(channels[:2])
+        c = channels[0]
+        edges = {
+            16: ((16, 62), (32, 62), (16, 30)),
+            32: ((16, 30), (32, 30), (16, 62)),
+            64: ((14, 30), (14, 14), (28, 30)),
+        }[c]
+        blocks_each = 1 if c == 64 else 2
+        yield Timing(
+            name, shape, tuple(chain_variant(sequence, *plan) for plan in plans),
+            tuple(chain_variant(one, edge, 8, blocks_each) for edge in edges),
+        )  # fmt: skip
+    volume = [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1), ((4, 4, 28), 6, 2)]
+    for name, channels in (("3d 2x16@128b1", [16] * 3), ("3d 3x16@128b1", [16] * 4), ("3d 2x8@128b1", [8] * 3)):
+        sequence, one = sequence_of(channels, 3), sequence_of(channels[:2], 3)
+        plans = volume if len(channels) == 3 else [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1), ((6, 6, 10), 8, 1)]
+        yield Timing(
+            name, (1, 128, 128, 128), tuple(chain_variant(sequence, *plan) for plan in plans),
+            tuple(chain_variant(one, edge, 8, 1) for edge in ((4, 8, 30), (8, 8, 30), (8, 8, 14))),
+        )  # fmt: skip
+
+
+def everything() -> Groups:
+    """All groups."""
+    groups = Groups()
+    for format_ in LIMITS:
+        groups.checks[f"numerics chain {format_}"] = list(chain_checks(format_))
+    for timing in chain_timings():
+        groups.timings[f"time {timing.name}"] = timing
+    return groups
+
+
+def check(one: Check) -> dict[str, Any]:
+    """The error of a variant against float64."""
+    kernel = one.variant.make()
+    description = kernel.description
+    sequence = description.sequence
+    given = parameters_of(sequence, description.dtype, "cuda")
+    x = input_of(sequence, one.shape, description.dtype, "cuda")
+    residual = torch.randn_like(kernel.empty_output(x)) if description.adds else None
+    y = kernel.run(x, kernel.pack(given), residual)
+    torch.cuda.synchronize()
+    double = [Parameters(p.weight.double(), None if p.bias is None else p.bias.double()) for p in given]
+    error = relative_error(y, run_plain(sequence, double, x.double()))
+    return {"kernel": kernel.name, "shape": one.shape, "error": error, "ok": error < LIMITS[description.format]}
+
+
+def replay_ms(calls: list[Callable[[], object]]) -> list[float]:
+    """Milliseconds of a call, one number per replay of a graph of all calls."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+    graph.replay()
+
+    def event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
+
+    start, end = event(), event()
+    start.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    rounds = max(5, min(100, int(PER_VARIANT_MS / max(start.elapsed_time(end), 1e-3))))
+    pairs = [(event(), event()) for _ in range(rounds)]
+    for begin, finish in pairs:
+        begin.record()
+        graph.replay()
+        finish.record()
+    torch.cuda.synchronize()
+    del kept
+    return [begin.elapsed_time(finish) / len(calls) for begin, finish in pairs]
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median and extremes, in ms."""
+    return {"ms": statistics.median(values), "least": min(values), "most": max(values), "rounds": len(values)}
+
+
+def time_group(timing: Timing) -> Iterator[dict[str, Any]]:
+    """A record per variant, the unmerged kernels and cuDNN's rivals."""
+    description = timing.variants[0].description
+    sequence = description.sequence
+    given = parameters_of(sequence, description.dtype, "cuda")
+    first = input_of(sequence, timing.shape, description.dtype, "cuda")
+    count = max(1, min(16, -(-ROTATED_BYTES // (2 * first.numel() * first.element_size()))))
+    xs = [first, *(torch.randn_like(first) for _ in range(count - 1))]
+    some = max(1, min(2, timing.shape[0]))
+    flat = [Parameters(p.weight.float(), None if p.bias is None else p.bias.float()) for p in given]
+    reference = run_plain(sequence, flat, first[:some].float())
+    for variant in timing.variants:
+        yield guarded(lambda variant=variant: time_variant(variant, given, xs, reference))
+    for variant in timing.single:
+        yield guarded(lambda variant=variant: time_unmerged(variant, sequence, given, xs, reference))
+    yield guarded(lambda: time_cudnn(sequence, given, xs, reference))
+
+
+def guarded(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The record, or what went wrong."""
+    try:
+        return act()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:400]}
+
+
+def facts(kernel: Kernel) -> dict[str, Any]:
+    """What a kernel takes on this device."""
+    there = launch.loaded(kernel, torch.device("cuda", torch.cuda.current_device()))
+    return {
+        "kernel": kernel.name, "registers": there.build.registers, "spilled": there.build.spilled,
+        "shared": kernel.shared, "threads": kernel.block, "resident": there.blocks_per_multiprocessor,
+    }  # fmt: skip
+
+
+def prepared(kernel: Kernel, weights: Tensor, x: Tensor, out: Tensor) -> Callable[[], None]:
+    """A launch bound to its tensors."""
+    there = launch.loaded(kernel, x.device)
+    return there.prepare(x, weights, None, out, launch.scratch_of(kernel, x))
+
+
+def time_variant(variant: Variant, given: list[Parameters], xs: list[Tensor], reference: Tensor) -> dict[str, Any]:
+    """One merged kernel."""
+    kernel = variant.make()
+    weights = kernel.pack(given)
+    outs = [torch.full_like(kernel.empty_output(x), math.nan) for x in xs]
+    values = replay_ms([prepared(kernel, weights, x, y) for x, y in zip(xs, outs, strict=True)])
+    return {**facts(kernel), **summary(values), "error": relative_error(outs[0][: len(reference)], reference)}
+
+
+def time_unmerged(
+    variant: Variant, sequence: Sequence, given: list[Parameters], xs: list[Tensor], reference: Tensor
+) -> dict[str, Any]:
+    """The same kernel layer by layer, for chains of equal layers."""
+    kernel = variant.make()
+    weights = [kernel.pack([one]) for one in given]
+    between = [torch.empty_like(xs[0]) for _ in range(2)]
+    outs = [torch.full_like(x, math.nan) for x in xs]
+    calls = []
+    for x, y in zip(xs, outs, strict=True):
+        last = len(given) - 1
+        tensors = [x, *(between[n % 2] for n in range(last)), y]
+        steps = [prepared(kernel, weights[n], tensors[n], tensors[n + 1]) for n in range(last + 1)]
+        calls.append(lambda steps=steps: [step() for step in steps])
+    record = {**facts(kernel), **summary(replay_ms(calls)), "unmerged": True}
+    return {**record, "error": relative_error(outs[0][: len(reference)], reference)}
+
+
+def time_cudnn(sequence: Sequence, given: list[Parameters], xs: list[Tensor], reference: Tensor) -> dict[str, Any]:
+    """Fused cuDNN (convolution, bias, ReLU in one call), layer by layer."""
+    torch.backends.cudnn.benchmark = True
+    one = [1] * sequence.dimensions
+    last_format = layout(sequence.dimensions)
+    weights = [p.weight.contiguous(memory_format=last_format) for p in given]
+
+    def call(x: Tensor) -> Tensor:
+        for weight, p in zip(weights, given, strict=True):
+            x = torch.cudnn_convolution_relu(x, weight, p.bias, one, one, one, 1)
+        return x
+
+    with torch.no_grad():
+        error = relative_error(call(xs[0])[: len(reference)], reference)
+        return {"kernel": "cudnn fused", **summary(replay_ms([lambda x=x: call(x) for x in xs])), "error": error}
+
+
+def run_group(name: str) -> None:
+    """In a process of its own: a JSON line per record."""
+    groups = everything()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if name in groups.checks:
+        records: Iterator[dict[str, Any]] = (
+            {"asked": one.variant.plan.__repr__(), **guarded(lambda one=one: check(one))} for one in groups.checks[name]
+        )
+    else:
+        records = time_group(groups.timings[name])
+    for record in records:
+        print(json.dumps(record), flush=True)
+
+
+def build_one(task: tuple[Variant, str]) -> str | None:
+    """Fill the cache; None, or why there is no kernel."""
+    variant, architecture = task
+    try:
+        build(variant.make(), architecture)
+    except (KernelError, ValueError) as error:
+        return f"{variant.plan}: {error}"[:300]
+    return None
+
+
+def build_all(groups: Groups, names: list[str], architecture: str, workers: int) -> list[str]:
+    """Builds of all variants; what failed."""
+    tasks = list({repr(v): (v, architecture) for name in names for v in groups.variants(name)}.values())
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        return [said for said in pool.imap_unordered(build_one, tasks) if said]
+
+
+def run_process(name: str, seconds: float) -> dict[str, Any]:
+    """The records of a group."""
+    command = [sys.executable, __file__, "--group", name]
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += f"\nstopped after {seconds:.0f} s"
+    records = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    result = {"records": records, "seconds": time.monotonic() - started, "status": process.returncode}
+    return result if process.returncode == 0 else {**result, "said": err[-1500:]}
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """A group's records in lines."""
+    print(f"{name} ({result['seconds']:.1f} s)", flush=True)
+    for one in result["records"]:
+        keys = ("ms", "error", "ok", "registers", "resident", "failed")
+        print(
+            "   ",
+            one.get("kernel", one.get("asked", "")),
+            *(f"{k}={one[k]:.4g}" if isinstance(one[k], float) else f"{k}={one[k]}" for k in keys if k in one),
+        )
+    if "said" in result:
+        print(result["said"])
+
+
+def main() -> None:
+    """Build, then run group after group while there is time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--only", default="", help="groups whose name matches")
+    parser.add_argument("--group", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.group:
+        run_group(options.group)
+        return
+    end = time.monotonic() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    groups = everything()
+    names = [name for name in [*groups.checks, *groups.timings] if re.search(options.only, name)]
+    asked = "import torch; print(*torch.cuda.get_device_capability())"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    failed = build_all(groups, names, architecture_of(int(said[0]), int(said[1])), max(1, (os.cpu_count() or 2) - 1))
+    print(f"built in {options.seconds - (end - time.monotonic()):.0f} s", *failed, sep="\n", flush=True)
+    results: dict[str, Any] = {"not built": failed, "groups": {}, "skipped": []}
+    for name in names:
+        left = end - time.monotonic()
+        if left < 5:
+            results["skipped"].append(name)
+        else:
+            results["groups"][name] = run_process(name, left)
+            show(name, results["groups"][name])
+        (options.out / "merged-kernels.json").write_text(json.dumps(results, indent=1))
+    print("skipped:", results["skipped"])
+
+
+if __name__ == "__main__":
+    main()
