@@ -53,7 +53,8 @@ class FakeKernel(Kernel):
 def fake_family(most=3, wrong=False, name="fake"):
     """Kernels for up to ``most`` layers in two dimensions."""
 
-    def kernels(description, size):
+    def kernels(problem):
+        description = problem.description
         layers = description.sequence.layers
         if not 2 <= len(layers) <= most or description.sequence.dimensions != 2:
             return

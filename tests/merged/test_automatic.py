@@ -67,7 +67,7 @@ def test_a_residual_from_outside_is_the_kernels_own_addition():
 
 def test_without_kernels_that_do_it_layers_stay_apart():
     model, x = model_and_input()
-    nothing = Family("none", "padded", lambda description, size: ())
+    nothing = Family("none", "padded", lambda problem: ())
     merged = merge(model, x, rates=RATES, families=(nothing,))
     assert [len(one.sequence.layers) for one in executed(merged)] == [1] * 6
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)

@@ -60,7 +60,7 @@ def test_padded_moves_the_ends_alone_and_recomputes():
 
 
 def test_rows_recompute_in_all_dimensions_but_the_first():
-    rows = work_of(CHAIN, (512, 512), 1, 2, Candidate("rows", "rows", (1, 64)), RATES)
+    rows = work_of(CHAIN, (512, 512), 1, 2, Candidate("rows", "rows", (512, 64)), RATES)
     assert rows.tiles == 8
     assert rows.recompute == pytest.approx(sum(64 + 2 * k for k in range(4)) / (4 * 64), rel=0.02)
 
@@ -92,7 +92,7 @@ def test_merging_wins_with_few_channels_and_loses_with_one_small_image():
         return choose(sequence, size, batch, "bf16", [UNMERGED, *more], RATES)[0].candidate
 
     assert best(CHAIN, (1024, 1024), 8, PADDED) == PADDED
-    few_rows = Candidate("rows", "rows", (1, 28), shared=100_000)
+    few_rows = Candidate("rows", "rows", (56, 28), shared=100_000)
     assert best(Sequence((conv(64, 64), conv(64, 64))), (56, 56), 1, few_rows) == UNMERGED
 
 

@@ -18,6 +18,7 @@ from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.paths import format_of
 from joulemark.merged.plan import Choice, Planner, Setting, rewrite
+from joulemark.merged.rates import learn, rates_of
 from joulemark.merged.whole import Referee, Replayed, compiled
 
 _FOR_SEGMENTS = 0.6
@@ -61,8 +62,6 @@ def _setting(
     if families is None:
         families = known_families() if on_gpu else ()
     if rates is None and on_gpu and families:
-        from joulemark.merged.rates import rates_of
-
         rates = rates_of(torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index))
     form = None if x is None else format_of(x)
     return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline)
@@ -93,7 +92,8 @@ class _Automatic:
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
         where = cache.device_key(setting.device)
-        self.key = cache.key_of("plan", where, cache.model_key(model), shapes, setting.form, kernels, setting.rates)
+        gpu = None if setting.rates is None else setting.rates.gpu
+        self.key = cache.key_of("plan", where, cache.model_key(model), shapes, setting.form, kernels, gpu)
         self.kept: dict[str, Any] | None = cache.read("plan", self.key) if setting.measured else None
 
     def merged(self) -> MergedModel:
@@ -104,7 +104,10 @@ class _Automatic:
                 return self._finish(choices, self.kept["left"], self.kept)
             except (KeyError, TypeError, RuntimeError):  # an entry of another meaning, or that CUDA refuses today
                 self.kept = None
-        choices, left = Planner(self.setting).plan(self.graph)
+        planner = Planner(self.setting)
+        choices, left = planner.plan(self.graph)
+        if self.setting.rates is not None and self.setting.device.type == "cuda":
+            learn(planner.points(), self.setting.rates, self.setting.device)
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:

@@ -5,8 +5,8 @@ Roofline with corrections, after the usable form of BrickDL's model (Lakshminara
     T = max(dram / DRAM rate, l2 / L2 rate · idle, flops · recompute / FLOP rate · tail) + launches + flags
 
 - *padded* bricks recompute their halo; *memoized* ones do not, but hand intermediates through the L2 and wait for
-  flags, and are refused when the bricks alive at once exceed it; *rows* stream through the first dimension and keep
-  what overlaps there on chip; *unmerged* runs layer by layer.
+  flags, and are refused when the bricks alive at once exceed it; *rows* stream through the first dimension of a
+  brick and keep what overlaps there on chip; *unmerged* runs layer by layer.
 - ``tail``: the last wave of blocks is seldom full, and few bricks leave multiprocessors without work;
 - ``idle``: fewer blocks than multiprocessors do not draw the whole L2 bandwidth.
 
@@ -91,6 +91,7 @@ class Candidate:
         shared: bytes of shared memory of a block.
         threads: of a block; 0 for a library's.
         blocks: on a multiprocessor at once; None for as many as shared memory and threads admit, one for a library.
+        parts: blocks that share a brick.
     """
 
     how: How
@@ -99,6 +100,7 @@ class Candidate:
     shared: int = 0
     threads: int = 0
     blocks: int | None = None
+    parts: int = 1
 
     def __str__(self) -> str:
         bricks = "" if self.edge is None else f" {'×'.join(str(e) for e in self.edge)}"
@@ -174,21 +176,22 @@ def work_of(
     if candidate.how == "memoized":
         return _memoized(sequence, size, batch, counts, dram, candidate.edge, itemsize)
     sizes = sequence.sizes(size)
-    edge = tuple(min(e, n) for e, n in zip(candidate.edge, sizes[-1], strict=True))
-    if candidate.how == "rows":
-        edge = (sizes[-1][0], *edge[1:])
+    edge = candidate.edge
     needed = positions_needed(sequence, size, edge)
     bricks = batch * prod(-(-n // e) for n, e in zip(sizes[-1], edge, strict=True))
-    inner = inner_positions(sequence, edge)
-    if candidate.how == "rows":
-        inner = [(one[0], *shape[1:]) for one, shape in zip(sizes, inner, strict=True)]
     # A brick that hangs over the border is computed whole.
+    inner = [
+        tuple(all_ if e >= n else part for e, n, part, all_ in zip(edge, sizes[-1], shape, one, strict=True))
+        for shape, one in zip(inner_positions(sequence, edge), sizes, strict=True)
+    ]
+    if candidate.how == "padded":
+        inner = inner_positions(sequence, edge)
     flops = bricks * sum(one.flops_per_position * prod(n) for one, n in zip(sequence.layers, inner[1:], strict=True))
     residuals = sum(one.residual == 0 for one in sequence.layers)
     l2 = batch * needed[0] * sequence.channels(0) * itemsize + counts[-1] * (1 + residuals)
     l2 += weights * min(bricks, rates.multiprocessors)
     plain = batch * sequence.flops(size)
-    return Work(dram, l2, flops, flops / plain, bricks)
+    return Work(dram, l2, flops, flops / plain, bricks * candidate.parts)
 
 
 def _unmerged(

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from joulemark.merged.cost import Candidate, How
+from joulemark.merged.cost import Candidate, How, Rates
 from joulemark.merged.kernels import Description, Kernel, KernelError
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.sequence import Shape
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be executed.
+
+    Args:
+        description: the sequence in its number format.
+        size: spatial, of the input.
+        batch: images.
+        device: limits of the GPU.
+    """
+
+    description: Description
+    size: Shape
+    batch: int
+    device: Device
+
+    @property
+    def out(self) -> Shape:
+        """Spatial size of the output."""
+        return self.description.sequence.sizes(self.size)[-1]
 
 
 @dataclass(frozen=True)
@@ -19,86 +42,132 @@ class Family:
     Args:
         name: unique.
         how: their schedule.
-        kernels: those of the family that execute a description at a spatial size, in several bricks; none where it is
-            not made for it.
+        kernels: those that solve a problem, in several sizes, the most promising first where the family ranks them;
+            none where it is not made for it.
     """
 
     name: str
     how: How
-    kernels: Callable[[Description, Shape], Iterable[Kernel]]
+    kernels: Callable[[Problem], Iterable[Kernel]]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A kernel of a family for one description.
+    """A kernel of a family for one problem.
 
     Args:
         candidate: what the performance model needs of it.
         kernel: to run.
+        rank: place in its family's order, from 0.
     """
 
     candidate: Candidate
     kernel: Kernel
+    rank: int
 
     @property
     def path(self) -> str:
-        """What identifies it among all offers for its description."""
-        edge = "x".join(str(one) for one in self.kernel.edge)
-        return f"{self.candidate.family}/{self.kernel.name}/{edge}"
+        """What identifies it among all offers for its problem."""
+        return f"{self.candidate.family}/{self.kernel.name}"
 
 
-def offers(families: Iterable[Family], description: Description, size: Shape) -> list[Offer]:
-    """All kernels that execute a description at a spatial size."""
+def offers(families: Iterable[Family], problem: Problem) -> list[Offer]:
+    """All kernels that solve a problem."""
     found = []
     for family in families:
         try:
-            kernels = list(family.kernels(description, size))
+            kernels = list(family.kernels(problem))
         except (KernelError, ValueError):
             continue
-        for kernel in kernels:
-            candidate = Candidate(family.how, family.name, kernel.edge, kernel.shared, kernel.block, kernel.persistent)
-            found.append(Offer(candidate, kernel))
+        for rank, kernel in enumerate(kernels):
+            blocks = kernel.persistent
+            candidate = Candidate(
+                family.how, family.name, kernel.edge, kernel.shared, kernel.block, blocks, kernel.parts
+            )
+            found.append(Offer(candidate, kernel, rank))
     return found
+
+
+def limits_of(rates: Rates | None) -> Device:
+    """What a device offers to blocks; an H200's where its rates are not known."""
+    return Device() if rates is None else Device(rates.multiprocessors, rates.shared_bytes, rates.shared_bytes - 1024)
 
 
 def known_families() -> tuple[Family, ...]:
     """The families that this version has."""
-    return (Family("chain", "padded", _chains), Family("inverted_residual", "padded", _inverted_residuals))
+    return (
+        Family("chain", "padded", _chains),
+        Family("stream", "rows", _streams),
+        Family("inverted_residual", "padded", _inverted_residuals),
+        Family("bottleneck", "padded", _bottlenecks),
+    )
 
 
-def _made(make: Callable[[], Kernel]) -> Iterable[Kernel]:
-    """A kernel, or nothing where its sizes do not fit together."""
-    try:
-        yield make()
-    except ValueError:
-        return
+def _all_made(makers: Iterable[Callable[[], Kernel]]) -> Iterator[Kernel]:
+    """Kernels, without those whose sizes do not fit together; each once."""
+    names: set[str] = set()
+    for make in makers:
+        try:
+            kernel = make()
+        except ValueError:
+            continue
+        if kernel.name not in names:
+            names.add(kernel.name)
+            yield kernel
 
 
-def _chains(description: Description, size: Shape) -> Iterable[Kernel]:
-    """Chains of 3×3 (×3): bricks whose rows with their halo are whole groups of 16."""
+def _chains(problem: Problem) -> Iterable[Kernel]:
+    """Chains of 3×3 (×3) in bricks whose rows with their halo are whole groups of 16."""
     from joulemark.merged.kernels.chain import Plan, chain, unsuited
 
-    if unsuited(description) is not None:
-        return
-    halo = 2 * len(description.sequence.layers)
-    volume = description.sequence.dimensions == 3
-    for rows, width in product((4, 8) if volume else (8, 12, 16, 24, 32), (16, 32) if volume else (16, 32, 48, 64)):
-        edge = (*((rows,) if volume else ()), min(rows, size[-2]), width - halo)
-        for warps, blocks in ((4, 2), (8, 1), (8, 2), (16, 1)):
-            if edge[-1] > 1:
-                yield from _made(partial(chain, description, Plan(edge, warps, blocks)))
+    if unsuited(problem.description) is not None:
+        return ()
+    halo, volume = 2 * len(problem.description.sequence.layers), problem.description.sequence.dimensions == 3
+    rows = (4, 6, 8, 12) if volume else (8, 12, 16, 24, 32)
+    widths = (16, 32, 48) if volume else (16, 32, 48, 64)
+    plans = [
+        Plan((*((depth,) if volume else ()), min(height, problem.out[-2]), width - halo), warps, blocks)
+        for depth, height, width in product(rows if volume else (1,), rows, widths)
+        for warps, blocks in ((4, 2), (8, 1), (8, 2), (16, 1))
+        if width - halo > 1
+    ]
+    return _all_made(partial(chain, problem.description, plan) for plan in plans)
 
 
-def _inverted_residuals(description: Description, size: Shape) -> Iterable[Kernel]:
-    from joulemark.merged.kernels.inverted_residual import Sizes, inverted_residual, unsupported
+def _streams(problem: Problem) -> Iterable[Kernel]:
+    """Chains of 3×3 in streamed rows; shorter bricks where whole columns would leave multiprocessors without work."""
+    from joulemark.merged.kernels.stream import Plan, stream, unsuited
 
-    if unsupported(description) is not None:
-        return
-    out = description.sequence.sizes(size)[-1]
-    for height, width, narrow in product((4, 8, 16), (14, 28, 30, 56), (False, True)):
-        if width >= 2 * out[1] or height >= 2 * out[0] + 4:
-            continue
-        for tiles, groups, buffers, resident in product((1, 2, 4), (1, 2, 4), (1, 2), (1, 2)):
-            sizes = Sizes(height, width, tiles, groups, buffers, resident, narrow)
-            if 4 <= sizes.warps * groups <= 16:
-                yield from _made(partial(inverted_residual, description, sizes))
+    if unsuited(problem.description) is not None:
+        return ()
+    halo = 2 * len(problem.description.sequence.layers)
+    heights = dict.fromkeys(min(rows, problem.out[0]) for rows in (16, 32, 64, 128, 256))
+    plans = [
+        Plan(width, rows, blocks)
+        for width, rows, blocks in product((32, 48, 64, 96, 128), heights, (1, 2))
+        if halo < width < 2 * problem.out[1] + halo + 16
+    ]
+    return _all_made(partial(stream, problem.description, plan) for plan in plans)
+
+
+def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels.inverted_residual import candidates, inverted_residual, unsupported
+
+    if unsupported(problem.description) is not None:
+        return ()
+    ranked = candidates(problem.description, problem.size, problem.batch, problem.device)
+    return _all_made(partial(inverted_residual, problem.description, sizes) for sizes in ranked)
+
+
+def _bottlenecks(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels.bottleneck import Sizes, bottleneck, unsupported
+
+    if unsupported(problem.description) is not None:
+        return ()
+    cuts = [
+        Sizes(height, width, tiles, groups, narrow, together)
+        for height, width in ((8, 28), (4, 28), (8, 14), (4, 14), (6, 28), (4, 56), (7, 14))
+        for tiles, groups, together in ((4, 2, 3), (4, 2, 2), (2, 2, 1), (2, 3, 2), (2, 4, 2), (3, 2, 2), (1, 2, 1))
+        for narrow in (False, True)
+    ]
+    return _all_made(partial(bottleneck, problem.description, sizes) for sizes in cuts)

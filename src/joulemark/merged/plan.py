@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from math import inf
+from math import inf, log
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor, fx
 
 from joulemark.merged import cache
 from joulemark.merged.bricks import Parameters, run_plain
-from joulemark.merged.cost import Candidate, Prediction, Rates, kind_of, predict
-from joulemark.merged.families import Family, Offer, offers
+from joulemark.merged.cost import Candidate, Point, Prediction, Rates, kind_of, predict
+from joulemark.merged.families import Family, Offer, Problem, limits_of, offers
 from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
@@ -36,6 +36,8 @@ _PROMISING = 1.5
 """A range is measured when its prediction is at most this much above its layers one by one."""
 _MEASURED = 6
 """Kernels for a range that are measured, the best predicted first."""
+_ALIKE = 0.08
+"""Relative difference of predicted times below which candidates count as equal."""
 _COMPILERS = 8
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
@@ -116,6 +118,13 @@ class _Trial:
     prediction: Prediction | None
     measured_s: float | None = None
     problem: str | None = None
+    rank: int = 0
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """By predicted time; what the model cannot tell apart stays in its family's order."""
+        time_s = self.predicted_s
+        return (inf if not time_s else round(log(time_s) / _ALIKE), self.rank)
 
     @property
     def predicted_s(self) -> float | None:
@@ -157,6 +166,21 @@ class Planner:
         if not own:
             return None
         return _choice(unit_names([unit]), segment, min(own, key=lambda one: one.time_s), None, "asked for")
+
+    def points(self) -> list[Point]:
+        """What was measured, for fitting the performance model."""
+        found = []
+        for key, trials in self.found.items():
+            segment, form = self.ranges[key], self.setting.form
+            for one in trials:
+                if one.measured_s and one.prediction is not None and form is not None:
+                    candidate = one.prediction.candidate
+                    found.append(
+                        Point(
+                            segment.sequence, segment.size, segment.batch, form, candidate, one.measured_s, cold=False
+                        )
+                    )
+        return found
 
     def table(self) -> list[dict[str, Any]]:
         """All candidates that were tried and measured or refused, for judging and fitting the performance model."""
@@ -265,13 +289,13 @@ class Planner:
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
                 )
         if form is not None:
-            for offer in offers(self.setting.families, Description(sequence, form, adds), segment.size):
+            for offer in offers(self.setting.families, _problem(segment, self.setting, form)):
                 trials.append(self._offered(segment, offer))
         return trials
 
     def _offered(self, segment: Segment, offer: Offer) -> _Trial:
         prediction = self._predict(segment, offer.candidate)
-        trial = _Trial(offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction)
+        trial = _Trial(offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction, rank=offer.rank)
         if prediction is not None:
             trial.problem = prediction.why_not
         return trial
@@ -311,7 +335,7 @@ class Planner:
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
         """What is measured: all paths of a library, and of the kernels the best predicted."""
         trials = list(trials)
-        generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.time_s)
+        generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
         limit = inf if self.forced else _PROMISING * apart
         generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
         return [one for one in trials if one.kernel is None] + generated[: self.most]
@@ -399,6 +423,11 @@ def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: floa
     )
 
 
+def _problem(segment: Segment, setting: Setting, form: Format) -> Problem:
+    description = Description(segment.sequence, form, segment.adds is not None)
+    return Problem(description, segment.size, segment.batch, limits_of(setting.rates))
+
+
 def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
     """What identifies units in every copy of a graph."""
     return tuple(one.convolution.name for one in units)
@@ -413,8 +442,7 @@ def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | No
     if choice.path in ("library", "fused", "product", "epilogue", "taps"):
         return None
     assert setting.form is not None
-    description = Description(segment.sequence, setting.form, segment.adds is not None)
-    for offer in offers(setting.families, description, segment.size):
+    for offer in offers(setting.families, _problem(segment, setting, setting.form)):
         if offer.path == choice.path:
             return offer.kernel
     raise KernelError(f"{choice.path} is offered no more: clear the cache at {cache.folder()}")

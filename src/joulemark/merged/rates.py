@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache as remember
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from joulemark.merged import cache
-from joulemark.merged.cost import Rates
+from joulemark.merged.cost import Point, Rates, fit_reached
 from joulemark.merged.stopwatch import Call, device_seconds, race
 
 _DRAM_BYTES = 1 << 30
 _PRODUCT = {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 4096}
 _LAUNCHES = 200
 _HANDSHAKES = 2000
+_FEWEST, _MOST = 4, 60
+"""Points of a family that its shares are fitted to."""
 _FLAG_SOURCE = """
 extern "C" __global__ void handshake(volatile unsigned* flags, unsigned rounds) {
     const unsigned me = blockIdx.x;
@@ -61,19 +64,44 @@ def measure_rates(device: torch.device) -> Rates:
         )
 
 
-@remember
 def rates_of(device: torch.device) -> Rates:
-    """The rates of a GPU, measured once and kept on disk."""
-    key = cache.key_of("rates", cache.device_key(device))
-    found = cache.read("rates", key)
+    """The rates of a GPU, measured once and kept on disk, with the shares of them that :func:`learn` has found."""
+    rates = _measured(device)
+    reached = cache.read("reached", _key(device)) or {}
+    try:
+        return Rates.from_json({**rates.to_json(), "reached": reached})
+    except (TypeError, ValueError):
+        return rates
+
+
+@remember
+def _measured(device: torch.device) -> Rates:
+    found = cache.read("rates", _key(device))
     if found is not None:
         try:
             return Rates.from_json(found)
         except (TypeError, ValueError):
             found = None
     rates = measure_rates(device)
-    cache.write("rates", key, rates.to_json())
+    cache.write("rates", _key(device), rates.to_json())
     return rates
+
+
+def _key(device: torch.device) -> str:
+    return cache.key_of("rates", cache.device_key(device))
+
+
+def learn(points: Iterable[Point], rates: Rates, device: torch.device) -> None:
+    """Fit the shares of the rates to executions that were measured, and keep them for the next prediction.
+
+    A family that is too seldom measured to tell keeps what is known of it.
+    """
+    families: dict[str, list[Point]] = {}
+    for one in points:
+        families.setdefault(one.candidate.family, []).append(one)
+    told = [one for members in families.values() if len(members) >= _FEWEST for one in members[:_MOST]]
+    if told:
+        cache.write("reached", _key(device), {**rates.reached, **fit_reached(told, rates)})
 
 
 def _copy(size: int, device: torch.device) -> Call:

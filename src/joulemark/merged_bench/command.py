@@ -16,6 +16,7 @@ from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
 from joulemark.merged_bench import rivals
+from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.measure import Document, Options, measure_all
 from joulemark.merged_bench.stage import Stage
 from joulemark.merged_bench.subjects import Subject
@@ -84,6 +85,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     try:
         done = measure_all(subjects, document, stage, options, args.limit, lambda line: print(line, flush=True))
     finally:
+        document.content["model"] = judge(document.content)
         document.write()
         if stage.counters is not None:
             stage.counters.close()
