@@ -231,6 +231,7 @@ class Document:
             "kind": kind,
             **facts,
             "rates": None,
+            "model": None,
             "rows": [],
             "failed": {},
         }
