@@ -1,4 +1,4 @@
-"""Numbers and times of the kernels for inverted residuals and bottlenecks, many sizes each, in little time.
+"""Numbers and times of the kernels for inverted residuals and bottlenecks, many plans each, in little time.
 
 Run on a machine with a GPU: ``python tests/gpu/merged_blocks_probe.py OUT --seconds 120``. All kernels are built first,
 by several processes; then one process measures block after block and appends a line to OUT/results.jsonl after each.
@@ -101,35 +101,35 @@ def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
     """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
     description = block.description
     if "bottleneck" in block.name:
-        for sizes in bottleneck_sizes():
-            yield bottlenecks.bottleneck(description, sizes)
+        for plan in bottleneck_plans():
+            yield bottlenecks.bottleneck(description, plan)
         return
     kinds: Counter[tuple[int, ...]] = Counter()
     yielded = 0
-    for sizes in inverted.candidates(description, (block.size, block.size), block.batch, Device(), limit=1000):
-        kind, tiles = (sizes.width, sizes.tiles, sizes.groups), (sizes.tiles,)
+    for plan in inverted.candidates(description, (block.size, block.size), block.batch, Device(), limit=1000):
+        kind, tiles = (plan.width, plan.tiles, plan.groups), (plan.tiles,)
         if yielded == most or kinds[kind] == 2 or kinds[tiles] == (most + 1) // 2:
             continue
         kinds.update((kind, tiles))
         yielded += 1
-        yield inverted.inverted_residual(description, sizes)
+        yield inverted.inverted_residual(description, plan)
 
 
-def bottleneck_sizes() -> list[bottlenecks.Sizes]:
-    sizes = bottlenecks.Sizes
+def bottleneck_plans() -> list[bottlenecks.Plan]:
+    plan = bottlenecks.Plan
     return [
-        sizes(8, 28, 4, groups=2, together=3),
-        sizes(8, 28, 4, groups=2, together=2),
-        sizes(8, 28, 2, groups=2, together=1),
-        sizes(8, 28, 2, groups=2, together=2),
-        sizes(4, 56, 2, groups=2, narrow=True, together=1),
-        sizes(4, 28, 2, groups=3, together=1),
-        sizes(4, 28, 2, groups=3, together=2),
-        sizes(6, 28, 3, groups=2, together=2),
-        sizes(8, 28, 4, groups=1, together=3),
-        sizes(4, 14, 2, groups=4, together=2),
-        sizes(8, 14, 4, groups=4, together=2),
-        sizes(7, 14, 1, groups=2, together=1),
+        plan(8, 28, 4, groups=2, together=3),
+        plan(8, 28, 4, groups=2, together=2),
+        plan(8, 28, 2, groups=2, together=1),
+        plan(8, 28, 2, groups=2, together=2),
+        plan(4, 56, 2, groups=2, narrow=True, together=1),
+        plan(4, 28, 2, groups=3, together=1),
+        plan(4, 28, 2, groups=3, together=2),
+        plan(6, 28, 3, groups=2, together=2),
+        plan(8, 28, 4, groups=1, together=3),
+        plan(4, 14, 2, groups=4, together=2),
+        plan(8, 14, 4, groups=4, together=2),
+        plan(7, 14, 1, groups=2, together=1),
     ]
 
 
@@ -297,8 +297,7 @@ def measure(out: Path, end: float, most: int) -> None:
             try:
                 row = run()
             except Exception as error:
-                if "CUDA error" in str(error) or "illegal" in str(error):
-                    raise
+                torch.cuda.synchronize()  # raises where the context is lost: nothing can follow in this process
                 row = {"failed": repr(error)[:300]}
             tell({"block": block.name, "what": what, "state": "done", **row})
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
-from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, product_fragments
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, product_fragments
 from joulemark.merged.sequence import Conv
 
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
@@ -23,7 +23,7 @@ _CAPACITY = 227 * 1024  # of a block on sm_90 and later; CUDA C++ Programming Gu
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Plan:
     """How a bottleneck is cut.
 
     Args:
@@ -60,24 +60,24 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Geometry:
-    """What follows from the layers and the sizes; the kernel's text derives the same from the same constants."""
+    """What follows from the layers and the plan; the kernel's text derives the same from the same constants."""
 
     channels: int
     middle: int
-    sizes: Sizes
+    plan: Plan
 
     @property
     def plane_pixels(self) -> int:
-        tiles = -(-(self.sizes.height + 2) * (self.sizes.width + 2) // 16)
+        tiles = -(-(self.plan.height + 2) * (self.plan.width + 2) // 16)
         return tiles * 16 + 2  # 16-byte stores of a warp to four octets fall on different banks
 
     @property
     def slack(self) -> int:
         """Bytes behind the last octet that tiles with columns to spare read (and do not use)."""
-        sizes, pitch = self.sizes, self.sizes.width + 2
-        corner = (sizes.height - sizes.tiles * sizes.tile[0]) * pitch + (sizes.strips - 1) * sizes.tile[1]
-        rows = sizes.tile[0] * (sizes.tiles - 1) + 2
-        last = corner + 7 + (pitch if sizes.narrow else 8) + rows * pitch + 2
+        plan, pitch = self.plan, self.plan.width + 2
+        corner = (plan.height - plan.tiles * plan.tile[0]) * pitch + (plan.strips - 1) * plan.tile[1]
+        rows = plan.tile[0] * (plan.tiles - 1) + 2
+        last = corner + 7 + (pitch if plan.narrow else 8) + rows * pitch + 2
         return 16 * max(0, last + 1 - self.plane_pixels)
 
     @property
@@ -98,10 +98,10 @@ class _Geometry:
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
-        return self.offsets["weights"] + self.sizes.groups * (self.middle * 2 * self.plane_pixels + self.slack)
+        return self.offsets["weights"] + self.plan.groups * (self.middle * 2 * self.plane_pixels + self.slack)
 
 
-def unsupported(description: Description) -> str | None:
+def unsuited(description: Description) -> str | None:
     """Why a sequence is no bottleneck that this kernel computes; None if it is one."""
     layers = description.sequence.layers
     if description.format not in ("bf16", "fp16"):
@@ -117,7 +117,7 @@ def unsupported(description: Description) -> str | None:
     channels = [description.sequence.channels(n) for n in range(4)]
     if channels[0] != channels[3] or channels[1] != channels[2] or any(one % 32 for one in channels):
         return f"channels must be multiples of 32, equal at both ends and inside: got {channels}"
-    least = _Geometry(channels[0], channels[1], Sizes(2, 16, 1, groups=1))
+    least = _Geometry(channels[0], channels[1], Plan(2, 16, 1, groups=1))
     if least.shared > _CAPACITY:
         return f"its weights take {least.offsets['weights']} bytes, more than shared memory holds"
     return None
@@ -132,54 +132,23 @@ def _is_3x3(layer: Conv) -> bool:
     return shape == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
 
 
-def bottleneck(description: Description, sizes: Sizes) -> Kernel:
+def bottleneck(description: Description, plan: Plan) -> Kernel:
     """The kernel of a bottleneck.
 
     Raises:
-        ValueError: the sequence is none, or the sizes do not fit together.
+        ValueError: the sequence is none, or the plan does not fit together.
     """
-    why = unsupported(description)
+    why = unsuited(description)
     if why:
         raise ValueError(f"{description} cannot be merged as a bottleneck: {why}")
     layers = description.sequence.layers
-    geometry = _Geometry(layers[0].in_channels, layers[0].out_channels, sizes)
-    if sizes.height % (sizes.tiles * sizes.tile[0]):
-        raise ValueError(f"a brick of {sizes.height} rows is no whole number of {sizes.tiles} tiles of {sizes.tile[0]}")
-    if sizes.warps * sizes.groups > 32 or geometry.shared > _CAPACITY:
-        raise ValueError(
-            f"{sizes} takes {sizes.warps * sizes.groups} warps and {geometry.shared} bytes of shared memory"
-        )
-    form = "n" if sizes.narrow else "w"
-    name = (
-        f"bottleneck_{description}_{sizes.height}x{sizes.width}{form}_t{sizes.tiles}_g{sizes.groups}_m{sizes.together}"
-    )
-    constants = {
-        "CHANNELS": geometry.channels,
-        "MIDDLE": geometry.middle,
-        "BRICK_HEIGHT": sizes.height,
-        "BRICK_WIDTH": sizes.width,
-        "TILES": sizes.tiles,
-        "GROUPS": sizes.groups,
-        "TOGETHER": sizes.together,
-        "THREADS": sizes.warps * sizes.groups * 32,
-        "PLANE_PIXELS": geometry.plane_pixels,
-        "SLACK": geometry.slack,
-        **{part.upper(): offset for part, offset in geometry.offsets.items()},
-    }
-    flags = {"NARROW": sizes.narrow, "RESIDUAL": layers[2].residual is not None}
-    activations = zip(("REDUCE", "CONVOLVE", "WIDEN"), layers, strict=True)
-    source = "\n".join(
-        [
-            f"using Element = {description.format};",
-            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
-            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
-            device_text("octets.cuh"),
-            *(f"constexpr Activation {key}_ACTIVATION = {layer.activation.upper()};" for key, layer in activations),
-            device_text("bottleneck.cuh"),
-            f"KERNEL({name}, THREADS, 1) {{ bottleneck(a); }}",
-            "",
-        ]
-    )
+    geometry = _Geometry(layers[0].in_channels, layers[0].out_channels, plan)
+    if plan.height % (plan.tiles * plan.tile[0]):
+        raise ValueError(f"a brick of {plan.height} rows is no whole number of {plan.tiles} tiles of {plan.tile[0]}")
+    if plan.warps * plan.groups > 32 or geometry.shared > _CAPACITY:
+        raise ValueError(f"{plan} takes {plan.warps * plan.groups} warps and {geometry.shared} bytes of shared memory")
+    form = "n" if plan.narrow else "w"
+    name = f"bottleneck_{description}_{plan.height}x{plan.width}{form}_t{plan.tiles}_g{plan.groups}_m{plan.together}"
 
     def pack(parameters: List[Parameters]) -> Tensor:
         return _pack(geometry, description.dtype, parameters)
@@ -187,12 +156,43 @@ def bottleneck(description: Description, sizes: Sizes) -> Kernel:
     return Kernel(
         name,
         description,
-        source,
-        constants["THREADS"],
+        _source(name, description, geometry),
+        plan.warps * plan.groups * 32,
         geometry.shared,
-        (sizes.height, sizes.width),
+        (plan.height, plan.width),
         pack,
         persistent=1,
+    )
+
+
+def _source(name: str, description: Description, geometry: _Geometry) -> str:
+    plan, layers = geometry.plan, description.sequence.layers
+    constants = {
+        "CHANNELS": geometry.channels,
+        "MIDDLE": geometry.middle,
+        "BRICK_HEIGHT": plan.height,
+        "BRICK_WIDTH": plan.width,
+        "TILES": plan.tiles,
+        "GROUPS": plan.groups,
+        "TOGETHER": plan.together,
+        "THREADS": plan.warps * plan.groups * 32,
+        "PLANE_PIXELS": geometry.plane_pixels,
+        "SLACK": geometry.slack,
+        **{part.upper(): offset for part, offset in geometry.offsets.items()},
+    }
+    flags = {"NARROW": plan.narrow, "RESIDUAL": layers[2].residual is not None}
+    stages = zip(("REDUCE", "CONVOLVE", "WIDEN"), layers, strict=True)
+    return "\n".join(
+        [
+            f"using Element = {description.format};",
+            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
+            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
+            device_text("octets.cuh"),
+            *(f"constexpr Activation {stage}_ACTIVATION = {layer.activation.upper()};" for stage, layer in stages),
+            device_text("bottleneck.cuh"),
+            f"KERNEL({name}, THREADS, 1) {{ bottleneck(a); }}",
+            "",
+        ]
     )
 
 

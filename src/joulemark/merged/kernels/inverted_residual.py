@@ -18,17 +18,18 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, diagonal_taps, product_fragments
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, diagonal_taps, product_fragments
 from joulemark.merged.sequence import Conv, Shape
 
 CHUNK = 32  # hidden channels at a time
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
+_KEPT_STEPS = 4  # of the expansion's weights, in registers over a chunk; more would crowd out the sums
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Plan:
     """How an inverted residual is cut.
 
     Args:
@@ -71,7 +72,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Geometry:
-    """What follows from the layers and the sizes; the kernel's text derives the same from the same constants."""
+    """What follows from the layers and the plan; the kernel's text derives the same from the same constants."""
 
     channels_in: int
     hidden: int
@@ -79,7 +80,7 @@ class _Geometry:
     stride: int
     expands: bool
     residual: bool
-    sizes: Sizes
+    plan: Plan
 
     @property
     def chunks(self) -> int:
@@ -91,16 +92,16 @@ class _Geometry:
 
     @property
     def pitch(self) -> int:
-        return self.stride * (self.sizes.width + 2 // self.stride)
+        return self.stride * (self.plan.width + 2 // self.stride)
 
     @property
     def pixel_tiles(self) -> int:
-        return -(-(self.stride * (self.sizes.height - 1) + 3) * self.pitch // 16)
+        return -(-(self.stride * (self.plan.height - 1) + 3) * self.pitch // 16)
 
     @property
     def turns(self) -> int:
         """Tiles of pixels that a warp expands."""
-        return -(-self.pixel_tiles // self.sizes.warps)
+        return -(-self.pixel_tiles // self.plan.warps)
 
     @property
     def plane_pixels(self) -> int:
@@ -109,57 +110,60 @@ class _Geometry:
 
     @property
     def out_pixels(self) -> int:
-        return self.sizes.strips * self.sizes.tile[1] * self.sizes.height + 1
+        return self.plan.strips * self.plan.tile[1] * self.plan.height + 1
 
     @property
     def slack(self) -> int:
         """Pixels behind the last octet that tiles with columns to spare read (and do not use)."""
-        sizes, step = self.sizes, self.stride * self.sizes.tile[0]
-        rows = step * (sizes.tiles - 1) + 3
-        second = self.stride * self.pitch if sizes.narrow else 8
+        plan, step = self.plan, self.stride * self.plan.tile[0]
+        rows = step * (plan.tiles - 1) + 3
+        second = self.stride * self.pitch if plan.narrow else 8
         third = 1 if self.stride == 2 else 2
-        corner = (sizes.height - sizes.tiles * sizes.tile[0]) * self.stride * self.pitch
-        last = corner + (sizes.strips - 1) * sizes.tile[1] + 7 + second + third + ((rows - 1) // 2 * 2 + 1) * self.pitch
+        corner = (plan.height - plan.tiles * plan.tile[0]) * self.stride * self.pitch
+        last = corner + (plan.strips - 1) * plan.tile[1] + 7 + second + third + ((rows - 1) // 2 * 2 + 1) * self.pitch
         return max(0, last + 1 - self.plane_pixels)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
-        plane, sizes = self.plane_pixels * 16, self.sizes
-        octets_out = self.channels_out // 8 // sizes.parts
+        plane, plan = self.plane_pixels * 16, self.plan
+        octets_out = self.channels_out // 8 // plan.parts
         given = 2 * self.steps_in * plane
-        hidden = sizes.groups * sizes.buffers * 4 * plane if self.expands else 0
-        sums = sizes.warps * sizes.tiles * octets_out * 512 if sizes.groups > 1 else 0
+        hidden = plan.groups * plan.buffers * 4 * plane if self.expands else 0
+        sums = plan.warps * plan.tiles * octets_out * 512 if plan.groups > 1 else 0
         staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
         return max(given + max(hidden, sums) + self.slack * 16, staged)
 
     def resident(self, device: Device) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
-        sizes = self.sizes
-        wanted = 72 + 12 * sizes.tiles + sizes.tiles * self.channels_out // 2 // sizes.parts  # registers, about
-        threads = sizes.warps * sizes.groups * 32
-        if wanted > 255 or threads * wanted > device.registers or self.shared > device.block_shared:
+        plan = self.plan
+        sums = plan.tiles * self.channels_out // 2 // plan.parts
+        wanted = 64 + 10 * plan.tiles + sums + 16 * (plan.together - 1)  # registers, about
+        warps = plan.warps * plan.groups
+        if wanted > 255 or self.shared > device.block_shared:
             return 0
-        by_registers = device.registers // (threads * (-(-wanted // 8) * 8))
-        return max(1, min(by_registers, device.shared // (self.shared + 1024), 8))
+        # Each of the four schedulers has a quarter of the registers for its warps.
+        of_scheduler = device.registers // 4 // 32 // (-(-wanted // 8) * 8)
+        by_registers = 4 * of_scheduler // warps
+        return min(by_registers, device.shared // (self.shared + 1024), 8)
 
     def cycles(self, out: Shape, batch: int, device: Device) -> float:
         """Roughly the cycles of the multiprocessor with most blocks: for ranking, not for prediction."""
-        sizes, octets = self.sizes, self.channels_out // 8 // self.sizes.parts
+        plan, octets = self.plan, self.channels_out // 8 // self.plan.parts
         product = 1.6  # cycles of a multiprocessor for one product of a warp on the tensor cores by mma.sync
         steps = self.steps_in if self.expands else 0
-        taps = self.stride * sizes.tile[0] * (sizes.tiles - 1) + 3
+        taps = self.stride * plan.tile[0] * (plan.tiles - 1) + 3
         expand = max(4 * steps * product, (5 * steps + 45) / 4, 4 * steps + 16) if self.expands else 0
-        loads = 24 * taps / sizes.tiles
-        project = max((24 + 2 * octets) * product, (80 + 2 * octets) / 4, loads + (64 + 8 * octets) / sizes.tiles)
-        tiles = sizes.strips * sizes.height // sizes.tile[0]
-        block = self.chunks * (self.turns * sizes.warps * expand + tiles * project) + 1500
-        blocks = batch * sizes.parts * -(-out[0] // sizes.height) * -(-out[1] // sizes.width)
-        warps = sizes.warps * sizes.groups * min(sizes.resident, -(-blocks // device.multiprocessors))
+        loads = 24 * taps / plan.tiles
+        project = max((24 + 2 * octets) * product, (80 + 2 * octets) / 4, loads + (64 + 8 * octets) / plan.tiles)
+        tiles = plan.strips * plan.height // plan.tile[0]
+        block = self.chunks * (self.turns * plan.warps * expand + tiles * project) + 1500
+        blocks = batch * plan.parts * -(-out[0] // plan.height) * -(-out[1] // plan.width)
+        warps = plan.warps * plan.groups * min(plan.resident, -(-blocks // device.multiprocessors))
         return -(-blocks // device.multiprocessors) * block / min(1.0, math.sqrt(warps / 14))
 
 
-def unsupported(description: Description) -> str | None:
+def unsuited(description: Description) -> str | None:
     """Why a sequence is no inverted residual that this kernel computes; None if it is one."""
     layers = description.sequence.layers
     if description.format not in ("bf16", "fp16"):
@@ -191,61 +195,25 @@ def _is_depthwise(layer: Conv) -> bool:
     )
 
 
-def inverted_residual(description: Description, sizes: Sizes) -> Kernel:
+def inverted_residual(description: Description, plan: Plan) -> Kernel:
     """The kernel of an inverted residual.
 
     Raises:
-        ValueError: the sequence is none, or the sizes do not fit together.
+        ValueError: the sequence is none, or the plan does not fit together.
     """
-    why = unsupported(description)
+    why = unsuited(description)
     if why:
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
-    geometry = _geometry(description, sizes)
-    *expansion, depthwise, projection = description.sequence.layers
-    if sizes.strips * sizes.height % (sizes.tiles * sizes.tile[0]) or sizes.height % (sizes.tiles * sizes.tile[0]):
-        raise ValueError(f"a brick of {sizes.height} rows is no whole number of {sizes.tiles} tiles of {sizes.tile[0]}")
-    if sizes.parts > 1 and geometry.channels_out % (16 * sizes.parts):
-        raise ValueError(f"{geometry.channels_out} channels do not split into {sizes.parts} parts of a multiple of 16")
-    if sizes.warps * sizes.groups > 32:
-        raise ValueError(f"{sizes.warps * sizes.groups} warps: a block has at most 32")
-    offsets, _ = _layout(geometry)
+    geometry = _geometry(description, plan)
+    if plan.height % (plan.tiles * plan.tile[0]):
+        raise ValueError(f"a brick of {plan.height} rows is no whole number of {plan.tiles} tiles of {plan.tile[0]}")
+    if plan.parts > 1 and geometry.channels_out % (16 * plan.parts):
+        raise ValueError(f"{geometry.channels_out} channels do not split into {plan.parts} parts of a multiple of 16")
+    if plan.warps * plan.groups > 32 or geometry.turns > 16:
+        raise ValueError(
+            f"{plan.warps * plan.groups} warps, each with {geometry.turns} tiles to expand: at most 32, 16"
+        )
     name = f"inverted_residual_{description}_{_name(geometry)}"
-    constants = {
-        "CHANNELS_IN": geometry.channels_in,
-        "CHUNKS": geometry.chunks,
-        "CHANNELS_OUT": geometry.channels_out,
-        "STRIDE": geometry.stride,
-        "BRICK_HEIGHT": sizes.height,
-        "BRICK_WIDTH": sizes.width,
-        "TILES": sizes.tiles,
-        "GROUPS": sizes.groups,
-        "BUFFERS": sizes.buffers,
-        "TOGETHER": sizes.together,
-        "PARTS": sizes.parts,
-        "KEPT_STEPS": 4,
-        "THREADS": sizes.warps * sizes.groups * 32,
-        "PLANE_PIXELS": geometry.plane_pixels,
-        "OUT_PLANE_PIXELS": geometry.out_pixels,
-        **{f"{part.upper()}_AT": offset for part, offset in offsets.items()},
-    }
-    activations = {
-        "EXPAND_ACTIVATION": expansion[0].activation if expansion else "none",
-        "DEPTHWISE_ACTIVATION": depthwise.activation,
-        "PROJECT_ACTIVATION": projection.activation,
-    }
-    flags = {"EXPANDS": geometry.expands, "RESIDUAL": geometry.residual, "NARROW": sizes.narrow}
-    source = "\n".join(
-        [
-            f"using Element = {description.format};",
-            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
-            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
-            device_text("octets.cuh"),
-            *(f"constexpr Activation {key} = {value.upper()};" for key, value in activations.items()),
-            device_text("inverted_residual.cuh"),
-            f"KERNEL({name}, THREADS, {sizes.resident}) {{ inverted_residual(a); }}",
-            "",
-        ]
-    )
 
     def pack(parameters: List[Parameters]) -> Tensor:
         return _pack(geometry, description.dtype, parameters)
@@ -253,39 +221,78 @@ def inverted_residual(description: Description, sizes: Sizes) -> Kernel:
     return Kernel(
         name,
         description,
-        source,
-        constants["THREADS"],
+        _source(name, description, geometry),
+        plan.warps * plan.groups * 32,
         geometry.shared,
-        (sizes.height, sizes.width),
+        (plan.height, plan.width),
         pack,
-        parts=sizes.parts,
+        parts=plan.parts,
     )
 
 
-def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Sizes]:
-    """Sizes worth a trial for inputs of ``size``, the most promising first.
+def _source(name: str, description: Description, geometry: _Geometry) -> str:
+    plan = geometry.plan
+    offsets, _ = _layout(geometry)
+    constants = {
+        "CHANNELS_IN": geometry.channels_in,
+        "CHUNKS": geometry.chunks,
+        "CHANNELS_OUT": geometry.channels_out,
+        "STRIDE": geometry.stride,
+        "BRICK_HEIGHT": plan.height,
+        "BRICK_WIDTH": plan.width,
+        "TILES": plan.tiles,
+        "GROUPS": plan.groups,
+        "BUFFERS": plan.buffers,
+        "TOGETHER": plan.together,
+        "PARTS": plan.parts,
+        "KEPT_STEPS": _KEPT_STEPS,
+        "THREADS": plan.warps * plan.groups * 32,
+        "PLANE_PIXELS": geometry.plane_pixels,
+        "OUT_PLANE_PIXELS": geometry.out_pixels,
+        **{f"{part.upper()}_AT": offset for part, offset in offsets.items()},
+    }
+    flags = {"EXPANDS": geometry.expands, "RESIDUAL": geometry.residual, "NARROW": plan.narrow}
+    activations = [layer.activation.upper() for layer in description.sequence.layers]
+    stages = ("EXPAND", "DEPTHWISE", "PROJECT")
+    named = zip(stages, ["NONE"] * (3 - len(activations)) + activations, strict=True)
+    return "\n".join(
+        [
+            f"using Element = {description.format};",
+            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
+            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
+            device_text("octets.cuh"),
+            *(f"constexpr Activation {stage}_ACTIVATION = {one};" for stage, one in named),
+            device_text("inverted_residual.cuh"),
+            f"KERNEL({name}, THREADS, {plan.resident}) {{ inverted_residual(a); }}",
+            "",
+        ]
+    )
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
 
     They are ranked by a rough count of tensor, issue and shared-memory cycles of the slowest multiprocessor.
 
     Raises:
         ValueError: the sequence is no inverted residual.
     """
-    why = unsupported(description)
+    why = unsuited(description)
     if why:
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
     out = description.sequence.sizes(size)[-1]
     ranked = []
-    for sizes in _all_sizes(description, out):
-        geometry = _geometry(description, sizes)
+    for plan in _all_plans(description, out):
+        geometry = _geometry(description, plan)
         resident = geometry.resident(device)
         if resident:
-            fitted = _geometry(description, replace(sizes, resident=resident))
-            ranked.append((fitted.cycles(out, batch, device), fitted.sizes))
+            fitted = _geometry(description, replace(plan, resident=resident))
+            ranked.append((fitted.cycles(out, batch, device), fitted.plan))
     ranked.sort(key=lambda one: one[0])
-    return [sizes for _, sizes in ranked[:limit]]
+    return [plan for _, plan in ranked[:limit]]
 
 
-def _all_sizes(description: Description, out: Shape) -> Iterator[Sizes]:
+def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
     """Every way to cut that the kernel can be generated for."""
     channels = description.sequence.channels(len(description.sequence.layers))
     expands = len(description.sequence.layers) == 3
@@ -294,14 +301,14 @@ def _all_sizes(description: Description, out: Shape) -> Iterator[Sizes]:
     ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (2, 1), splits)
     for width, narrow, tiles, blocks, groups, buffers, parts in ways:
         height = tiles * blocks * (2 if narrow else 1)
-        sizes = Sizes(height, width, tiles, groups, buffers, 1, narrow, 1 if tiles > 1 else 2, parts)
-        geometry = _geometry(description, sizes)
+        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, 1 if tiles > 1 else 2, parts)
+        geometry = _geometry(description, plan)
         useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
-        if useful and 2 <= sizes.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
-            yield sizes
+        if useful and 2 <= plan.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
+            yield plan
 
 
-def _geometry(description: Description, sizes: Sizes) -> _Geometry:
+def _geometry(description: Description, plan: Plan) -> _Geometry:
     *expansion, depthwise, projection = description.sequence.layers
     return _Geometry(
         description.sequence.channels(0),
@@ -310,16 +317,16 @@ def _geometry(description: Description, sizes: Sizes) -> _Geometry:
         depthwise.stride[0],
         bool(expansion),
         projection.residual is not None,
-        sizes,
+        plan,
     )
 
 
 def _name(geometry: _Geometry) -> str:
-    sizes = geometry.sizes
-    form = "n" if sizes.narrow else "w"
+    plan = geometry.plan
+    form = "n" if plan.narrow else "w"
     return (
-        f"s{geometry.stride}_{sizes.height}x{sizes.width}{form}_t{sizes.tiles}_g{sizes.groups}"
-        f"_b{sizes.buffers}_r{sizes.resident}_m{sizes.together}_p{sizes.parts}"
+        f"s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_g{plan.groups}"
+        f"_b{plan.buffers}_r{plan.resident}_m{plan.together}_p{plan.parts}"
     )
 
 

@@ -168,11 +168,8 @@ template <class T> T emulated_global(const void* p) {
 }
 DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
-<<<<<<< HEAD
 DEVICE void prefetch(const void*) {}
-=======
 DEVICE uint4 load_again_4(const void* p) { return emulated_global<uint4>(p); }
->>>>>>> kernels
 DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
 DEVICE u32 load_acquire(const u32* p) { return *p; }
