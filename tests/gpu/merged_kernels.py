@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ import torch
 from torch import Tensor
 
 from joulemark.merged.bricks import Parameters, run_plain
-from joulemark.merged.kernels import Description, Kernel, build
+from joulemark.merged.kernels import Description, Kernel, build, launch
 from joulemark.merged.kernels import chain as chains
-from joulemark.merged.kernels import launch
+from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
@@ -51,7 +52,7 @@ def sequence_of(
     return Sequence(
         tuple(
             Conv(a, b, three, one, one, one, 1, activation, residual if n == last else None)  # type: ignore[arg-type]
-            for n, (a, b) in enumerate(zip(channels, channels[1:], strict=False))
+            for n, (a, b) in enumerate(pairwise(channels))
         )
     )
 
@@ -96,7 +97,7 @@ class Variant:
         return FAMILIES[self.family](self.description, self.plan)
 
 
-FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {"chain": chains.chain}
+FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {"chain": chains.chain, "stream": streams.stream}
 
 
 @dataclass(frozen=True)
@@ -156,39 +157,95 @@ def chain_checks(format_: Format) -> Iterator[Check]:
         yield Check(chain_variant(sequence, edge, 8, blocks if sequence.dimensions == 2 else 1, format_), shape)
 
 
+def stream_variant(sequence: Sequence, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of the streamed chains."""
+    return Variant("stream", Description(sequence, format_), streams.Plan(*plan))
+
+
+def stream_checks(format_: Format) -> Iterator[Check]:
+    """Streamed chains of one format: depths, channels, activations, residuals, odd sizes and batches."""
+    narrow = format_ in ("tf32", "fp32")
+    for channels, shape, plan, more in (
+        ([16] * 5, (3, 61, 77), (16 if narrow else 64, 20), {}),
+        ([16] * 2, (1, 33, 130), (48, 16), {"activation": "relu6"}),
+        ([16] * 3, (2, 40, 50), (32, 13, 1, 8, 4), {"residual": 0}),
+        ([16] * 4, (2, 40, 50), (32, 40), {"residual": 1}),
+        ([16] * 3, (140, 40, 50), (32, 39), {"activation": "none"}),
+        ([32] * 3, (2, 35, 51), (32, 128), {"activation": "none"}),
+        ([3, 24, 16, 5], (1, 29, 31), (16, 10), {}),
+    ):
+        if format_ == "fp32" and max(channels) > 16:
+            continue
+        yield Check(stream_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A chain to be timed: channels per tensor, shape [batch, *size], plans of both families."""
+
+    channels: list[int]
+    shape: tuple[int, ...]
+    padded: list[tuple[Shape, int, int]]
+    streamed: list[tuple[int, ...]] = field(default_factory=list)
+
+
+BLOCKS = {
+    "4x16@1024b8": Block(
+        [16] * 5,
+        (8, 1024, 1024),
+        [((16, 56), 8, 2), ((24, 40), 8, 2), ((40, 56), 16, 1), ((14, 40), 6, 3)],
+        [(64, 171), (64, 128), (64, 171, 1, 32, 8), (64, 171, 1, 16, 8), (64, 171, 1, 16, 2), (32, 128, 2)],
+    ),
+    "2x16@1024b8": Block(
+        [16] * 3,
+        (8, 1024, 1024),
+        [((16, 60), 8, 2), ((24, 44), 8, 2), ((16, 28), 4, 4)],
+        [(128, 114), (64, 128, 2), (128, 128), (64, 128, 2, 32, 8), (128, 114, 1, 16, 8), (32, 128, 4)],
+    ),
+    "2x32@512b16": Block(
+        [32] * 3,
+        (16, 512, 512),
+        [((16, 28), 8, 2), ((24, 44), 12, 1), ((12, 44), 6, 2)],
+        [(48, 128), (48, 103), (48, 128, 1, 32, 8), (32, 128)],
+    ),
+    "3x32@224b64": Block([32] * 4, (64, 224, 224), [((16, 26), 8, 2), ((20, 42), 12, 1)], [(32, 224), (32, 112)]),
+    "4x32@512b16": Block([32] * 5, (16, 512, 512), [((16, 24), 8, 2), ((20, 40), 12, 1)]),
+    "3x16@224b64": Block(
+        [16] * 4, (64, 224, 224), [((16, 58), 8, 2), ((28, 42), 8, 2)], [(80, 224), (80, 112), (64, 224)]
+    ),
+    "4x16@512b1": Block(
+        [16] * 5,
+        (1, 512, 512),
+        [((16, 56), 8, 2), ((24, 40), 8, 2), ((16, 24), 4, 4)],
+        [(64, 40), (64, 64), (48, 43), (32, 64)],
+    ),
+    "2x64@56b64": Block([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1)]),
+    "3d 2x16@128b1": Block([16] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1)]),
+    "3d 3x16@128b1": Block([16] * 4, (1, 128, 128, 128), [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)]),
+    "3d 2x8@128b1": Block([8] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)]),
+}
+SINGLE = {
+    (16, 2): [((16, 62), 8, 2), ((32, 62), 8, 2)],
+    (32, 2): [((16, 30), 8, 2), ((32, 30), 8, 2)],
+    (64, 2): [((14, 30), 8, 1), ((28, 30), 8, 1)],
+    (16, 3): [((4, 8, 30), 8, 1), ((8, 8, 30), 8, 1)],
+    (8, 3): [((4, 8, 30), 8, 1), ((8, 8, 30), 8, 1)],
+}
+"""Plans of the kernel of one layer, by channels and dimensions."""
+SINGLE_STREAMED = {(16, 2): [(128, 128, 2), (256, 128)], (32, 2): [(96, 128)]}
+
+
 def chain_timings() -> Iterator[Timing]:
     """The blocks of chains, each by several bricks."""
-    blocks = {
-        "4x16@1024b8": ([16] * 5, (8, 1024, 1024), [((16, 56), 8, 2), ((24, 40), 8, 2), ((40, 56), 16, 1), ((16, 120), 16, 1), ((14, 40), 6, 3), ((24, 24), 8, 3)]),
-        "2x16@1024b8": ([16] * 3, (8, 1024, 1024), [((16, 60), 8, 2), ((12, 60), 8, 2), ((24, 44), 8, 2), ((8, 60), 4, 4), ((16, 28), 4, 4), ((24, 60), 8, 2)]),
-        "3x16@224b64": ([16] * 4, (64, 224, 224), [((16, 58), 8, 2), ((28, 42), 8, 2), ((16, 42), 6, 3)]),
-        "4x16@512b1": ([16] * 5, (1, 512, 512), [((16, 56), 8, 2), ((24, 40), 8, 2), ((16, 40), 6, 3), ((16, 24), 4, 4)]),
-        "2x32@512b16": ([32] * 3, (16, 512, 512), [((16, 28), 8, 2), ((24, 44), 12, 1), ((12, 44), 6, 2), ((32, 28), 8, 2)]),
-        "4x32@512b16": ([32] * 5, (16, 512, 512), [((16, 24), 8, 2), ((20, 40), 12, 1), ((32, 40), 12, 1)]),
-        "3x32@224b64": ([32] * 4, (64, 224, 224), [((16, 26), 8, 2), ((20, 42), 12, 1), ((28, 26), 8, 1)]),
-        "2x64@56b64": ([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1), ((20, 28), 8, 1)]),
-    }  # fmt: skip
-    for name, (channels, shape, plans) in blocks.items():
-        sequence, one = sequence_of(channels), sequence_of(channels[:2])
-        c = channels[0]
-        edges = {
-            16: ((16, 62), (32, 62), (16, 30)),
-            32: ((16, 30), (32, 30), (16, 62)),
-            64: ((14, 30), (14, 14), (28, 30)),
-        }[c]
-        blocks_each = 1 if c == 64 else 2
-        yield Timing(
-            name, shape, tuple(chain_variant(sequence, *plan) for plan in plans),
-            tuple(chain_variant(one, edge, 8, blocks_each) for edge in edges),
-        )  # fmt: skip
-    volume = [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1), ((4, 4, 28), 6, 2)]
-    for name, channels in (("3d 2x16@128b1", [16] * 3), ("3d 3x16@128b1", [16] * 4), ("3d 2x8@128b1", [8] * 3)):
-        sequence, one = sequence_of(channels, 3), sequence_of(channels[:2], 3)
-        plans = volume if len(channels) == 3 else [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1), ((6, 6, 10), 8, 1)]
-        yield Timing(
-            name, (1, 128, 128, 128), tuple(chain_variant(sequence, *plan) for plan in plans),
-            tuple(chain_variant(one, edge, 8, 1) for edge in ((4, 8, 30), (8, 8, 30), (8, 8, 14))),
-        )  # fmt: skip
+    for name, block in BLOCKS.items():
+        dimensions = len(block.shape) - 1
+        sequence, one = (sequence_of(c, dimensions) for c in (block.channels, block.channels[:2]))
+        key = block.channels[0], dimensions
+        merged = [chain_variant(sequence, *plan) for plan in block.padded]
+        merged += [stream_variant(sequence, *plan) for plan in block.streamed]
+        single = [chain_variant(one, *plan) for plan in SINGLE[key]]
+        single += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
+        yield Timing(name, block.shape, tuple(merged), tuple(single))
 
 
 def everything() -> Groups:
@@ -196,6 +253,7 @@ def everything() -> Groups:
     groups = Groups()
     for format_ in LIMITS:
         groups.checks[f"numerics chain {format_}"] = list(chain_checks(format_))
+        groups.checks[f"numerics stream {format_}"] = list(stream_checks(format_))
     for timing in chain_timings():
         groups.timings[f"time {timing.name}"] = timing
     return groups

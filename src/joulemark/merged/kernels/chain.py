@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -122,15 +123,18 @@ class Lines:
             tiles, resident = self._tiles(steps, cout)
             splits = cout // (8 * tiles)
             start = out[-1].end if out else 0
-            words = -(-self._words(steps, tiles) // 4) * 4
-            bias = start + splits * words * 32 * 4
+            group = self._words(steps, tiles) // self._groups(steps)
+            bias = start + splits * self._groups(steps) * -(-group // 4) * 16 * 32
             out.append(LayerPlan(steps, tiles, splits, resident, start, bias, bias + cout * 4))
         return out
 
+    def _groups(self, steps: int) -> int:
+        """Groups of weights: planes, steps and columns of the taps."""
+        return (9 if self.volume else 3) * steps
+
     def _words(self, steps: int, tiles: int) -> int:
         """Words of weights that a lane holds."""
-        taps = 27 if self.volume else 9
-        return taps * steps * tiles * (4 if self.description.format == "fp32" else 2)
+        return 3 * self._groups(steps) * tiles * (4 if self.description.format == "fp32" else 2)
 
     def _tiles(self, steps: int, cout: int) -> tuple[int, bool]:
         """Tiles of 8 channels per warp, and whether the weights for them fit into registers."""
@@ -141,26 +145,28 @@ class Lines:
         for tiles in possible:
             if self._words(steps, tiles) + 14 * tiles + pixels + _OTHER_REGISTERS <= self.registers:
                 return tiles, True
-        if possible[0] == 1 and self.description.format != "fp32":
-            raise ValueError(f"the weights of {cout} channels fit neither into registers nor into whole groups")
         return possible[0], False
 
-    def layer_text(self, number: int, more: dict[str, object], types: str = "") -> str:
+    def layer_text(
+        self, number: int, more: dict[str, object], types: str = "", kept: Literal["SHARED", "GLOBAL"] = "SHARED"
+    ) -> str:
         """The constants of one layer: the Y of ``device/rows.cuh``.
 
         Args:
             more: where its rows come from and go to.
             types: declarations beside the element type.
+            kept: where a residual from inside of the chain lies.
         """
         layer, plan, last = self.layers[number], self.parameters[number], number == self.depth - 1
-        residual = "SHARED" if layer.residual is not None else "GLOBAL" if last and self.description.adds else "NOTHING"
+        outside = "GLOBAL" if last and self.description.adds else "NOTHING"
+        residual = kept if layer.residual is not None else outside
         integers: dict[str, object] = {
             "IN": self.chunks(number), "OUT": self.chunks(number + 1), "CHANNELS": layer.out_channels,
             "STEPS": plan.steps, "SPLITS": plan.splits, "TILES": plan.tiles, "PLANES": 3 if self.volume else 1,
             "ACTIVATION": _ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
             "WEIGHTS": plan.weights, "BIAS": plan.bias, **more,
         }  # fmt: skip
-        flags = {"LAST": last, "RESIDENT": plan.resident}
+        flags = {"LAST": last, "RESIDENT": plan.resident, "ADDS_INPUT": layer.residual == 0}
         return struct(f"Layer{number}", integers, flags, f"using T = {self.description.format};{types}")
 
     def pack(self, given: List[Parameters]) -> Tensor:
@@ -187,7 +193,21 @@ def struct(name: str, integers: dict[str, object], flags: dict[str, bool], types
 
 def registers_for(warps: int, blocks: int) -> int:
     """Registers that a thread may have when so many warps and blocks share a multiprocessor."""
-    return min(_REGISTERS // (32 * warps * blocks) // 8 * 8, _MOST_REGISTERS)
+    quarters = -(-warps // 4) * blocks  # a block's warps are dealt out to four schedulers
+    return min(_REGISTERS // 128 // quarters // 8 * 8, _MOST_REGISTERS)
+
+
+def segments_for(rows: int, strips: int, workers: int) -> int:
+    """Into how many parts rows are cut: as many as let the workers that share all strips' parts end together.
+
+    A part costs one and a half rows more than it has: its first and last row are loaded for one output row each.
+    """
+
+    def time(segments: int) -> float:
+        turns = -(-strips * segments // workers)
+        return turns * (-(-rows // segments) + 1.5)
+
+    return min(range(1, rows + 1), key=time)
 
 
 class _Bricks(Lines):
@@ -204,17 +224,9 @@ class _Bricks(Lines):
         self.fields, self.shared = self._place_fields()
 
     def _segments(self, number: int) -> int:
-        """Parts of a plane's rows: as many as let the warps end at the same time."""
         level, splits = number + 1, self.parameters[number].splits
-        rows = self.height - 2 * level
         planes = self.planes - 2 * level if self.volume else 1
-        workers, strips = self.plan.warps // splits, self.width // 16
-
-        def time(segments: int) -> float:
-            turns = -(-strips * planes * segments // workers)
-            return turns * (-(-rows // segments) + 1.5)
-
-        return min(range(1, rows + 1), key=time)
+        return segments_for(self.height - 2 * level, self.width // 16 * planes, self.plan.warps // splits)
 
     def _place_fields(self) -> tuple[list[int], int]:
         """Byte offset of each tensor's field and bytes of all: a field is reused when its tensor was read last.

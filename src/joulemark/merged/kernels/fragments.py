@@ -28,7 +28,7 @@ def pad_channels(weight: Tensor, out: int, inner: int) -> Tensor:
 
 def step_channels(format_: Format) -> int:
     """Channels in one step of a matrix instruction: 32 bytes."""
-    return 32 // STORED[format_].itemsize
+    return int(32 // STORED[format_].itemsize)
 
 
 def column_channels(tiles: int) -> Tensor:
@@ -61,9 +61,9 @@ def b_fragments(matrix: Tensor, format_: Format) -> Tensor:
 
 
 def quads(words: Tensor) -> Tensor:
-    """Words [words, 32] → bytes in the order [word / 4][lane][word % 4], zeros behind the last."""
-    padded = words.new_zeros((-(-words.shape[0] // 4) * 4, 32))
-    padded[: words.shape[0]] = words
+    """Words [..., words, 32] → bytes in the order [...][word / 4][lane][word % 4], zeros behind the last."""
+    padded = words.new_zeros((*words.shape[:-2], -(-words.shape[-2] // 4) * 4, 32))
+    padded[..., : words.shape[-2], :] = words
     return padded.view(-1, 4, 32).permute(0, 2, 1).contiguous().flatten().view(torch.uint8)
 
 
@@ -80,7 +80,7 @@ def pack_rows(weight: Tensor, format_: Format, tiles: int) -> Tensor:
     # [split, tile, column, step, channel, plane, row, column of the kernel]
     split = volume.view(out // (8 * tiles), 8 * tiles, inner // step, step, *volume.shape[2:])
     split = split[:, column_channels(tiles)]
-    # → [split, plane, step, kernel column, kernel row, tile, column, channel]
+    # → [split, plane, step, kernel column (a group), kernel row, tile, column, channel]
     ordered = split.permute(0, 5, 3, 7, 6, 1, 2, 4)
     words = b_fragments(ordered.contiguous(), format_)
-    return torch.cat([quads(one.reshape(-1, 32)) for one in words])
+    return quads(words.flatten(4, 6))

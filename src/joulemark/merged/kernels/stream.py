@@ -3,8 +3,8 @@
 A block takes a band of columns and carries it from top to bottom. Each layer has warps of its own that keep their
 weights in registers throughout; rows go from layer to layer through small rings in shared memory
 (``device/stream.cuh``). Only the columns at a band's sides, and the rows at the ends of a brick (a piece of a band),
-are computed by two blocks. One warp more brings the input ahead of time, so that loads, matrix instructions and stores
-of all layers overlap.
+are computed by two blocks. The first layer's warps bring the input ahead of time, so that loads, matrix instructions
+and stores of all layers overlap.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class _Stream(Lines):
 
     def __init__(self, description: Description, plan: Plan) -> None:
         self.plan, self.strips = plan, plan.width // 16
-        fewest = sum(max(-(-layer.out_channels // 16), 1) for layer in description.sequence.layers) * self.strips + 1
+        fewest = sum(max(-(-layer.out_channels // 16), 1) for layer in description.sequence.layers) * self.strips
         super().__init__(description, registers_for(fewest, plan.blocks), _MOST_WARPS)
         self.groups = [self.strips * one.splits for one in self.parameters]
-        self.warps = sum(self.groups) + 1
+        self.warps = sum(self.groups)
         if self.warps > _MOST_WARPS or registers_for(self.warps, plan.blocks) < self.registers:
             raise ValueError(
                 f"a band of {plan.width} columns takes {self.warps} warps × {plan.blocks} blocks: too many"
@@ -88,11 +88,13 @@ class _Stream(Lines):
         for tensor in range(self.depth):
             adders = [n for n, layer in enumerate(self.layers) if layer.residual == tensor]
             rows = self.plan.ahead if tensor == 0 else self.plan.between
-            lag = max((n + 1 - tensor for n in adders), default=0)
-            while rows < lag + 3:
+            behind = max((n + 1 - tensor for n in adders), default=0)
+            while rows < 2 * (behind + 2):
                 rows *= 2
+            if tensor == 0:
+                self.lag = max(rows // 4, behind + 2)
             readers = self.groups[tensor] + sum(self.groups[n] for n in adders)
-            writers = 32 if tensor == 0 else self.groups[tensor - 1]
+            writers = 32 * self.groups[0] if tensor == 0 else self.groups[tensor - 1]
             pitch = self.plan.width * self.chunks(tensor) * 16
             barriers = sum(ring.rows for ring in rings) * _BARRIER_BYTES
             rings.append(_Ring(rows, pitch, readers, writers, at, barriers))
@@ -116,17 +118,16 @@ class _Stream(Lines):
             places: dict[str, object] = {
                 "SOURCE": read.slots, "SOURCE_BARRIERS": read.barriers, "TARGET": written.slots,
                 "TARGET_BARRIERS": written.barriers, "ADDED": added.slots, "ADDED_BARRIERS": added.barriers,
-                "ADDED_LEVEL": layer.residual or 0,
+                "ADDED_LEVEL": layer.residual or 0, "TAKEN": layer.in_channels, "LAG": self.lag,
             }  # fmt: skip
             types = f" using InRing = {read.type}; using OutRing = {written.type}; using AddedRing = {added.type};"
             layers.append(self.layer_text(number, places, types))
-        first = self.rings[0]
         starts = "".join(f"        {ring.type}::start(shared + {ring.barriers});\n" for ring in self.rings)
         calls = ""
         for number, group in enumerate(self.groups):
             before = sum(self.groups[:number])
-            calls += f"    if (warp < {before + group}) return stream_layer<Layer{number}, Field>(a, shared, warp - {before});\n"
-        loaded = f"{self.description.format}, {self.layers[0].in_channels}, {self.chunks(0)}, {first.type}, Field"
+            how = f"{'next' if number else 'first'}<Layer{number}, Field>(a, shared, warp - {before})"
+            calls += f"    if (warp < {before + group}) return stream_{how};\n"
         return (
             "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "stream"))
             + struct("Field", field, {"VOLUME": False})
@@ -134,8 +135,7 @@ class _Stream(Lines):
             + f"KERNEL({name}, {32 * self.warps}, {self.plan.blocks}) {{\n"
             f"    const u32 shared = shared_base();\n"
             f"    const int warp = threadIdx.x >> 5;\n"
-            f"    if (threadIdx.x == 0) {{\n{starts}    }}\n    block_sync();\n{calls}"
-            f"    stream_input<{loaded}>(a, shared + {first.slots}, shared + {first.barriers});\n}}\n"
+            f"    if (threadIdx.x == 0) {{\n{starts}    }}\n    block_sync();\n{calls}}}\n"
         )
 
 

@@ -30,15 +30,17 @@ template <class T, int CHANNELS> DEVICE uint4 gathered(const char* pixel, int ch
     return uint4{w[0], w[1], w[2], w[3]};
 }
 
-// One row of the input by one warp, zeros outside of the image.
-template <class T, int CHANNELS, int CHUNKS, class F> DEVICE void load_row(const Arguments& a, const Origin& o, int z, int y, u32 to) {
+// A row of pixels into a field's row, zeros for the pixels from `x` on that are outside of [0, width), by `WARPS` warps of
+// which this is number `warp`. `from` is the row's pixel 0 in global memory; nothing of it is read where it is not `there`.
+template <class T, int CHANNELS, int CHUNKS, int WARPS, class F>
+DEVICE void load_pixels(const char* from, bool there, int x, int width, u32 to, int warp) {
     const int lane = threadIdx.x & 31;
-    const bool there = within(z, a.size[0]) && within(y, a.size[1]);
-    const char* from = pixel_of(a.input, a, o.n, there ? z : 0, there ? y : 0, 0, CHANNELS * T::bytes);
-    UNROLL for (int i = 0; i < F::WIDTH * CHUNKS / 32; i++) {
-        const int item = lane + 32 * i, q = item / CHUNKS, chunk = item % CHUNKS, x = o.x + q;
-        const bool inside = there && within(x, a.size[2]);
-        const char* pixel = from + (inside ? x : 0) * (CHANNELS * T::bytes);
+    constexpr int UNITS = F::WIDTH * CHUNKS / 32;
+    UNROLL for (int i = 0; i < UNITS; i += WARPS) {
+        if (UNITS % WARPS && i + warp >= UNITS) break;
+        const int item = lane + 32 * (i + warp), q = item / CHUNKS, chunk = item % CHUNKS;
+        const bool inside = there && within(x + q, width);
+        const char* pixel = from + (inside ? x + q : 0) * (CHANNELS * T::bytes);
         const u32 at = to + offset<CHUNKS>(q, chunk);
         if constexpr (CHANNELS * T::bytes % 16 == 0) {
             const bool real = inside && chunk * 16 < CHANNELS * T::bytes;
@@ -46,11 +48,18 @@ template <class T, int CHANNELS, int CHUNKS, class F> DEVICE void load_row(const
         } else store_shared_4(at, inside ? gathered<T, CHANNELS>(pixel, chunk) : uint4{0, 0, 0, 0});
     }
 }
+// A row of the input.
+template <class T, int CHANNELS, int CHUNKS, int WARPS, class F>
+DEVICE void load_row(const Arguments& a, const Origin& o, int z, int y, u32 to, int warp) {
+    const bool there = within(z, a.size[0]) && within(y, a.size[1]);
+    const char* from = pixel_of(a.input, a, o.n, there ? z : 0, there ? y : 0, 0, CHANNELS * T::bytes);
+    load_pixels<T, CHANNELS, CHUNKS, WARPS, F>(from, there, o.x, a.size[2], to, warp);
+}
 // The input of a brick into a field; a warp takes row after row.
 template <class T, int CHANNELS, int CHUNKS, class F> DEVICE void load_field(const Arguments& a, const Origin& o, u32 field) {
     NO_UNROLL for (int row = threadIdx.x >> 5; row < F::DEPTH * F::HEIGHT; row += F::WARPS) {
         const u32 to = field + F::GUARD * CHUNKS * 16 + row * (F::WIDTH * CHUNKS * 16);
-        load_row<T, CHANNELS, CHUNKS, F>(a, o, o.z + row / F::HEIGHT, o.y + row % F::HEIGHT, to);
+        load_row<T, CHANNELS, CHUNKS, 1, F>(a, o, o.z + row / F::HEIGHT, o.y + row % F::HEIGHT, to, 0);
     }
     copy_commit();
 }

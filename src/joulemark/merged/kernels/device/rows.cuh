@@ -52,14 +52,13 @@ template <> struct Fragment<fp32> {
 
 // Weights of the output channels that a warp makes, of one layer Y (a generated struct of constants): in registers
 // where they fit, else fetched through L1 group by group. Packed as [word / 4][lane][word % 4]; a word's number counts
-// (plane, step, column, row, tile, word of the fragment).
+// (group, row, tile, word of the fragment), a group is (plane, step, column) and a multiple of four words.
 template <class T> constexpr int FRAGMENT_WORDS = 2;
 template <> constexpr int FRAGMENT_WORDS<fp32> = 4;
 template <class Y> struct Weights {
     static constexpr int EACH = FRAGMENT_WORDS<typename Y::T>;
-    static constexpr int GROUP = 3 * Y::TILES * EACH;  // of one (plane, step, column)
-    static constexpr int ALL = Y::PLANES * Y::STEPS * 3 * GROUP;
-    static constexpr int QUADS = (ALL + 3) / 4;
+    static constexpr int GROUP = (3 * Y::TILES * EACH + 3) / 4 * 4;  // of one (plane, step, column)
+    static constexpr int QUADS = Y::PLANES * Y::STEPS * 3 * GROUP / 4;
     u32 words[Y::RESIDENT ? QUADS * 4 : GROUP];
     const uint4* packed;
 

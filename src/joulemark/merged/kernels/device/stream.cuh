@@ -5,7 +5,10 @@
 // row has been read (`empty`), its readers until the row has been written (`full`). No circle of waiting: a layer waits
 // for `full` of the tensor before and for `empty` of the tensor after it only; a reader takes each row once and gives it
 // back before it waits for the next, so a ring of two rows would do; a residual's ring has as many more as the rows by
-// which its second reader lags behind.
+// which its second reader lags behind. The input's readers bring it themselves, LAG rows less ahead than the ring is long:
+// when they have read row r they wait until row r − LAG was given back. Without a residual the other warps of the layer do
+// so without waiting for more than is brought; with one, added d layers on, row r − LAG is given back once this layer has
+// made row r − LAG + d − 1, at the latest in the step before: LAG is d + 2 at least.
 #pragma once
 
 template <int ROWS_, int PITCH, int READERS_, int WRITERS_> struct Ring {
@@ -134,12 +137,55 @@ template <class F> DEVICE int rows_of(const Arguments& a, const Origin& o) {
     return (left < F::TILE_HEIGHT ? left : F::TILE_HEIGHT) + 2 * F::LEVELS;
 }
 
+// The input's ring, filled by the warps that read it: each brings its part of a row some rows ahead, so far ahead only
+// that the slot's former row was given back a few rows ago and nobody waits for it.
+template <class Y, class F> struct StreamedInput {
+    using R = typename Y::InRing;
+    using T = typename Y::T;
+    static constexpr int WARPS = F::WIDTH / 16 * Y::SPLITS;
+    const Arguments& a;
+    u32 slots, barriers, number, brought;
+    int warp, brick, row_brought, height;
+    Origin o;
+
+    DEVICE void open() {
+        if (brick < a.count) o = origin_of<F>(a, brick), height = rows_of<F>(a, o), row_brought = 0;
+    }
+    DEVICE void start() {
+        number = brought = 0, brick = blockIdx.x;
+        open();
+        NO_UNROLL for (int i = 0; i < R::ROWS - Y::LAG; i++) bring();
+    }
+    DEVICE void bring() {
+        if (brick >= a.count) return;
+        R::wait_empty(barriers, brought);
+        const u32 to = R::row(slots, brought) + F::GUARD * Y::IN * 16;
+        load_row<T, Y::TAKEN, Y::IN, WARPS, F>(a, o, 0, o.y + row_brought, to, warp);
+        if constexpr (Y::TAKEN * T::bytes % 16 == 0) barrier_arrive_copied(R::full(barriers, brought));
+        else barrier_arrive(R::full(barriers, brought));
+        brought++;
+        if (++row_brought == height) {
+            brick += gridDim.x;
+            open();
+        }
+    }
+    DEVICE u32 row() {
+        R::wait_full(barriers, number);
+        return R::row(slots, number);
+    }
+    DEVICE void release() {
+        warp_sync();
+        if ((threadIdx.x & 31) == 0) barrier_arrive(R::empty(barriers, number));
+        number++;
+        bring();
+    }
+};
+
 // One layer's warps, over all bricks of the block. `warp` counts among the layer's own.
-template <class Y, class F> DEVICE void stream_layer(const Arguments& a, u32 shared, int warp) {
+template <class Y, class F, class Source> DEVICE void stream_layer(const Arguments& a, u32 shared, int warp, Source& source) {
     Rows<Y, F> rows;
     rows.start(a, warp);
     const int x0 = warp / Y::SPLITS * 16;
-    RingSource<typename Y::InRing> source{shared + Y::SOURCE, shared + Y::SOURCE_BARRIERS, 0};
     typename StreamSinkOf<Y::LAST, Y, F>::Type sink;
     if constexpr (!Y::LAST) sink.slots = shared + Y::TARGET, sink.barriers = shared + Y::TARGET_BARRIERS, sink.number = 0;
     if constexpr (Y::RESIDUAL == SHARED) sink.residual = {shared + Y::ADDED, shared + Y::ADDED_BARRIERS, 0};
@@ -152,20 +198,13 @@ template <class Y, class F> DEVICE void stream_layer(const Arguments& a, u32 sha
         if constexpr (Y::RESIDUAL == SHARED) sink.residual.skip(Y::LEVEL - Y::ADDED_LEVEL);
     }
 }
-
-// One warp brings the input, row by row.
-template <class T, int CHANNELS, int CHUNKS, class R, class F> DEVICE void stream_input(const Arguments& a, u32 slots, u32 barriers) {
-    const int lane = threadIdx.x & 31;
-    constexpr bool ALIGNED = CHANNELS * T::bytes % 16 == 0;
-    u32 number = 0;
-    NO_UNROLL for (int brick = blockIdx.x; brick < a.count; brick += gridDim.x) {
-        const Origin o = origin_of<F>(a, brick);
-        const int height = rows_of<F>(a, o);
-        NO_UNROLL for (int row = 0; row < height; row++, number++) {
-            R::wait_empty(barriers, number);
-            load_row<T, CHANNELS, CHUNKS, F>(a, o, o.z, o.y + row, R::row(slots, number) + F::GUARD * CHUNKS * 16);
-            if constexpr (ALIGNED) barrier_arrive_copied(R::full(barriers, number));
-            else barrier_arrive(R::full(barriers, number));
-        }
-    }
+template <class Y, class F> DEVICE void stream_first(const Arguments& a, u32 shared, int warp) {
+    StreamedInput<Y, F> source{a, shared + Y::SOURCE, shared + Y::SOURCE_BARRIERS};
+    source.warp = warp;
+    source.start();
+    stream_layer<Y, F>(a, shared, warp, source);
+}
+template <class Y, class F> DEVICE void stream_next(const Arguments& a, u32 shared, int warp) {
+    RingSource<typename Y::InRing> source{shared + Y::SOURCE, shared + Y::SOURCE_BARRIERS, 0};
+    stream_layer<Y, F>(a, shared, warp, source);
 }

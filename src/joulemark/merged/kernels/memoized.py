@@ -1,0 +1,131 @@
+"""Chains of 3×3 convolutions in memoized bricks: each computed once, kept in rings in L2, guarded by flags.
+
+The method is BrickDL's (:func:`joulemark.merged.partition.schedule`); the order of the tasks, and why nobody waits in a
+circle, is in ``device/memoized.cuh``. Blocks stay on their multiprocessors and take task after task; a task reads a
+brick and its halo of the tensor before from the ring of that tensor, and writes one brick of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joulemark.merged.kernels import chain
+from joulemark.merged.kernels.chain import GUARD, MOST_SHARED, Lines, registers_for, segments_for, struct
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.sequence import Shape
+
+_HEADER_BYTES = 256
+_TICKET_BYTES = 128
+_LEAST_RING = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a kernel that are free to choose.
+
+    Args:
+        edge: rows and columns of a brick; the columns are rounded up so that with the halo they are a multiple of 16.
+        warps: of a block.
+        blocks: per multiprocessor.
+        lanes: images that are worked on side by side.
+        ring: rows of bricks that are kept of each intermediate, at least 4.
+    """
+
+    edge: Shape
+    warps: int = 8
+    blocks: int = 2
+    lanes: int = 2
+    ring: int = 5
+
+
+def unsuited(description: Description) -> str | None:
+    """Why there is no such kernel for a sequence; None where there is one."""
+    sequence = description.sequence
+    if sequence.dimensions != 2:
+        return f"{sequence.dimensions} dimensions: bricks are memoized in 2"
+    for number, layer in enumerate(sequence.layers):
+        if layer.residual not in (None, 0):
+            return f"layer {number} adds tensor {layer.residual}: only the input is kept for that long"
+    return chain.unsuited(description)
+
+
+class _Memoized(Lines):
+    """Works out a kernel of memoized bricks."""
+
+    def __init__(self, description: Description, plan: Plan) -> None:
+        super().__init__(description, registers_for(plan.warps, plan.blocks), plan.warps)
+        self.plan = plan
+        self.width = -(-(plan.edge[1] + 2) // 16) * 16
+        self.edge = (plan.edge[0], self.width - 2)
+        chunks = max(self.chunks(tensor) for tensor in range(self.depth))
+        self.shared = _TICKET_BYTES + ((plan.edge[0] + 2) * self.width + 2 * GUARD) * chunks * 16
+
+    def rows(self, batch: int, size: Shape) -> int:
+        """Rows of bricks of a lane, through all of its images."""
+        return -(-batch // self.plan.lanes) * -(-size[0] // self.edge[0])
+
+    def flag_bytes(self, batch: int, size: Shape) -> int:
+        """Bytes of all flags, a whole number of 256."""
+        flags = self.depth * self.rows(batch, size) * self.plan.lanes * -(-size[1] // self.edge[1])
+        return -(-4 * flags // _HEADER_BYTES) * _HEADER_BYTES
+
+    def scratch(self, batch: int, size: Shape) -> int:
+        """Bytes of header, flags and rings."""
+        pixels = self.plan.lanes * self.plan.ring * self.edge[0] * size[1]
+        rings = sum(self.chunks(tensor) * 16 for tensor in range(1, self.depth)) * pixels
+        return _HEADER_BYTES + self.flag_bytes(batch, size) + rings
+
+    def ring(self, tensor: int) -> int:
+        """Bytes per pixel of the rings before a tensor's: its place, since all rings have as many pixels."""
+        return sum(self.chunks(earlier) * 16 for earlier in range(1, tensor))
+
+    def source(self, name: str) -> str:
+        """The kernel's text."""
+        plan = self.plan
+        field: dict[str, object] = {
+            "HEIGHT": plan.edge[0] + 2, "WIDTH": self.width, "GUARD": GUARD, "WARPS": plan.warps, "RING": plan.ring,
+            "LEVELS": self.depth, "LANES": plan.lanes, "TILE_HEIGHT": self.edge[0], "TILE_WIDTH": self.edge[1],
+            "TICKET": _TICKET_BYTES, "HEADER": _HEADER_BYTES,
+        }  # fmt: skip
+        layers = []
+        for number, layer in enumerate(self.layers):
+            last = number == self.depth - 1
+            places: dict[str, object] = {
+                "SEGMENTS": segments_for(plan.edge[0], self.width // 16, plan.warps // self.parameters[number].splits),
+                "TAKEN": layer.in_channels,
+                "STORED": layer.out_channels if last else self.padded(layer.out_channels),
+                "SOURCE_RING": self.ring(number), "TARGET_RING": self.ring(number + 1),
+            }  # fmt: skip
+            layers.append(self.layer_text(number, places, kept="GLOBAL"))
+        cases = "".join(f"        run.template make<Layer{n}>();\n" for n in range(self.depth))
+        return (
+            "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "memoized"))
+            + struct("Field", field, {"VOLUME": False})
+            + "".join(layers)
+            + f"KERNEL({name}, {32 * plan.warps}, {plan.blocks}) {{\n"
+            f"    Run<Field> run(a);\n    while (run.next()) {{\n{cases}    }}\n    run.end();\n}}\n"
+        )
+
+
+def memoized(description: Description, plan: Plan) -> Kernel:
+    """The kernel of a chain in memoized bricks.
+
+    Raises:
+        ValueError: there is none for this sequence or plan.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no memoizing kernel for this chain: {why}")
+    if len(plan.edge) != 2 or min(plan.edge) < 2:
+        raise ValueError(f"edge {plan.edge}: give rows and columns from 2 on")
+    if plan.ring < _LEAST_RING or plan.warps < 2:
+        raise ValueError(f"a ring of {plan.ring} rows of bricks, {plan.warps} warps: give {_LEAST_RING} and 2 at least")
+    made = _Memoized(description, plan)
+    if made.shared > MOST_SHARED:
+        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
+    name = f"memoized_{description}_{made.edge[0]}x{made.edge[1]}_w{plan.warps}b{plan.blocks}l{plan.lanes}r{plan.ring}"
+    return Kernel(
+        name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack, plan.blocks, made.scratch
+    )  # fmt: skip
