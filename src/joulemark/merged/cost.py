@@ -92,6 +92,7 @@ class Candidate:
         threads: of a block; 0 for a library's.
         blocks: on a multiprocessor at once; None for as many as shared memory and threads admit, one for a library.
         parts: blocks that share a brick.
+        live: bytes of intermediates that its rings hold; None where the schedule decides.
     """
 
     how: How
@@ -101,6 +102,7 @@ class Candidate:
     threads: int = 0
     blocks: int | None = None
     parts: int = 1
+    live: int | None = None
 
     def __str__(self) -> str:
         bricks = "" if self.edge is None else f" {'×'.join(str(e) for e in self.edge)}"
@@ -276,9 +278,11 @@ def predict(
 def _forbidden(work: Work, candidate: Candidate, rates: Rates) -> str | None:
     if candidate.shared > rates.shared_bytes:
         return f"a block takes {candidate.shared} B of shared memory, a multiprocessor has {rates.shared_bytes} B"
-    at_once = min(1.0, _slots(candidate, rates) / max(work.tiles, 1))
-    if work.live_bytes * at_once > rates.l2_bytes:
-        return f"{work.live_bytes * at_once:.3g} B of bricks are alive at once, the L2 holds {rates.l2_bytes} B"
+    alive = candidate.live
+    if alive is None:
+        alive = round(work.live_bytes * min(1.0, _slots(candidate, rates) / max(work.tiles, 1)))
+    if alive > rates.l2_bytes:
+        return f"{alive:.3g} B of bricks are alive at once, the L2 holds {rates.l2_bytes} B"
     return None
 
 

@@ -98,6 +98,7 @@ def known_families() -> tuple[Family, ...]:
     return (
         Family("chain", "padded", _chains),
         Family("stream", "rows", _streams),
+        Family("memoized", "memoized", _memoized),
         Family("inverted_residual", "padded", _inverted_residuals),
         Family("bottleneck", "padded", _bottlenecks),
     )
@@ -150,24 +151,40 @@ def _streams(problem: Problem) -> Iterable[Kernel]:
     return _all_made(partial(stream, problem.description, plan) for plan in plans)
 
 
-def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
-    from joulemark.merged.kernels.inverted_residual import candidates, inverted_residual, unsupported
+def _memoized(problem: Problem) -> Iterable[Kernel]:
+    """Chains of 3×3 in memoized bricks; a lane is an image, and lanes are what blocks find work in."""
+    from joulemark.merged.kernels.memoized import Plan, memoized, unsuited
 
-    if unsupported(problem.description) is not None:
+    if unsuited(problem.description) is not None:
+        return ()
+    plans = [
+        Plan((min(rows, problem.out[0]), columns), warps, blocks, lanes)
+        for rows, columns in ((8, 30), (8, 62), (16, 30), (16, 62), (32, 30))
+        for warps, blocks in ((8, 2), (8, 1), (4, 4), (16, 1))
+        for lanes in (2, 8, 32)
+        if lanes <= problem.batch
+    ]
+    return _all_made(partial(memoized, problem.description, plan) for plan in plans)
+
+
+def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels.inverted_residual import candidates, inverted_residual, unsuited
+
+    if unsuited(problem.description) is not None:
         return ()
     ranked = candidates(problem.description, problem.size, problem.batch, problem.device)
-    return _all_made(partial(inverted_residual, problem.description, sizes) for sizes in ranked)
+    return _all_made(partial(inverted_residual, problem.description, plan) for plan in ranked)
 
 
 def _bottlenecks(problem: Problem) -> Iterable[Kernel]:
-    from joulemark.merged.kernels.bottleneck import Sizes, bottleneck, unsupported
+    from joulemark.merged.kernels.bottleneck import Plan, bottleneck, unsuited
 
-    if unsupported(problem.description) is not None:
+    if unsuited(problem.description) is not None:
         return ()
-    cuts = [
-        Sizes(height, width, tiles, groups, narrow, together)
+    plans = [
+        Plan(height, width, tiles, groups, narrow, together)
         for height, width in ((8, 28), (4, 28), (8, 14), (4, 14), (6, 28), (4, 56), (7, 14))
         for tiles, groups, together in ((4, 2, 3), (4, 2, 2), (2, 2, 1), (2, 3, 2), (2, 4, 2), (3, 2, 2), (1, 2, 1))
         for narrow in (False, True)
     ]
-    return _all_made(partial(bottleneck, problem.description, sizes) for sizes in cuts)
+    return _all_made(partial(bottleneck, problem.description, plan) for plan in plans)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -93,14 +93,19 @@ def positions_needed(sequence: Sequence, size: Shape, edge: Shape) -> list[int]:
         size: spatial, of the input.
         edge: of the output's bricks.
     """
-    sizes = list(sequence.sizes(size))
-    totals = [1] * len(sizes)
-    for d in range(sequence.dimensions):
-        line = Sequence(tuple(_along(one, d) for one in sequence.layers))
-        lengths: list[Shape] = [(one[d],) for one in sizes]
-        parts = [regions(line, lengths, brick) for brick in bricks_of(lengths[-1], (edge[d],))]
-        totals = [total * sum(boxes[n].positions for boxes in parts) for n, total in enumerate(totals)]
-    return totals
+    lines = [
+        _line_positions(Sequence(tuple(_along(one, d) for one in sequence.layers)), size[d], edge[d])
+        for d in range(sequence.dimensions)
+    ]
+    return [prod(one) for one in zip(*lines, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _line_positions(line: Sequence, length: int, edge: int) -> tuple[int, ...]:
+    """:func:`positions_needed` in one dimension."""
+    lengths = list(line.sizes((length,)))
+    parts = [regions(line, lengths, brick) for brick in bricks_of(lengths[-1], (edge,))]
+    return tuple(sum(boxes[n].positions for boxes in parts) for n in range(len(lengths)))
 
 
 def inner_positions(sequence: Sequence, edge: Shape) -> list[Shape]:
@@ -120,6 +125,9 @@ def _along(layer: Conv, d: int) -> Conv:
     """A layer in one of its dimensions."""
     return replace(
         layer,
+        in_channels=1,
+        out_channels=1,
+        groups=1,
         kernel=(layer.kernel[d],),
         stride=(layer.stride[d],),
         padding=(layer.padding[d],),
