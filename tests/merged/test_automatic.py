@@ -85,7 +85,7 @@ def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
     model, x = model_and_input()
     merged = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
     assert set(merged.times) == {"launches", "folded"}
-    assert merged.times[merged.variant] == min(merged.times.values())
+    assert merged.times[merged.variant] <= 1.01 * min(merged.times.values())
     assert "the whole:" in merged.explain()
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 

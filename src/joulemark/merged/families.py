@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 
+from joulemark.merged import cache
 from joulemark.merged.cost import Candidate, How, Rates
 from joulemark.merged.kernels import Description, Kernel, KernelError
 from joulemark.merged.kernels.device_limits import Device
@@ -168,11 +170,18 @@ def _memoized(problem: Problem) -> Iterable[Kernel]:
 
 
 def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
-    from joulemark.merged.kernels.inverted_residual import candidates, inverted_residual, unsuited
+    """Inverted residuals in the plans that their module ranks best; ranking takes half a second and is kept on disk."""
+    from joulemark.merged.kernels import inverted_residual as module
+    from joulemark.merged.kernels.inverted_residual import Plan, candidates, inverted_residual, unsuited
 
     if unsuited(problem.description) is not None:
         return ()
-    ranked = candidates(problem.description, problem.size, problem.batch, problem.device)
+    key = cache.key_of(inspect.getsource(module), problem)
+    kept = cache.read("plans", key)
+    if kept is None:
+        kept = [asdict(one) for one in candidates(problem.description, problem.size, problem.batch, problem.device)]
+        cache.write("plans", key, kept)
+    ranked = [Plan(**one) for one in kept]
     return _all_made(partial(inverted_residual, problem.description, plan) for plan in ranked)
 
 

@@ -26,7 +26,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.paths import Executed, library_paths
+from joulemark.merged.paths import LIBRARY, Executed, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
 
@@ -439,10 +439,11 @@ def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | No
     Raises:
         KernelError: no family offers it any more.
     """
-    if choice.path in ("library", "fused", "product", "epilogue", "taps"):
+    if choice.path in LIBRARY:
         return None
     assert setting.form is not None
-    for offer in offers(setting.families, _problem(segment, setting, setting.form)):
+    named = [one for one in setting.families if one.name == choice.path.partition("/")[0]]
+    for offer in offers(named, _problem(segment, setting, setting.form)):
         if offer.path == choice.path:
             return offer.kernel
     raise KernelError(f"{choice.path} is offered no more: clear the cache at {cache.folder()}")
