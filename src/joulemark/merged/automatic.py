@@ -121,13 +121,10 @@ class _Automatic:
         if kept is not None:
             variant = str(kept["variant"])
             self._build(referee, variant, rewritten)
-            return MergedModel(referee.module(variant), decisions, variant, kept["times"], cached=True)
+            told = [*_of_the_whole(variant), *decisions]
+            return MergedModel(referee.module(variant), told, variant, kept["times"], cached=True)
         self._variants(referee, rewritten)
         variant = referee.judge()
-        if variant.startswith("folded"):
-            decisions.insert(
-                0, Decision("the whole model", "plain", "as measured, the folded model is fastest as it is")
-            )
         if self.setting.measured:
             entry = {
                 "choices": [asdict(one) for one in choices],
@@ -136,7 +133,8 @@ class _Automatic:
                 "times": referee.times,
             }
             cache.write("plan", self.key, entry)
-        return MergedModel(referee.module(variant), decisions, variant, referee.times, referee.problems)
+        told = [*_of_the_whole(variant), *decisions]
+        return MergedModel(referee.module(variant), told, variant, referee.times, referee.problems)
 
     def _variants(self, referee: Referee, rewritten: nn.Module) -> None:
         """Build what is to be measured: cheap ones always, compiled ones while there is time."""
@@ -175,6 +173,13 @@ class _Automatic:
             referee.try_(name, build)
         else:
             referee.try_(name, lambda: compiled(inner))
+
+
+def _of_the_whole(variant: str) -> list[Decision]:
+    """That a rival was faster than what is merged, where it was."""
+    if not variant.startswith("folded"):
+        return []
+    return [Decision("the whole model", "plain", f"measured faster as {variant!r} than with what follows merged")]
 
 
 def _choice_of(kept: dict[str, Any]) -> Choice:
