@@ -38,7 +38,7 @@ def main(argv=None):
     from joulemark.merged_bench import command, rivals
     from joulemark.merged_bench.subjects import BLOCKS
 
-    return command.main("blocks", lambda args: BLOCKS, rivals.EVERY, argv, about=__doc__)
+    return command.main("blocks", lambda args: BLOCKS, rivals.FOR_BLOCKS, argv, about=__doc__)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from joulemark.merged import cache
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
+from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, tuned_cudnn, untraced
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.paths import format_of
 from joulemark.merged.plan import Choice, Planner, Setting, rewrite
@@ -23,6 +23,8 @@ from joulemark.merged.whole import Referee, Replayed, compiled
 
 _FOR_SEGMENTS = 0.6
 """Share of the budget after which no further segment is measured; compilers take the rest."""
+_FOR_TUNING_S = 180.0
+"""A budget from which torch's compiler may tune convolutions too: minutes, for a gain that is seldom one here."""
 _FOR_COMPILING = 0.55
 """No compiler is started after this share of the budget: it cannot be interrupted."""
 
@@ -44,7 +46,8 @@ def merge_automatically(
         setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
         if not setting.families and not setting.measured:
             return _unplanned(model, graph)
-        merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
+        with tuned_cudnn():
+            merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
     merged.took_s = time.monotonic() - begin
     return merged
 
@@ -87,7 +90,7 @@ class _Automatic:
         begin: float,
         budget_s: float,
     ) -> None:
-        self.model, self.graph, self.inputs, self.setting = model, graph, inputs, setting
+        self.model, self.graph, self.inputs, self.setting = model, _channels_last(graph), inputs, setting
         self.begin, self.budget_s = begin, budget_s
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
@@ -145,6 +148,8 @@ class _Automatic:
         if self.setting.device.type == "cuda":
             names += ["graph", "folded graph"]
             names += ["compiled", "compiled graph", "folded compiled", "folded compiled graph"]
+        if self.budget_s >= _FOR_TUNING_S:
+            names += ["folded compiled tuned", "folded compiled tuned graph"]
         for name in names:
             if "compiled" in name and "graph" not in name and self._spent() > _FOR_COMPILING:
                 referee.problems[name] = f"no time left to compile within {self.budget_s:g} s"
@@ -164,7 +169,7 @@ class _Automatic:
         elif name.endswith("graph"):
             known = referee.known(plain)
             if known is None and "compiled" in plain and plain not in referee.problems:
-                known = referee.try_(plain, lambda: compiled(inner))
+                known = referee.try_(plain, lambda: compiled(inner, _mode(plain)))
             base = inner if known is None and "compiled" not in plain else known
             if base is None:
                 referee.problems[name] = f"{plain} does not work"
@@ -172,7 +177,21 @@ class _Automatic:
             build = lambda: Replayed(base, self.inputs)  # noqa: E731
             referee.try_(name, build)
         else:
-            referee.try_(name, lambda: compiled(inner))
+            referee.try_(name, lambda: compiled(inner, _mode(name)))
+
+
+def _channels_last(graph: fx.GraphModule) -> fx.GraphModule:
+    """Weights in the layout that every path reads, so that no transposes appear where paths meet."""
+    for module in graph.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            module.to(memory_format=torch.channels_last)
+        elif isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
+            module.to(memory_format=torch.channels_last_3d)
+    return graph
+
+
+def _mode(name: str) -> str:
+    return "max-autotune-no-cudagraphs" if "tuned" in name else "default"
 
 
 def _of_the_whole(variant: str) -> list[Decision]:

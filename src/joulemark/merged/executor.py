@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
@@ -121,7 +124,8 @@ class MergedModel(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model's output."""
-        return self.inner(*inputs)
+        with tuned_cudnn():
+            return self.inner(*inputs)
 
     def explain(self) -> str:
         """What was merged and how, what was not and why, a line each; then what was measured of the whole."""
@@ -131,6 +135,17 @@ class MergedModel(nn.Module):
             lines.append(f"the whole: {self.variant} (measured per call: {told})")
         lines += [f"the whole: not {name} ({why})" for name, why in self.problems.items()]
         return "\n".join(lines)
+
+
+@contextmanager
+def tuned_cudnn() -> Iterator[None]:
+    """CuDNN picks its algorithms by trial, as it did when paths were measured; the user's setting comes back."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def merge(

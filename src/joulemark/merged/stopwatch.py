@@ -40,20 +40,25 @@ def race(calls: Mapping[str, Call], device: torch.device, rounds: int = _ROUNDS)
 def _turn(call: Call, device: torch.device) -> tuple[Callable[[], float], int]:
     """Something that runs a number of calls and returns the seconds that they took, and that number."""
     if device.type != "cuda":
-        seconds = _host_seconds(call)
-        count = _count(seconds)
-        return lambda: _host_seconds(lambda: [call() for _ in range(count)]), count
+        several, count = _several(call, _host_seconds(call))
+        return lambda: _host_seconds(several), count
     with torch.cuda.device(device):
         call()
-        seconds = device_seconds(call)
-        count = _count(seconds)
-        run = captured(lambda: [call() for _ in range(count)])
+        several, count = _several(call, device_seconds(call))
+        run = captured(several)
         device_seconds(run)
     return lambda: device_seconds(run), count
 
 
-def _count(seconds: float) -> int:
-    return max(1, min(_MOST_CALLS, round(_ROUND_S / max(seconds, 1e-7))))
+def _several(call: Call, seconds: float) -> tuple[Call, int]:
+    """Calls for a turn, and how many; no output outlives the next call."""
+    count = max(1, min(_MOST_CALLS, round(_ROUND_S / max(seconds, 1e-7))))
+
+    def run() -> None:
+        for _ in range(count):
+            call()
+
+    return run, count
 
 
 def _host_seconds(call: Call) -> float:

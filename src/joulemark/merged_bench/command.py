@@ -15,6 +15,7 @@ import torch
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.merged.executor import BUDGET_S
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.measure import Document, Options, measure_all
@@ -50,6 +51,8 @@ def main(
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument("--limit", type=float, default=540.0, metavar="S", help="begin no subject that may end later")
     parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
+    merge_s = 15.0 if kind == "blocks" else BUDGET_S
+    parser.add_argument("--merge-budget", type=float, default=merge_s, metavar="S", help="of merging a subject")
     parser.add_argument("--rounds", type=int, default=25, help="bursts of each rival")
     parser.add_argument("--sustain", type=float, default=2.2, metavar="S", help="of each steady window; 0 for none")
     parser.add_argument("--turns", type=int, default=1, help="steady windows of each rival")
@@ -75,7 +78,14 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
     stage, facts = _stage(args)
     options = Options(
-        args.dtype, chosen, args.rounds, args.sustain, args.turns, limit_s=args.subject_limit, tiny=args.tiny
+        args.dtype,
+        chosen,
+        args.rounds,
+        args.sustain,
+        args.turns,
+        limit_s=args.subject_limit,
+        merge_s=args.merge_budget,
+        tiny=args.tiny,
     )
     document = Document(args.out, kind, facts)
     if args.device != "cpu" and document.content["rates"] is None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
+from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.plan import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.stage import Act, Stage, over_best
@@ -43,6 +44,7 @@ class Options:
         turns: sustained windows of each rival.
         most_inputs: that rotate.
         limit_s: after which no further rival of a subject is built.
+        merge_s: budget of merging.
         tiny: the subject's size for tests.
     """
 
@@ -53,6 +55,7 @@ class Options:
     turns: int = 1
     most_inputs: int = 16
     limit_s: float = 400.0
+    merge_s: float = BUDGET_S
     tiny: bool = False
 
 
@@ -83,7 +86,7 @@ def measure_subject(
         if time.perf_counter() - begin > options.limit_s:
             found[name] = {"missing": {"all": f"no time left after {options.limit_s:g} s"}}
             continue
-        row, act = _prepare(name, model, xs, expected, stage)
+        row, act = _prepare(name, rivals.Task(model, xs[0], options.merge_s), xs, expected, stage)
         found[name] = row
         if act is not None:
             acts.append(act)
@@ -153,7 +156,7 @@ def _gains(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _prepare(
-    name: str, model: nn.Module, xs: Sequence[Tensor], expected: Tensor | None, stage: Stage
+    name: str, task: rivals.Task, xs: Sequence[Tensor], expected: Tensor | None, stage: Stage
 ) -> tuple[dict[str, Any], Act | None]:
     """A rival built, checked and captured, or why it is not."""
     on_gpu = stage.device.startswith("cuda")
@@ -162,7 +165,7 @@ def _prepare(
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if on_gpu else 0
     try:
-        built = rivals.build(name, rivals.Task(model, xs[0]))
+        built = rivals.build(name, task)
         with torch.no_grad():
             out = built.call(xs[0])
         error = None if expected is None else _error(out, expected)

@@ -17,17 +17,18 @@ from torch import Tensor, nn
 
 from joulemark.errors import Unsupported
 from joulemark.merged import merge
+from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import format_of
 from joulemark.merged.plan import Choice, Planner, Setting, rewrite
-from joulemark.merged.rates import rates_of
+from joulemark.merged.rates import learn, rates_of
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
 Made = tuple[Call, Callable[[object], object] | None, dict[str, Any]]
 """A call, what waits for an output that is not on torch's streams, and facts for the row."""
-_EVERY_KERNEL = 24
+_EVERY_KERNEL = 16
 """Kernels of a range that a forced schedule measures: enough to tell whether the model's choice was the best."""
 
 
@@ -55,10 +56,12 @@ class Task:
     Args:
         model: in its number format and layout, on the device, in evaluation mode.
         x: an input like those that will come.
+        budget_s: of merging.
     """
 
     model: nn.Module
     x: Tensor
+    budget_s: float = BUDGET_S
 
     @property
     def device(self) -> torch.device:
@@ -166,10 +169,10 @@ def _own_unmerged(task: Task) -> Made:
 def _merged(task: Task) -> Made:
     """What ``merge`` gives, and how long it takes again from its cache."""
     begin = time.perf_counter()
-    made = merge(task.model, task.x)
+    made = merge(task.model, task.x, budget_s=task.budget_s)
     first_s = time.perf_counter() - begin
     begin = time.perf_counter()
-    again = merge(task.model, task.x)
+    again = merge(task.model, task.x, budget_s=task.budget_s)
     facts = {
         "merge_s": first_s,
         "merge_cached_s": time.perf_counter() - begin if again.cached else None,
@@ -196,10 +199,9 @@ def _forced(how: str) -> Callable[[Task], Made]:
         if not any(one.merged for one in choices):
             raise Unsupported(f"no kernel of schedule {how!r} executes two layers or more of this model")
         rewrite(graph, choices, setting)
-        facts = {
-            "paths": [one.path for one in choices],
-            "candidates": planner.table(),
-        }
+        assert setting.rates is not None
+        learn(planner.points(), setting.rates, torch.device("cuda", torch.cuda.current_device()))
+        facts = {"paths": [one.path for one in choices], "candidates": planner.table()}
         return graph, None, facts
 
     return make
@@ -232,14 +234,15 @@ RIVALS: Mapping[str, Callable[[Task], Any]] = {
     "xla": _xla,
     "tensorrt": _tensorrt,
     "own_unmerged": _own_unmerged,
-    "merged": _merged,
     "padded": _forced("padded"),
     "memoized": _forced("memoized"),
     "rows": _forced("rows"),
+    "merged": _merged,
 }
 """Name → what builds it; each is captured into a CUDA graph over rotating inputs where it can be."""
 
 OURS = ("merged", "own_unmerged", "padded", "memoized", "rows")
 """What is no rival."""
 EVERY = tuple(RIVALS)
+FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
 FOR_NETWORKS = ("eager", "fused", "jit", "compile", "xla", "tensorrt", "merged")

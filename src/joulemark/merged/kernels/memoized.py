@@ -127,5 +127,6 @@ def memoized(description: Description, plan: Plan) -> Kernel:
         raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
     name = f"memoized_{description}_{made.edge[0]}x{made.edge[1]}_w{plan.warps}b{plan.blocks}l{plan.lanes}r{plan.ring}"
     return Kernel(
-        name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack, plan.blocks, scratch=made.scratch
+        name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack, plan.blocks,
+        scratch=made.scratch,
     )  # fmt: skip
