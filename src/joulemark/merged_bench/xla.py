@@ -40,9 +40,9 @@ def compiled(model: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Any], Call
         Unsupported: the network holds an operator that this translation does not know.
     """
     graph = trace(model, (x,))
-    tf32 = x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    exact = x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
     values = {name: _array(one.detach()) for name, one in graph.state_dict().items()}
-    program = jax.jit(lambda given, weights: _interpret(graph, given, weights, "default" if tf32 else "highest"))
+    program = jax.jit(lambda given, weights: _interpret(graph, given, weights, "highest" if exact else "default"))
 
     def call(given: Tensor) -> Any:
         order = (0, *range(2, given.dim()), 1)
@@ -83,6 +83,8 @@ def _apply(node: fx.Node, module: nn.Module | None, arguments: Any, weights: Map
         return _max_pool(module, x)
     if isinstance(module, nn.AdaptiveAvgPool2d):
         return _average(x, module.output_size)
+    if name == "adaptive_avg_pool2d":
+        return _average(x, arguments[1])
     if name in ("add", "iadd"):
         return arguments[0] + arguments[1]
     if name == "mul":
