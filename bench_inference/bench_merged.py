@@ -2,6 +2,8 @@
 
 python bench_inference/bench_merged.py --network mobilenet_v2 --batches 1,32,128 --out results/nvidia-h200/merged.json
 
+python bench_inference/bench_merged.py table results/nvidia-h200/merged.json   # beside BrickDL's published table
+
 One command per network; it goes on with a file that is there. Exit codes: 0 done, 2 wrong use or no GPU, 3 time was up
 first, 4 a CUDA error: start again. As a benchmark of ``pytest --bench`` each network and mode is a case of its own.
 """
@@ -28,8 +30,16 @@ def bench_merged(bench, workload):
 
 def main(argv=None):
     """Measure the networks that the arguments name into one file."""
+    import json
+
     from joulemark.merged_bench import command, rivals
+    from joulemark.merged_bench.published import markdown
     from joulemark.merged_bench.subjects import NETWORKS, network
+
+    if argv is None and sys.argv[1:2] == ["table"]:
+        with open(sys.argv[2], encoding="utf-8") as file:
+            print(markdown(json.load(file)))
+        return 0
 
     def chosen(args):
         batches = [int(one) for one in args.batches.split(",")]

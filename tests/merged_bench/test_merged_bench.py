@@ -276,3 +276,23 @@ def test_the_scripts_measure_on_a_cpu(script, more, tmp_path, capsys):
     jsonschema.Draft202012Validator(SCHEMA).validate(content)
     assert len(content["rows"]) == 1
     assert "merged" in capsys.readouterr().out
+
+
+def test_the_published_table_stands_beside_ours():
+    from joulemark.merged_bench.published import BRICKDL, beside_brickdl, markdown
+
+    def row(name, merged, **rival):
+        timed = {key: {"burst_s": value} for key, value in {"merged": merged, **rival}.items()}
+        return {"group": name, "subject": f"{name}-b32", "rivals": timed}
+
+    document = {"rows": [row("resnet50", 1.0, eager=2.0, jit=1.25), row("vgg16", 2.0, eager=4.0), row("unet", 1.0)]}
+    first, second = beside_brickdl(document)
+    assert (first["brickdl"], first["cudnn"], first["torchscript"], first["xla"]) == (0.85, 0.5, 0.8, None)
+    assert second["cudnn"] == 0.5
+    said = markdown(document)
+    assert "| resnet50-b32 | 0.850 | 0.500 | 0.800 | – | – |" in said
+    assert "| geometric mean | 0.891 | 0.500 | 0.800 | – | – |" in said
+    mean = 1.0
+    for value in BRICKDL.values():
+        mean *= value ** (-1 / len(BRICKDL))
+    assert mean == pytest.approx(1.137, abs=0.005), "the published geometric mean"

@@ -36,7 +36,6 @@ def test_blocks(name):
 def test_networks(name):
     torch.manual_seed(2)
     size = 224 if name == "vgg16" else 65  # adaptive pooling to 7 × 7 is known where nothing is pooled
-    torch.backends.cudnn.allow_tf32 = False  # what says to JAX that fp32 is meant
     check(network(name, 1).build().eval(), torch.randn(1, 3, size, size), 1e-3)
 
 

@@ -19,6 +19,7 @@ import importlib.util
 import itertools
 from collections.abc import Sequence as List
 from math import prod
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -40,9 +41,17 @@ _executed: WeakValueDictionary[int, Executed] = WeakValueDictionary()
 def format_of(x: Tensor) -> Format | None:
     """The number format of a computation on x; None for one that no kernel has."""
     if x.dtype == torch.float32:
-        return "tf32" if x.is_cuda and torch.backends.cudnn.allow_tf32 else "fp32"
+        return "tf32" if x.is_cuda and _convolutions_round() else "fp32"
     formats: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return formats.get(x.dtype)
+
+
+def _convolutions_round() -> bool:
+    """Whether cuDNN rounds fp32 to TF32 in convolutions; torch's older getter raises where only the newer was set."""
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    if hasattr(convolutions, "fp32_precision"):
+        return bool(convolutions.fp32_precision == "tf32")
+    return bool(torch.backends.cudnn.allow_tf32)
 
 
 def library_paths(layer: Conv, adds: bool, x: Tensor) -> tuple[str, ...]:
@@ -87,7 +96,7 @@ class Executed(nn.Module):
         self.format = layout(sequence.dimensions) if sequence.dimensions > 1 else torch.contiguous_format
         self.number = next(_numbers)
         _executed[self.number] = self
-        self._scratch: dict[tuple[int, ...], Tensor] = {}
+        self._ready: dict[tuple[Any, ...], tuple[Any, Tensor | None]] = {}
         if kernel is not None:
             packed = kernel.pack(list(parameters)).to(parameters[0].weight.device)
             self.register_buffer("packed", packed, persistent=False)
@@ -169,25 +178,26 @@ class Executed(nn.Module):
     def _own(self, layer: Conv, x: Tensor, residual: Tensor | None) -> Tensor:
         from joulemark.merged import pointwise
 
-        if self.path == "taps":
-            return pointwise.depthwise(layer, x, self.taps, self.bias, residual, self.like(x))
-        convolve = CONVOLUTIONS[self.sequence.dimensions]
-        y = convolve(x, self.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-        return pointwise.epilogue(y, self.bias, residual, layer.activation)
+        with torch.cuda.device(x.device):
+            if self.path == "taps":
+                return pointwise.depthwise(layer, x, self.taps, self.bias, residual, self.like(x))
+            convolve = CONVOLUTIONS[self.sequence.dimensions]
+            y = convolve(x, self.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+            # The kernel goes through memory in order, so the layout must be the one it counts on.
+            return pointwise.epilogue(y.contiguous(memory_format=self.format), self.bias, residual, layer.activation)
 
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None) -> Tensor:
         if not x.is_cuda:
             return kernel.run(x, self.packed, added)
         from joulemark.merged.kernels.launch import loaded, scratch_of
 
-        out = self.like(x)
-        shape = tuple(x.shape)
-        if shape not in self._scratch:
-            scratch = scratch_of(kernel, x)
-            if scratch is not None:
-                self._scratch[shape] = scratch
         kernel.check(x, added)
-        loaded(kernel, x.device).prepare(x, self.packed, added, out, self._scratch.get(shape))()
+        out, shape = self.like(x), (*x.shape, x.device)
+        with torch.cuda.device(x.device):
+            if shape not in self._ready:
+                self._ready[shape] = (loaded(kernel, x.device), scratch_of(kernel, x))
+            on_device, scratch = self._ready[shape]
+            on_device.prepare(x, self.packed, added, out, scratch)()
         return out
 
 

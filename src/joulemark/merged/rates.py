@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache as remember
 from typing import Any
 
@@ -124,13 +125,24 @@ def _launches(device: torch.device) -> Call:
 def _product_rate(form: str, n: int, device: torch.device) -> float:
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(form, torch.float32)
     left, right = (torch.randn(n, n, device=device, dtype=kind) for _ in range(2))
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = form == "tf32"
-    try:
+    with _products_in(form):
         seconds = race({"product": lambda: torch.mm(left, right)}, device)["product"]
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     return 2 * n**3 / seconds
+
+
+@contextmanager
+def _products_in(form: str) -> Iterator[None]:
+    """Products of fp32 in TF32 or not, by the newer of torch's interfaces: the older getter raises beside it."""
+    products = torch.backends.cuda.matmul
+    name, values = ("fp32_precision", ("ieee", "tf32"))
+    if not hasattr(products, name):
+        name, values = "allow_tf32", (False, True)
+    before = getattr(products, name)
+    setattr(products, name, values[form == "tf32"])
+    try:
+        yield
+    finally:
+        setattr(products, name, before)
 
 
 def _flag_s(device: torch.device) -> float:

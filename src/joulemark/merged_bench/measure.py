@@ -71,14 +71,15 @@ def measure_subject(
     """
     begin = time.perf_counter()
     precision.check(options.dtype, stage.device)
-    precision.set_fp32(tf32=options.dtype == "tf32")
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1)
     shape = subject.tiny if options.tiny else subject.shape
     reference = subject.build().eval()
     xs = _inputs(shape, options, stage.device)
     model = _arranged(reference, options.dtype, stage.device)
+    precision.set_fp32(tf32=False)
     expected = _reference(reference, xs[0], stage.device)
+    precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
     found: dict[str, dict[str, Any]] = {}
     acts: list[Act] = []
@@ -208,9 +209,9 @@ def _arranged(model: nn.Module, dtype: str, device: str) -> nn.Module:
 
 
 def _reference(model: nn.Module, x: Tensor, device: str) -> Tensor | None:
-    """The output in fp32, TF32 off, of the model with weights and input as rounded to the number format."""
+    """The output in fp32 of the model with weights and input as rounded to the number format."""
     rounded = copy.deepcopy(model).to(device=device, dtype=x.dtype).float()
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+    with torch.no_grad():
         out = rounded(x[:_CHECKED].float())
     return out if isinstance(out, Tensor) else None
 

@@ -26,6 +26,8 @@ from joulemark.merged.rates import learn, rates_of
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
+_PROFILED = 4
+"""Calls in which TorchScript looks at shapes before it settles on its fused kernels."""
 Made = tuple[Call, Callable[[object], object] | None, dict[str, Any]]
 """A call, what waits for an output that is not on torch's streams, and facts for the row."""
 _EVERY_KERNEL = 16
@@ -95,13 +97,15 @@ def _eager(task: Task) -> Call:
 
 
 def _jit(task: Task) -> Call:
-    return modes.traced(task.model, (task.x,))
+    call = modes.traced(task.model, (task.x,))
+    for _ in range(_PROFILED):
+        call(task.x)
+    return call
 
 
 def _compiled(mode: str) -> Callable[[Task], Call]:
     def make(task: Task) -> Call:
         modes.check("compile", "inference", str(task.device))
-        torch._dynamo.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Graphs are ours, over rotating inputs, for every rival alike.

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from joulemark.errors import Unsupported
 from joulemark.merged.graph import trace
+from joulemark.merged.paths import format_of
 
 _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "ReLU": jax.nn.relu,
@@ -40,7 +41,7 @@ def compiled(model: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Any], Call
         Unsupported: the network holds an operator that this translation does not know.
     """
     graph = trace(model, (x,))
-    exact = x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+    exact = format_of(x) == "fp32"
     values = {name: _array(one.detach()) for name, one in graph.state_dict().items()}
     program = jax.jit(lambda given, weights: _interpret(graph, given, weights, "highest" if exact else "default"))
 
