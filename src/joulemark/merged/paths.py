@@ -48,7 +48,7 @@ def format_of(x: Tensor) -> Format | None:
 
 def _convolutions_round() -> bool:
     """Whether cuDNN rounds fp32 to TF32 in convolutions; torch's older getter raises where only the newer was set."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    convolutions: Any = getattr(torch.backends.cudnn, "conv", None)
     if hasattr(convolutions, "fp32_precision"):
         return bool(convolutions.fp32_precision == "tf32")
     return bool(torch.backends.cudnn.allow_tf32)

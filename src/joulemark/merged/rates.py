@@ -134,7 +134,8 @@ def _product_rate(form: str, n: int, device: torch.device) -> float:
 def _products_in(form: str) -> Iterator[None]:
     """Products of fp32 in TF32 or not, by the newer of torch's interfaces: the older getter raises beside it."""
     products = torch.backends.cuda.matmul
-    name, values = ("fp32_precision", ("ieee", "tf32"))
+    name: str = "fp32_precision"
+    values: tuple[object, object] = ("ieee", "tf32")
     if not hasattr(products, name):
         name, values = "allow_tf32", (False, True)
     before = getattr(products, name)

@@ -13,7 +13,6 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import lax
 from torch import Tensor, fx, nn
 
