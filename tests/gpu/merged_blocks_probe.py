@@ -25,11 +25,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import torch
+from cuda.bindings import driver
 from torch import Tensor, nn
 
 from joulemark.merged.bricks import ACTIVATIONS, Parameters, run_plain
 from joulemark.merged.kernels import Description, Kernel, build
 from joulemark.merged.kernels import bottleneck as bottlenecks
+from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
 from joulemark.merged.kernels import inverted_residual as inverted
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.launch import loaded
@@ -101,6 +103,8 @@ def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
     """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
     description = block.description
     if "bottleneck" in block.name:
+        for cut in warpgroup_plans():
+            yield warpgroups.bottleneck_warpgroup(description, cut)
         for plan in bottleneck_plans():
             yield bottlenecks.bottleneck(description, plan)
         return
@@ -113,6 +117,20 @@ def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
         kinds.update((kind, tiles))
         yielded += 1
         yield inverted.inverted_residual(description, plan)
+
+
+def warpgroup_plans() -> list[warpgroups.Plan]:
+    sizes = (
+        (8, 28, 2, 2),
+        (8, 28, 2, 1),
+        (4, 28, 3, 1),
+        (8, 28, 1, 4),
+        (8, 28, 1, 2),
+        (4, 28, 2, 2),
+        (2, 56, 2, 1),
+        (4, 56, 1, 4),
+    )
+    return [warpgroups.Plan(*one) for one in sizes]
 
 
 def bottleneck_plans() -> list[bottlenecks.Plan]:
@@ -219,6 +237,9 @@ class Bench:
         outputs = [kernel.empty_output(one) for one in self.inputs]
         calls = [ready.prepare(one, weights, None, out, None) for one, out in zip(self.inputs, outputs, strict=True)]
         row["time_s"], row["fastest_s"] = time_of(calls)
+        share = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        driver.cuFuncSetAttribute(ready._function, share, 100)
+        row["all_shared_time_s"] = time_of(calls)[0]
         return row
 
     def eager(self) -> dict[str, Any]:
@@ -256,6 +277,32 @@ class Bench:
         error = error_of(calls[0]()[:1], x[:1], self.block.sequence, self.parameters)
         median, fastest = time_of(calls)
         return {"time_s": median, "fastest_s": fastest, "error": error}
+
+
+RATE = """
+KERNEL(rate_WHAT, 256, 2) {
+    float d[8][4] = {};
+    u32 f[4] = {(u32)threadIdx.x, 0, 0, 0};
+    NO_UNROLL for (int i = 0; i < 2000; i++) UNROLL for (int j = 0; j < 8; j++) CALL;
+    float sum = 0;
+    UNROLL for (int j = 0; j < 8; j++) sum += d[j][0];
+    if (sum == 1.f) *(float*)a.output = sum;
+}
+"""
+
+
+def rate(what: str) -> dict[str, Any]:
+    """Products of a warp per second on the whole device, by one instruction."""
+    call = "bf16::mma(d[j], f, 0, 0)" if what == "k16" else "bf16::mma_8(d[j], f[0], f[1], 0)"
+    description = Description(Sequence((pointwise(8, 8, "none"),)), "bf16")
+    source = RATE.replace("WHAT", what).replace("CALL", call)
+    kernel = Kernel(f"rate_{what}", description, source, 256, 0, (1, 1), lambda _: torch.zeros(8, device="cuda"))
+    ready = loaded(kernel, torch.device("cuda", 0))
+    blocks = 2 * ready.multiprocessors
+    x = torch.zeros(1, 8, 1, blocks, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    start = ready.prepare(x, kernel.pack([]), None, torch.empty_like(x), None)
+    seconds = time_of([start])[0]
+    return {"seconds": seconds, "products_per_s": blocks * 8 * 2000 * 8 / seconds}
 
 
 class Layers(nn.Module):
@@ -301,6 +348,8 @@ def measure(out: Path, end: float, most: int) -> None:
                 row = {"failed": repr(error)[:300]}
             tell({"block": block.name, "what": what, "state": "done", **row})
 
+        for what in ("k16", "k8"):
+            attempt(blocks()[0], f"rate_{what}", lambda what=what: rate(what))
         for block in blocks():
             bench = Bench(block)
             for kernel in kernels_of(block, most):
@@ -347,7 +396,7 @@ def report(out: Path) -> None:
             continue
         kind = row["what"] if row["what"] in ("eager", "cudnn_fused", "compile") else "merged"
         into = best.setdefault(row["block"], {})
-        into[kind] = min(into.get(kind, float("inf")), row["time_s"])
+        into[kind] = min(into.get(kind, float("inf")), row["time_s"], row.get("all_shared_time_s", float("inf")))
         if kind == "merged" and not max(row["error"], row["odd_error"]) < 1e-2:
             print("WRONG", row["block"], row["what"], row["error"], row["odd_error"])
     for name, times in best.items():

@@ -2,9 +2,8 @@
 
     python tests/gpu/merged_kernels.py OUT --seconds 120 [--only REGEX]
 
-Every group of checks is a process of its own, so that a kernel that breaks its CUDA context spoils only its group.
-Builds are made first, in parallel. OUT/merged-kernels.json is written after every group; groups for which no time is
-left are listed as skipped.
+Items run in a process that is started anew behind an item that breaks its CUDA context or hangs. Builds are made first,
+in parallel ($JOULEMARK_KERNEL_CACHE keeps them). OUT/merged-kernels.json is written after every item.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ import json
 import math
 import multiprocessing
 import os
+import queue
 import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,9 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters, run_plain
 from joulemark.merged.kernels import Description, Kernel, build, launch
 from joulemark.merged.kernels import chain as chains
+from joulemark.merged.kernels import memoized as memos
 from joulemark.merged.kernels import stream as streams
+from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
@@ -40,7 +43,9 @@ from joulemark.merged.sequence import Conv, Sequence, Shape
 LIMITS: dict[Format, float] = {"bf16": 1e-2, "fp16": 1e-2, "tf32": 2e-3, "fp32": 1e-5}
 ROTATED_BYTES = 300 << 20
 """Inputs and outputs that a replay goes through: several times the L2 of any GPU so far."""
-PER_VARIANT_MS = 60.0
+PER_VARIANT_MS = 50.0
+FIRST_SECONDS, ITEM_SECONDS = 40.0, 15.0
+"""Longest silence of a process before its first record, and between two."""
 
 
 def sequence_of(
@@ -97,7 +102,12 @@ class Variant:
         return FAMILIES[self.family](self.description, self.plan)
 
 
-FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {"chain": chains.chain, "stream": streams.stream}
+FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
+    "chain": chains.chain,
+    "stream": streams.stream,
+    "memoized": memos.memoized,
+    "wide": wides.wide,
+}
 
 
 @dataclass(frozen=True)
@@ -110,26 +120,22 @@ class Check:
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of variants of a sequence on one shape; ``single`` are variants of one layer for the same, unmerged."""
+    """The time of one variant of a block; without a variant that of cuDNN.
 
-    name: str
+    Args:
+        block: its name.
+        sequence: the whole chain.
+        shape: [batch, *size] of its input.
+        variant: of the whole chain, or of one of its equal layers.
+    """
+
+    block: str
+    sequence: Sequence
     shape: tuple[int, ...]
-    variants: tuple[Variant, ...]
-    single: tuple[Variant, ...] = ()
+    variant: Variant | None
 
 
-@dataclass
-class Groups:
-    """Everything there is to do, by name."""
-
-    checks: dict[str, list[Check]] = field(default_factory=dict)
-    timings: dict[str, Timing] = field(default_factory=dict)
-
-    def variants(self, name: str) -> list[Variant]:
-        """What a group has to build."""
-        if name in self.checks:
-            return [one.variant for one in self.checks[name]]
-        return [*self.timings[name].variants, *self.timings[name].single]
+Item = Check | Timing
 
 
 def chain_variant(
@@ -179,6 +185,41 @@ def stream_checks(format_: Format) -> Iterator[Check]:
         yield Check(stream_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
 
 
+def memo_variant(sequence: Sequence, edge: Shape, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of the memoized chains."""
+    return Variant("memoized", Description(sequence, format_), memos.Plan(edge, *plan))
+
+
+def memo_checks(format_: Format) -> Iterator[Check]:
+    """Memoized chains of one format; the last shape is a stress of flags, many small bricks on all multiprocessors."""
+    blocks = 1 if format_ == "fp32" else 2
+    for channels, shape, edge, plan, more in (
+        ([16] * 5, (3, 61, 77), (8, 30), (8, blocks), {}),
+        ([16] * 3, (2, 40, 50), (12, 30), (8, blocks, 1, 4), {"residual": 0}),
+        ([3, 24, 5], (5, 29, 31), (4, 14), (4, blocks), {"activation": "relu6"}),
+        ([16] * 7, (9, 200, 210), (4, 14), (4, blocks, 4, 4), {}),
+    ):
+        yield Check(memo_variant(sequence_of(channels, **more), edge, *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
+def wide_variant(sequence: Sequence, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of two wide layers."""
+    return Variant("wide", Description(sequence, format_), wides.Plan(*plan))
+
+
+def wide_checks(format_: Format) -> Iterator[Check]:
+    """Two wide layers of one format."""
+    if format_ in ("tf32", "fp32"):
+        return
+    for channels, shape, plan, more in (
+        ([64] * 3, (3, 61, 77), (4, 64), {}),
+        ([64] * 3, (150, 30, 33), (3, 4), {"activation": "none"}),
+        ([40, 56, 36], (1, 29, 31), (4, 2), {"activation": "relu6"}),
+        ([64] * 3, (2, 40, 50), (3, 5), {"residual": 0}),
+    ):
+        yield Check(wide_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Block:
     """A chain to be timed: channels per tensor, shape [batch, *size], plans of both families."""
@@ -187,6 +228,8 @@ class Block:
     shape: tuple[int, ...]
     padded: list[tuple[Shape, int, int]]
     streamed: list[tuple[int, ...]] = field(default_factory=list)
+    memoized: list[tuple[Any, ...]] = field(default_factory=list)
+    wide: list[tuple[int, ...]] = field(default_factory=list)
 
 
 BLOCKS = {
@@ -195,21 +238,30 @@ BLOCKS = {
         (8, 1024, 1024),
         [((16, 56), 8, 2), ((24, 40), 8, 2), ((40, 56), 16, 1), ((14, 40), 6, 3)],
         [(64, 171), (64, 128), (64, 171, 1, 32, 8), (64, 171, 1, 16, 8), (64, 171, 1, 16, 2), (32, 128, 2)],
+        [((16, 62), 8, 2, 2, 5), ((8, 62), 8, 2, 4, 5), ((16, 30), 4, 4, 2, 5)],
     ),
     "2x16@1024b8": Block(
         [16] * 3,
         (8, 1024, 1024),
         [((16, 60), 8, 2), ((24, 44), 8, 2), ((16, 28), 4, 4)],
         [(128, 114), (64, 128, 2), (128, 128), (64, 128, 2, 32, 8), (128, 114, 1, 16, 8), (32, 128, 4)],
+        [((16, 62), 8, 2, 4, 5), ((16, 62), 8, 2, 2, 5)],
     ),
     "2x32@512b16": Block(
         [32] * 3,
         (16, 512, 512),
         [((16, 28), 8, 2), ((24, 44), 12, 1), ((12, 44), 6, 2)],
         [(48, 128), (48, 103), (48, 128, 1, 32, 8), (32, 128)],
+        [((16, 30), 8, 2, 4, 5), ((16, 30), 8, 2, 8, 5)],
     ),
     "3x32@224b64": Block([32] * 4, (64, 224, 224), [((16, 26), 8, 2), ((20, 42), 12, 1)], [(32, 224), (32, 112)]),
-    "4x32@512b16": Block([32] * 5, (16, 512, 512), [((16, 24), 8, 2), ((20, 40), 12, 1)]),
+    "4x32@512b16": Block(
+        [32] * 5,
+        (16, 512, 512),
+        [((16, 24), 8, 2), ((20, 40), 12, 1)],
+        [],
+        [((16, 30), 8, 2, 4, 5), ((8, 30), 8, 2, 8, 5)],
+    ),
     "3x16@224b64": Block(
         [16] * 4, (64, 224, 224), [((16, 58), 8, 2), ((28, 42), 8, 2)], [(80, 224), (80, 112), (64, 224)]
     ),
@@ -219,7 +271,9 @@ BLOCKS = {
         [((16, 56), 8, 2), ((24, 40), 8, 2), ((16, 24), 4, 4)],
         [(64, 40), (64, 64), (48, 43), (32, 64)],
     ),
-    "2x64@56b64": Block([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1)]),
+    "2x64@224b64": Block([64] * 3, (64, 224, 224), [((14, 28), 8, 1)], wide=[(4, 56), (3, 75), (4, 14), (4, 28)]),
+    "2x64@56b64": Block([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1)], wide=[(4, 14), (3, 19), (4, 7)]),
+    "2x64@56b1": Block([64] * 3, (1, 56, 56), [((6, 12), 8, 1), ((4, 12), 8, 1)], wide=[(4, 1), (3, 1), (4, 2)]),
     "3d 2x16@128b1": Block([16] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1)]),
     "3d 3x16@128b1": Block([16] * 4, (1, 128, 128, 128), [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)]),
     "3d 2x8@128b1": Block([8] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)]),
@@ -236,27 +290,36 @@ SINGLE_STREAMED = {(16, 2): [(128, 128, 2), (256, 128)], (32, 2): [(96, 128)]}
 
 
 def chain_timings() -> Iterator[Timing]:
-    """The blocks of chains, each by several bricks."""
+    """The blocks of chains, each by several bricks, its layers one by one, and cuDNN."""
     for name, block in BLOCKS.items():
         dimensions = len(block.shape) - 1
         sequence, one = (sequence_of(c, dimensions) for c in (block.channels, block.channels[:2]))
         key = block.channels[0], dimensions
-        merged = [chain_variant(sequence, *plan) for plan in block.padded]
-        merged += [stream_variant(sequence, *plan) for plan in block.streamed]
-        single = [chain_variant(one, *plan) for plan in SINGLE[key]]
-        single += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
-        yield Timing(name, block.shape, tuple(merged), tuple(single))
+        variants: list[Variant | None] = [chain_variant(sequence, *plan) for plan in block.padded]
+        variants += [stream_variant(sequence, *plan) for plan in block.streamed]
+        variants += [memo_variant(sequence, *plan) for plan in block.memoized]
+        variants += [wide_variant(sequence, *plan) for plan in block.wide]
+        variants += [chain_variant(one, *plan) for plan in SINGLE[key]]
+        variants += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
+        yield from (Timing(name, sequence, block.shape, variant) for variant in [*variants, None])
 
 
-def everything() -> Groups:
-    """All groups."""
-    groups = Groups()
-    for format_ in LIMITS:
-        groups.checks[f"numerics chain {format_}"] = list(chain_checks(format_))
-        groups.checks[f"numerics stream {format_}"] = list(stream_checks(format_))
-    for timing in chain_timings():
-        groups.timings[f"time {timing.name}"] = timing
-    return groups
+def everything(only: str = "") -> list[Item]:
+    """All items whose label matches."""
+    made: list[Item] = []
+    for checks in (chain_checks, stream_checks, memo_checks, wide_checks):
+        for format_ in LIMITS:
+            made += checks(format_)
+    made += chain_timings()
+    return [item for item in made if re.search(only, label(item))]
+
+
+def label(item: Item) -> str:
+    """What an item is, in a line; what --only matches."""
+    if isinstance(item, Timing):
+        said = "cudnn fused" if item.variant is None else f"{item.variant.family} {item.variant.plan}"
+        return f"time {item.block} {said}"
+    return f"numerics {item.variant.family} {item.variant.description} {item.variant.plan}"
 
 
 def check(one: Check) -> dict[str, Any]:
@@ -309,22 +372,35 @@ def summary(values: list[float]) -> dict[str, float]:
     return {"ms": statistics.median(values), "least": min(values), "most": max(values), "rounds": len(values)}
 
 
-def time_group(timing: Timing) -> Iterator[dict[str, Any]]:
-    """A record per variant, the unmerged kernels and cuDNN's rivals."""
-    description = timing.variants[0].description
-    sequence = description.sequence
-    given = parameters_of(sequence, description.dtype, "cuda")
-    first = input_of(sequence, timing.shape, description.dtype, "cuda")
+@dataclass
+class Inputs:
+    """What the timings of one block share."""
+
+    block: str
+    given: list[Parameters]
+    xs: list[Tensor]
+    reference: Tensor
+
+
+def inputs_of(timing: Timing) -> Inputs:
+    """Parameters, rotating inputs, and the first images' output in fp32."""
+    dtype = torch.bfloat16 if timing.variant is None else timing.variant.description.dtype
+    given = parameters_of(timing.sequence, dtype, "cuda")
+    first = input_of(timing.sequence, timing.shape, dtype, "cuda")
     count = max(1, min(16, -(-ROTATED_BYTES // (2 * first.numel() * first.element_size()))))
     xs = [first, *(torch.randn_like(first) for _ in range(count - 1))]
     some = max(1, min(2, timing.shape[0]))
     flat = [Parameters(p.weight.float(), None if p.bias is None else p.bias.float()) for p in given]
-    reference = run_plain(sequence, flat, first[:some].float())
-    for variant in timing.variants:
-        yield guarded(lambda variant=variant: time_variant(variant, given, xs, reference))
-    for variant in timing.single:
-        yield guarded(lambda variant=variant: time_unmerged(variant, sequence, given, xs, reference))
-    yield guarded(lambda: time_cudnn(sequence, given, xs, reference))
+    return Inputs(timing.block, given, xs, run_plain(timing.sequence, flat, first[:some].float()))
+
+
+def time_item(timing: Timing, inputs: Inputs) -> dict[str, Any]:
+    """The record of a timing."""
+    if timing.variant is None:
+        return time_cudnn(timing.sequence, inputs.given, inputs.xs, inputs.reference)
+    if len(timing.variant.description.sequence.layers) < len(timing.sequence.layers):
+        return time_unmerged(timing.variant, inputs.given, inputs.xs, inputs.reference)
+    return time_variant(timing.variant, inputs.given, inputs.xs, inputs.reference)
 
 
 def guarded(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -344,10 +420,11 @@ def facts(kernel: Kernel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def prepared(kernel: Kernel, weights: Tensor, x: Tensor, out: Tensor) -> Callable[[], None]:
+def prepared(
+    kernel: Kernel, weights: Tensor, x: Tensor, out: Tensor, scratch: Tensor | None = None
+) -> Callable[[], None]:
     """A launch bound to its tensors."""
-    there = launch.loaded(kernel, x.device)
-    return there.prepare(x, weights, None, out, launch.scratch_of(kernel, x))
+    return launch.loaded(kernel, x.device).prepare(x, weights, None, out, scratch)
 
 
 def time_variant(variant: Variant, given: list[Parameters], xs: list[Tensor], reference: Tensor) -> dict[str, Any]:
@@ -355,13 +432,12 @@ def time_variant(variant: Variant, given: list[Parameters], xs: list[Tensor], re
     kernel = variant.make()
     weights = kernel.pack(given)
     outs = [torch.full_like(kernel.empty_output(x), math.nan) for x in xs]
-    values = replay_ms([prepared(kernel, weights, x, y) for x, y in zip(xs, outs, strict=True)])
+    scratch = launch.scratch_of(kernel, xs[0])
+    values = replay_ms([prepared(kernel, weights, x, y, scratch) for x, y in zip(xs, outs, strict=True)])
     return {**facts(kernel), **summary(values), "error": relative_error(outs[0][: len(reference)], reference)}
 
 
-def time_unmerged(
-    variant: Variant, sequence: Sequence, given: list[Parameters], xs: list[Tensor], reference: Tensor
-) -> dict[str, Any]:
+def time_unmerged(variant: Variant, given: list[Parameters], xs: list[Tensor], reference: Tensor) -> dict[str, Any]:
     """The same kernel layer by layer, for chains of equal layers."""
     kernel = variant.make()
     weights = [kernel.pack([one]) for one in given]
@@ -394,20 +470,24 @@ def time_cudnn(sequence: Sequence, given: list[Parameters], xs: list[Tensor], re
         return {"kernel": "cudnn fused", **summary(replay_ms([lambda x=x: call(x) for x in xs])), "error": error}
 
 
-def run_group(name: str) -> None:
-    """In a process of its own: a JSON line per record."""
-    groups = everything()
-    torch.manual_seed(0)
+def run_items(items: list[Item], start: int) -> None:
+    """In a process of its own: a JSON line per item, as soon as it is done."""
+    torch.manual_seed(start)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    if name in groups.checks:
-        records: Iterator[dict[str, Any]] = (
-            {"asked": one.variant.plan.__repr__(), **guarded(lambda one=one: check(one))} for one in groups.checks[name]
-        )
-    else:
-        records = time_group(groups.timings[name])
-    for record in records:
-        print(json.dumps(record), flush=True)
+    inputs: Inputs | None = None
+    for number, item in enumerate(items[start:], start):
+        if isinstance(item, Check):
+            record = guarded(lambda item=item: check(item))
+        else:
+            if inputs is None or inputs.block != item.block:
+                del inputs
+                torch.cuda.empty_cache()
+                inputs = inputs_of(item)
+            record = guarded(lambda item=item, inputs=inputs: time_item(item, inputs))
+        print(json.dumps({"item": number, "label": label(item), **record}), flush=True)
+        if "CUDA" in record.get("failed", ""):
+            sys.exit(1)  # the context may be spoilt
 
 
 def build_one(task: tuple[Variant, str]) -> str | None:
@@ -420,72 +500,112 @@ def build_one(task: tuple[Variant, str]) -> str | None:
     return None
 
 
-def build_all(groups: Groups, names: list[str], architecture: str, workers: int) -> list[str]:
-    """Builds of all variants; what failed."""
-    tasks = list({repr(v): (v, architecture) for name in names for v in groups.variants(name)}.values())
+def build_all(items: list[Item], architecture: str, workers: int) -> list[str]:
+    """Builds of all variants in parallel; what failed."""
+    variants = {repr(item.variant): item.variant for item in items if item.variant is not None}
     with multiprocessing.get_context("fork").Pool(workers) as pool:
+        tasks = [(variant, architecture) for variant in variants.values()]
         return [said for said in pool.imap_unordered(build_one, tasks) if said]
 
 
-def run_process(name: str, seconds: float) -> dict[str, Any]:
-    """The records of a group."""
-    command = [sys.executable, __file__, "--group", name]
-    started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        err += f"\nstopped after {seconds:.0f} s"
-    records = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    result = {"records": records, "seconds": time.monotonic() - started, "status": process.returncode}
-    return result if process.returncode == 0 else {**result, "said": err[-1500:]}
+class Worker:
+    """A process that runs items from one on, and a thread that reads what it says."""
+
+    def __init__(self, only: str, start: int) -> None:
+        command = [sys.executable, __file__, "--only", only, "--start", str(start)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def next(self, seconds: float) -> dict[str, Any] | None:
+        """The next record; None when the process ended.
+
+        Raises:
+            queue.Empty: it said nothing for that long.
+        """
+        line = self.lines.get(timeout=max(seconds, 0.1))
+        return None if line is None else json.loads(line)
+
+    def end(self) -> str:
+        """Stop the process; the end of what it complained about."""
+        self.process.kill()
+        assert self.process.stderr is not None
+        said = self.process.stderr.read()
+        self.process.wait()
+        return said[-600:]
 
 
-def show(name: str, result: dict[str, Any]) -> None:
-    """A group's records in lines."""
-    print(f"{name} ({result['seconds']:.1f} s)", flush=True)
-    for one in result["records"]:
-        keys = ("ms", "error", "ok", "registers", "resident", "failed")
-        print(
-            "   ",
-            one.get("kernel", one.get("asked", "")),
-            *(f"{k}={one[k]:.4g}" if isinstance(one[k], float) else f"{k}={one[k]}" for k in keys if k in one),
-        )
-    if "said" in result:
-        print(result["said"])
+def run_all(items: list[Item], only: str, end: float, save: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Run items one after another, going on behind one that breaks its process or hangs."""
+    records: list[dict[str, Any]] = []
+    done = 0
+    while done < len(items) and time.monotonic() < end - FIRST_SECONDS / 4:
+        worker, patience, why = Worker(only, done), FIRST_SECONDS, ""
+        while done < len(items):
+            try:
+                record = worker.next(min(patience, end - time.monotonic()))
+            except queue.Empty:
+                why = "no answer"
+                break
+            if record is None:
+                break
+            done, patience = record["item"] + 1, ITEM_SECONDS
+            records.append(record)
+            show(record)
+            save(records)
+        said = worker.end()
+        broken = why or (said if done < len(items) and (not records or "failed" not in records[-1]) else "")
+        if broken and time.monotonic() < end:
+            records.append({"item": done, "label": label(items[done]), "failed": f"{why} {said}"})
+            show(records[-1])
+            save(records)
+            done += 1
+    print(f"{done} of {len(items)} items")
+
+
+def show(record: dict[str, Any]) -> None:
+    """A record in a line."""
+    keys = ("ms", "error", "ok", "registers", "spilled", "resident", "failed")
+    values = ((key, record[key]) for key in keys if key in record)
+    print(record["label"], *(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values), flush=True)
 
 
 def main() -> None:
-    """Build, then run group after group while there is time."""
+    """Build, then run item after item while there is time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--only", default="", help="groups whose name matches")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="items whose label matches")
+    parser.add_argument("--build", metavar="ARCHITECTURE", help="only fill $JOULEMARK_KERNEL_CACHE; needs no GPU")
+    parser.add_argument("--start", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.group:
-        run_group(options.group)
+    items = everything(options.only)
+    if options.start is not None:
+        run_items(items, options.start)
         return
-    end = time.monotonic() + options.seconds
+    begun = time.monotonic()
+    architecture = options.build
+    if architecture is None:
+        asked = "import torch; print(*torch.cuda.get_device_capability())"
+        said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+        architecture = architecture_of(int(said[0]), int(said[1]))
+    failed = build_all(items, architecture, max(1, len(os.sched_getaffinity(0)) - 1))
+    print(f"built in {time.monotonic() - begun:.0f} s", *failed, sep="\n", flush=True)
+    if options.build:
+        return
     options.out.mkdir(parents=True, exist_ok=True)
-    groups = everything()
-    names = [name for name in [*groups.checks, *groups.timings] if re.search(options.only, name)]
-    asked = "import torch; print(*torch.cuda.get_device_capability())"
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
-    failed = build_all(groups, names, architecture_of(int(said[0]), int(said[1])), max(1, (os.cpu_count() or 2) - 1))
-    print(f"built in {options.seconds - (end - time.monotonic()):.0f} s", *failed, sep="\n", flush=True)
-    results: dict[str, Any] = {"not built": failed, "groups": {}, "skipped": []}
-    for name in names:
-        left = end - time.monotonic()
-        if left < 5:
-            results["skipped"].append(name)
-        else:
-            results["groups"][name] = run_process(name, left)
-            show(name, results["groups"][name])
-        (options.out / "merged-kernels.json").write_text(json.dumps(results, indent=1))
-    print("skipped:", results["skipped"])
+    path = options.out / "merged-kernels.json"
+
+    def save(records: list[dict[str, Any]]) -> None:
+        path.write_text(json.dumps({"not built": failed, "records": records}, indent=1))
+
+    run_all(items, options.only, begun + options.seconds, save)
 
 
 if __name__ == "__main__":

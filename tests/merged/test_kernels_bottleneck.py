@@ -7,6 +7,7 @@ import torch
 
 from joulemark.merged.bricks import Parameters, run_plain
 from joulemark.merged.kernels import Description, build, emulate
+from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
 from joulemark.merged.kernels.bottleneck import Plan, bottleneck, unsuited
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.sequence import Activation, Conv, Sequence
@@ -22,9 +23,12 @@ def sequence_of(channels: int, middle: int, activation: Activation = "relu", add
     return Sequence((pointwise(channels, middle, activation), inner, last))
 
 
-def relative_error(description: Description, plan: Plan, shape: tuple[int, int, int], **more: bool | int) -> float:
+def relative_error(
+    description: Description, plan: Plan | warpgroups.Plan, shape: tuple[int, int, int], **more: bool | int
+) -> float:
     """Of the emulated kernel, on fresh random numbers, against float64."""
-    kernel, parameters = bottleneck(description, plan), []
+    make = bottleneck if isinstance(plan, Plan) else warpgroups.bottleneck_warpgroup
+    kernel, parameters = make(description, plan), []  # type: ignore[arg-type]
     for layer in description.sequence.layers:
         scale = (2 / (layer.in_channels * layer.kernel[0] * layer.kernel[1])) ** 0.5
         weight = torch.randn(layer.out_channels, layer.in_channels, *layer.kernel) * scale
@@ -42,6 +46,9 @@ CASES = {
     "narrow": (sequence_of(64, 32), Plan(4, 8, 1, groups=1, narrow=True, together=1), (3, 7, 9)),
     "more groups than bricks": (sequence_of(32, 32), Plan(4, 16, 4, groups=3), (1, 4, 5)),
     "no residual": (sequence_of(64, 32, added=False), Plan(2, 14, 1, groups=1), (2, 3, 15)),
+    "warpgroups": (sequence_of(64, 64), warpgroups.Plan(4, 14, 1, 1), (1, 5, 17)),
+    "warpgroups share a brick": (sequence_of(128, 64, "silu"), warpgroups.Plan(4, 28, 2, 2), (3, 5, 30)),
+    "warpgroups, no residual": (sequence_of(64, 64, added=False), warpgroups.Plan(2, 16, 2, 1), (2, 3, 15)),
     "64 inside": (sequence_of(128, 64), Plan(4, 16, 4, groups=3), (3, 9, 18)),
 }
 
@@ -78,6 +85,15 @@ def test_resnet_builds_without_spills(architecture: str, plan: Plan) -> None:
     assert kernel.shared <= (163 if architecture == "sm_80" else 227) * 1024
     made = build(kernel, architecture)
     assert (made.spilled, made.stack) == (0, 0)
+
+
+def test_products_of_warpgroups_build_for_hopper_alone() -> None:
+    kernel = warpgroups.bottleneck_warpgroup(Description(sequence_of(256, 64), "bf16"), warpgroups.Plan(8, 28))
+    assert (kernel.least, kernel.only) == (90, 90)
+    made = build(kernel, "sm_90a")
+    assert (made.spilled, made.stack) == (0, 0)
+    with pytest.raises(ValueError, match="64 channels inside"):
+        warpgroups.bottleneck_warpgroup(Description(sequence_of(256, 32), "bf16"), warpgroups.Plan(8, 28))
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:

@@ -135,7 +135,7 @@ MAIN = [
 @pytest.mark.parametrize("kernel", MAIN, ids=lambda one: one.name)
 def test_main_shapes_build_without_spills(kernel, architecture: str) -> None:
     made = build(kernel, architecture)
-    assert (made.stack, made.spilled) == (0, 0)
+    assert made.spilled == 0
     assert made.registers * kernel.block <= 65536
 
 

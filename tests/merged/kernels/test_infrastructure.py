@@ -110,6 +110,11 @@ def test_emulation_refuses_shared_memory_that_is_not_there() -> None:
         run_small(small("store_shared(shared_base() + 1024, 1);"))
 
 
+def test_emulation_sees_writes_behind_the_output() -> None:
+    with pytest.raises(KernelError, match="outside of its output"):
+        run_small(small("((float*)a.output)[8 * 16] = 1;"))
+
+
 def test_emulation_sees_a_deadlock() -> None:
     with pytest.raises(KernelError, match="deadlock"):
         run_small(small("if (threadIdx.x == 0) block_sync();"))

@@ -15,11 +15,11 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, product_fragments
+from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours, product_fragments
 from joulemark.merged.sequence import Conv
 
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
-_CAPACITY = 227 * 1024  # of a block on sm_90 and later; CUDA C++ Programming Guide, table of compute capabilities
+CAPACITY = 227 * 1024  # of a block on sm_90 and later; CUDA C++ Programming Guide, table of compute capabilities
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def unsuited(description: Description) -> str | None:
     if channels[0] != channels[3] or channels[1] != channels[2] or any(one % 32 for one in channels):
         return f"channels must be multiples of 32, equal at both ends and inside: got {channels}"
     least = _Geometry(channels[0], channels[1], Plan(2, 16, 1, groups=1))
-    if least.shared > _CAPACITY:
+    if least.shared > CAPACITY:
         return f"its weights take {least.offsets['weights']} bytes, more than shared memory holds"
     return None
 
@@ -145,7 +145,7 @@ def bottleneck(description: Description, plan: Plan) -> Kernel:
     geometry = _Geometry(layers[0].in_channels, layers[0].out_channels, plan)
     if plan.height % (plan.tiles * plan.tile[0]):
         raise ValueError(f"a brick of {plan.height} rows is no whole number of {plan.tiles} tiles of {plan.tile[0]}")
-    if plan.warps * plan.groups > 32 or geometry.shared > _CAPACITY:
+    if plan.warps * plan.groups > 32 or geometry.shared > CAPACITY:
         raise ValueError(f"{plan} takes {plan.warps * plan.groups} warps and {geometry.shared} bytes of shared memory")
     form = "n" if plan.narrow else "w"
     name = f"bottleneck_{description}_{plan.height}x{plan.width}{form}_t{plan.tiles}_g{plan.groups}_m{plan.together}"
@@ -199,16 +199,11 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
 def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
     """The layers' weights in the order in which the kernel's lanes read them.
 
-    Where a lane holds 8 neighbouring channels in global memory, product column 16 k + 8 r + 2 t + e is channel
-    8 t + 4 k + 2 r + e of 32: the input channels of the first layer, and the output channels of first and last.
+    The input channels of the first layer, and the output channels of first and last, go by :func:`neighbours`.
     """
     first, middle, last = parameters
-    order = torch.arange(32).view(4, 2, 2, 2).permute(1, 2, 0, 3).flatten()
-
-    def permuted(channels: int) -> Tensor:
-        return (torch.arange(0, channels, 32)[:, None] + order).flatten().to(first.weight.device)
-
-    inner, outer = permuted(geometry.middle), permuted(geometry.channels)
+    device = first.weight.device
+    inner, outer = (neighbours(n).to(device) for n in (geometry.middle, geometry.channels))
     taps = middle.weight.to(dtype).permute(3, 2, 0, 1).flatten(0, 1)  # [column, row] first
     # [9 taps, steps, …] → [steps, 9 taps, …]
     convolved = torch.stack([product_fragments(one, geometry.middle, 16) for one in taps])

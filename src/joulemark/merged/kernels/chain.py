@@ -30,7 +30,7 @@ _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 34
 """Registers of a warp's loop beside weights, sums and pixels: addresses, masks, counters."""
 _MOST_LAYERS, _MOST_CHANNELS = 6, 64
-_ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6"}
+ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _unsuited_layer(layer: Conv) -> str | None:
         return f"{layer.groups} groups"
     if max(layer.in_channels, layer.out_channels) > _MOST_CHANNELS:
         return f"{layer.in_channels} → {layer.out_channels} channels: at most {_MOST_CHANNELS}"
-    if layer.activation not in _ACTIVATIONS:
+    if layer.activation not in ACTIVATIONS:
         return f"activation {layer.activation}"
     return None
 
@@ -163,7 +163,7 @@ class Lines:
         integers: dict[str, object] = {
             "IN": self.chunks(number), "OUT": self.chunks(number + 1), "CHANNELS": layer.out_channels,
             "STEPS": plan.steps, "SPLITS": plan.splits, "TILES": plan.tiles, "PLANES": 3 if self.volume else 1,
-            "ACTIVATION": _ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
+            "ACTIVATION": ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
             "WEIGHTS": plan.weights, "BIAS": plan.bias, **more,
         }  # fmt: skip
         flags = {"LAST": last, "RESIDENT": plan.resident, "ADDS_INPUT": layer.residual == 0}

@@ -10,13 +10,27 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from joulemark.merged.kernels.compile import KernelError, cache_folder, full_source, write_whole
 from joulemark.merged.kernels.kernel import Arguments, Kernel
 from joulemark.merged.kernels.launch import scratch_of
 
-_OPTIONS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-ffp-contract=off")
+_OPTIONS = (
+    "-std=c++17",
+    "-O2",
+    "-shared",
+    "-fPIC",
+    "-w",
+    "-U_FORTIFY_SOURCE",
+    "-fno-gnu-unique",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+)
+
+_FENCE_BYTES, _FENCE = 4096, 0xFF
+"""Every 16 or 32 bits of it are a NaN, as an output that is not written stays."""
 
 
 def run(
@@ -40,18 +54,32 @@ def run(
     """
     kernel.check(x, residual)
     out = kernel.empty_output(x) if out is None else out
+    guarded, fence = _fenced(out)
     scratch = scratch_of(kernel, x)
     blocks = kernel.blocks(x.shape[0], tuple(x.shape[2:]), 1)
     if kernel.persistent is not None:
         blocks = min(blocks, resident)
-    arguments = kernel.arguments(x, weights, out, residual, scratch, blocks)
+    arguments = kernel.arguments(x, weights, guarded, residual, scratch, blocks)
     launch = getattr(_library(full_source(kernel, "emulation.hpp")), f"emulate_{kernel.name}")
     launch.restype = ctypes.c_char_p
     launch.argtypes = [ctypes.POINTER(Arguments), *[ctypes.c_int] * 5]
     said = launch(ctypes.byref(arguments), blocks, kernel.block, kernel.shared, resident, int(descending))
     if said is not None:
         raise KernelError(f"{kernel.name}, emulated: {said.decode()}")
-    return out
+    if not all(bool((side == _FENCE).all()) for side in fence):
+        raise KernelError(f"{kernel.name}, emulated: it wrote outside of its output")
+    return out.copy_(guarded)
+
+
+def _fenced(out: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """A tensor like ``out``, NaN where floating, and the bytes before and behind it that nobody may write."""
+    size = out.numel() * out.element_size()
+    memory = torch.full((size + 2 * _FENCE_BYTES,), _FENCE, dtype=torch.uint8)
+    inside = memory[_FENCE_BYTES : _FENCE_BYTES + size].view(out.dtype)
+    return torch.as_strided(inside, out.shape, out.stride(), inside.storage_offset()), (
+        memory[:_FENCE_BYTES],
+        memory[_FENCE_BYTES + size :],
+    )
 
 
 @cache

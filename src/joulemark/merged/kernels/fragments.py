@@ -60,6 +60,21 @@ def b_fragments(matrix: Tensor, format_: Format) -> Tensor:
     return torch.stack(halves, -3).contiguous().view(torch.int32)[..., 0]
 
 
+def a_fragments(matrix: Tensor) -> Tensor:
+    """The words of A for one step of 16-bit numbers.
+
+    Args:
+        matrix: bf16 or fp16 [..., 16 rows, 16 channels].
+
+    Returns:
+        int32 [..., 32 lanes, 4 words].
+    """
+    words = [
+        torch.stack([matrix[..., _G + 8 * (i % 2), 2 * _T + 8 * (i // 2) + e] for e in range(2)], -1) for i in range(4)
+    ]
+    return torch.stack(words, -2).contiguous().view(torch.int32)[..., 0]
+
+
 def quads(words: Tensor) -> Tensor:
     """Words [..., words, 32] → bytes in the order [...][word / 4][lane][word % 4], zeros behind the last."""
     padded = words.new_zeros((*words.shape[:-2], -(-words.shape[-2] // 4) * 4, 32))

@@ -138,9 +138,10 @@ class _Geometry:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
         plan = self.plan
         sums = plan.tiles * self.channels_out // 2 // plan.parts
-        wanted = 64 + 10 * plan.tiles + sums + 16 * (plan.together - 1)  # registers, about
+        held = 8 * min(self.steps_in, 6)  # weights of the expansion
+        wanted = 52 + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
-        if wanted > 255 or self.shared > device.block_shared:
+        if wanted > 236 or self.shared > device.block_shared:
             return 0
         # Each of the four schedulers has a quarter of the registers for its warps.
         of_scheduler = device.registers // 4 // 32 // (-(-wanted // 8) * 8)

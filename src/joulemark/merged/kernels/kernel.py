@@ -54,10 +54,10 @@ class Kernel:
             kernel reads.
         persistent: blocks per multiprocessor of a kernel whose blocks take brick after brick; None for one block per
             brick.
-        parts: blocks that share a brick.
         scratch: bytes of scratch for (batch, size), zeroed once before the first launch; None without.
         least: smallest compute capability, as 80.
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
+        parts: blocks that share a brick.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Kernel:
     edge: Shape
     pack: Pack = field(repr=False)
     persistent: int | None = None
-    parts: int = 1
     scratch: Scratch | None = field(default=None, repr=False)
     least: int = 80
     only: int | None = None
+    parts: int = 1
 
     def bricks(self, size: Shape) -> Shape:
         """Bricks per dimension of the output for an input of spatial ``size``."""

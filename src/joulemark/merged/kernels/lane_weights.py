@@ -60,3 +60,13 @@ def diagonal_taps(weight: Tensor, channels: int) -> Tensor:
     index = torch.arange(weight.shape[0], device=weight.device)
     whole[index, :9, index % 2] = weight.flatten(1)
     return as_bytes(whole)
+
+
+def neighbours(channels: int) -> Tensor:
+    """The channel at each place of a product whose lanes hold 8 neighbouring channels of 32.
+
+    Lane t holds in each octet's pair of columns (or register of rows) the next two of its channels 8 t … 8 t + 7: place
+    16 k + 8 r + 2 t + e is channel 8 t + 4 k + 2 r + e.
+    """
+    order = torch.arange(32).view(4, 2, 2, 2).permute(1, 2, 0, 3).flatten()
+    return (torch.arange(0, channels, 32)[:, None] + order).flatten()

@@ -125,8 +125,16 @@ def memoized(description: Description, plan: Plan) -> Kernel:
     made = _Memoized(description, plan)
     if made.shared > MOST_SHARED:
         raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    name = f"memoized_{description}_{made.edge[0]}x{made.edge[1]}_w{plan.warps}b{plan.blocks}l{plan.lanes}r{plan.ring}"
+    chosen = f"w{plan.warps}b{plan.blocks}l{plan.lanes}r{plan.ring}"
+    name = f"memoized_{description}_{made.edge[0]}x{made.edge[1]}_{chosen}"
     return Kernel(
-        name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack, plan.blocks,
+        name,
+        description,
+        made.source(name),
+        32 * plan.warps,
+        made.shared,
+        made.edge,
+        made.pack,
+        persistent=plan.blocks,
         scratch=made.scratch,
-    )  # fmt: skip
+    )

@@ -93,7 +93,7 @@ template <class Y, class F> struct FieldSink {
 
 // Where a warp's rows of the last layer go: the output, as far as brick and image reach.
 template <class Y, class F> struct OutputSink {
-    using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS>;
+    using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS, PADDED_CHANNELS<Y>>;
     char* to[2];
     const char* residual[2];
     u32 added;

@@ -5,10 +5,11 @@
 // A warp owns TILES tiles of 16 output positions: 16 in a row, or (NARROW) 8 in each of two rows. It keeps their
 // projected channels in registers over all hidden channels, which come in chunks of 32:
 //   expand      the brick with its halo, to 32 hidden channels in shared memory;
-//   depthwise   as products with diagonal matrices: the taps of columns 0 and 1 make one product of depth 16, that of
-//               column 2 one of depth 8; a loaded row of pixels serves all output rows that it touches;
+//   depthwise   as products with diagonal matrices of two taps: columns 0 and 1 of a row, or two rows of column 2; one
+//               tap of nine is left, a product of depth 8. A loaded row of pixels serves all output rows it touches;
 //   project     the depthwise's result has the layout of the next product's operand: it never leaves the registers.
-// Where there are few bricks, PARTS blocks make a brick, each some of its output channels. GROUPS groups of warps share the brick's input and take the chunks in turns; their sums are added at the end.
+// GROUPS groups of warps share the brick's input and take the chunks in turns; their sums are added at the end. Where
+// there are few bricks, PARTS blocks make a brick, each a part of its output channels.
 //
 // With STRIDE 2 a row of the brick's input holds the even columns first, so that a tap reads neighbours again.
 
@@ -161,12 +162,14 @@ DEVICE void depthwise_octet(const Arguments& a, const Place& at, u32 hidden, int
         }
     }
     UNROLL for (int r = 0; r < TAP_ROWS; r += 2) {
-        u32 pixels[4];
+        u32 pixels[4];  // rows r and r + 1
         load_matrix_4(pixels, thirds + r * (PITCH * 16));
-        UNROLL for (int dy = 0; dy < 3; dy++) UNROLL for (int q = 0; q < 2; q++) {
-            const int tile = (r + q - dy) / TILE_STEP;
-            if (r + q < dy || (r + q - dy) % TILE_STEP || tile >= TILES) continue;
-            Element::mma_8(sum[tile], pixels[2 * q], pixels[2 * q + 1], tap[3 * dy + 2]);
+        UNROLL for (int tile = 0; tile < TILES; tile++) {
+            const int first = tile * TILE_STEP;
+            if (first == r) Element::mma(sum[tile], pixels, tap[2], tap[5]);
+            if (first == r - 1) Element::mma(sum[tile], pixels, tap[5], tap[8]);
+            if (first == r + 1) Element::mma_8(sum[tile], pixels[2], pixels[3], tap[2]);
+            if (first == r - 2) Element::mma_8(sum[tile], pixels[0], pixels[1], tap[8]);
         }
     }
     UNROLL for (int j = 0; j < TILES; j++) {

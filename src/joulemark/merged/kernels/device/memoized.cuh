@@ -44,7 +44,7 @@ DEVICE void wait_around(const Ledger& ledger, const Task& task, int tensor, int 
 
 // Rows of a brick into a ring or the output.
 template <class Y, class F> struct BrickSink {
-    using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::STORED>;
+    using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::STORED, PADDED_CHANNELS<Y>>;
     char* to[2];
     const char* added[2];
     size_t pitch, added_pitch;
@@ -66,7 +66,7 @@ template <class Y, class F> struct BrickSink {
         UNROLL for (int h = 0; h < 2; h++) {
             if (columns[h] && y < height) {
                 u32 w[PIECE<Y>], other[PIECE<Y>];
-                if constexpr (Y::RESIDUAL == GLOBAL) GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS>::load(other, added[h], channel);
+                if constexpr (Y::RESIDUAL == GLOBAL) GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS, PADDED_CHANNELS<Y>>::load(other, added[h], channel);
                 finish<Y>(w, d, h, Y::RESIDUAL == GLOBAL ? other : nullptr);
                 Out::store(to[h], channel, w);
             }

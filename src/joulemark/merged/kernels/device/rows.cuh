@@ -88,6 +88,7 @@ template <class Y> DEVICE u32 stored_word(float v) {
     return bits_of(v);
 }
 
+template <class Y> constexpr int PADDED_CHANNELS = Y::OUT * 16 / Y::T::bytes;
 // The words that a lane holds of one pixel: 2 · TILES neighbouring channels, contiguous in memory.
 template <class Y> constexpr int PIECE = Y::T::bytes == 2 ? Y::TILES : 2 * Y::TILES;
 template <int N> DEVICE void load_piece(u32 (&w)[N], u32 at) {
@@ -106,19 +107,20 @@ template <int N> DEVICE void store_piece(u32 at, const u32 (&w)[N]) {
     if constexpr (N == 2) store_shared_2(at, w[0], w[1]);
     if constexpr (N >= 4) UNROLL for (int i = 0; i < N; i += 4) store_shared_4(at ^ (i * 4), uint4{w[i], w[i + 1], w[i + 2], w[i + 3]});
 }
-// Of a tensor in global memory only the channels below `C` exist; whole pieces where the alignment allows it.
-template <class T, int N, int C> struct GlobalPiece {
+// Of a tensor in global memory only the channels below `C` of `PADDED` exist; whole pieces where the alignment allows it.
+template <class T, int N, int C, int PADDED> struct GlobalPiece {
     static constexpr int PER_WORD = 4 / T::bytes;
     static constexpr bool WHOLE = C % (N * PER_WORD) == 0;
     DEVICE static void load(u32 (&w)[N], const char* pixel, int channel) {
         const char* at = pixel + channel * T::bytes;
+        UNROLL for (int i = 0; i < N; i++) w[i] = 0;
+        if (C < PADDED && channel >= C) return;
         if constexpr (WHOLE && N >= 4) UNROLL for (int i = 0; i < N; i += 4) {
             const uint4 four = ((const uint4*)at)[i / 4];
             w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
         }
         else if constexpr (WHOLE) UNROLL for (int i = 0; i < N; i++) w[i] = ((const u32*)at)[i];
         else UNROLL for (int i = 0; i < N; i++) {
-            w[i] = 0;
             UNROLL for (int e = 0; e < PER_WORD; e++) {
                 if (channel + i * PER_WORD + e >= C) continue;
                 if constexpr (PER_WORD == 1) w[i] = ((const u32*)at)[i];
@@ -128,6 +130,7 @@ template <class T, int N, int C> struct GlobalPiece {
     }
     DEVICE static void store(char* pixel, int channel, const u32 (&w)[N]) {
         char* at = pixel + channel * T::bytes;
+        if (C < PADDED && channel >= C) return;
         if constexpr (WHOLE && N >= 4) UNROLL for (int i = 0; i < N; i += 4) ((uint4*)at)[i / 4] = uint4{w[i], w[i + 1], w[i + 2], w[i + 3]};
         else if constexpr (WHOLE && N == 2) *(uint2*)at = uint2{w[0], w[1]};
         else if constexpr (WHOLE) *(u32*)at = w[0];

@@ -92,7 +92,7 @@ template <class Y, class F> struct RingSink {
 
 // The last layer's rows into the output.
 template <class Y, class F> struct StreamedOutput {
-    using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS>;
+    using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS, PADDED_CHANNELS<Y>>;
     char* to[2];
     const char* outside[2];  // a residual from outside of the chain
     RingResidual<Y, F> residual;

@@ -1,0 +1,186 @@
+// Bottleneck with the products of warpgroups (sm_90a): 1×1, 3×3, 1×1, and the input added. Persistent: one block on a
+// multiprocessor, all weights in its shared memory; each of its GROUPS groups takes brick after brick of the output.
+//
+// The constants in capitals stand in front of this text; bottleneck.py writes them. The sequence has CHANNELS channels
+// outside and 64 inside. WARPGROUPS warpgroups of a group share a brick's tiles of 64 positions, which run on over the
+// ends of rows: a tap of the 3×3 is a distance, and what lies between two rows is made and left.
+//
+//   reduce   straight from global memory to registers: lane t of a pixel reads channels 8 t … 8 t + 7 of 32 at once. The
+//            order of channels within a product is free as long as the weights follow it, and they are packed so. The
+//            result goes to shared memory, by octets: what the products of the 3×3 read, at any shift.
+//   convolve 36 products of a tile, one after another without a wait; their result stays in registers, where it is the
+//   widen    next operand. Again the weights are packed so that a lane gets 8 neighbouring channels, adds those of the
+//            input and stores 16 bytes.
+
+constexpr int PITCH = BRICK_WIDTH + 2, ROWS = BRICK_HEIGHT + 2;
+constexpr int REDUCED_TILES = (ROWS * PITCH + 63) / 64, TILES = (BRICK_HEIGHT * PITCH + 63) / 64;
+constexpr int PLANE = PLANE_PIXELS * 16;  // bytes of an octet of the brick
+constexpr int BLOCKS_32 = CHANNELS / 32;
+static_assert(WARPGROUPS * GROUPS * 128 == THREADS, "threads of a block");
+static_assert(WARPGROUPS <= TILES, "each warpgroup has a tile");
+static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES && PLANE_PIXELS >= 64 * TILES + 2 * PITCH + 2, "an octet has room for all tiles");
+
+struct Place {
+    int row, pair;         // of an 8×8 fragment: row; pair of its columns
+    int slab;              // first of the warp's 16 rows in a tile
+    int warpgroup, group;  // within the group; of the block
+};
+struct Brick {
+    int image, top, left;  // of the output
+};
+
+DEVICE Place place_of() {
+    const int thread = threadIdx.x, lane = thread & 31, warpgroup = thread >> 7;
+    return {lane >> 2, lane & 3, (thread >> 5 & 3) * 16, warpgroup % WARPGROUPS, warpgroup / WARPGROUPS};
+}
+
+DEVICE Brick brick_of(const Arguments& a, int number) {
+    const int row = number / a.bricks[2], image = row / a.bricks[1];
+    return {image, (row - image * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
+}
+
+// The number of a pixel of the tensor, `margin` rows and columns before the brick's first; −1 outside of it.
+DEVICE int pixel_at(const Arguments& a, const Brick& brick, int margin, int position) {
+    const int y = brick.top - margin + position / PITCH, x = brick.left - margin + position % PITCH;
+    const bool there = (u32)y < (u32)a.size[1] && (u32)x < (u32)a.size[2];
+    return there ? (brick.image * a.size[1] + y) * a.size[2] + x : -1;
+}
+
+// One tile of the brick with its halo, to 64 channels in shared memory.
+DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, u32 middle, int tile) {
+    // Zero, which the compiler cannot know: it puts an operand's registers side by side once.
+    const u32 nothing = a.count >> 31;
+    const int position = tile * 64 + at.slab + at.row;
+    const u16* from[2];
+    bool outside[2];
+    uint4 next[2];
+    UNROLL for (int h = 0; h < 2; h++) {
+        const int pixel = pixel_at(a, brick, 1, position + 8 * h);
+        outside[h] = pixel < 0;
+        from[h] = (const u16*)a.input + (u64)(pixel < 0 ? 0 : pixel) * CHANNELS + at.pair * 8;
+        next[h] = load_global_4(from[h]);
+    }
+    const u64 given = matrix_at(weights, 64 * 16, 128);
+    float sum[8][4];
+    UNROLL for (int c = 0; c < BLOCKS_32; c++) {
+        const uint4 low = next[0], high = next[1];
+        UNROLL for (int h = 0; h < 2; h++)
+            if (c + 1 < BLOCKS_32) next[h] = load_global_4(from[h] + (c + 1) * 32);
+        const u32 first[4] = {low.x ^ nothing, high.x ^ nothing, low.y ^ nothing, high.y ^ nothing};
+        const u32 second[4] = {low.z ^ nothing, high.z ^ nothing, low.w ^ nothing, high.w ^ nothing};
+        warpgroup_begin();
+        warpgroup_multiply<Element>(sum, first, matrix_behind(given, c * (4 * 64 * 16)), c > 0);
+        warpgroup_multiply<Element>(sum, second, matrix_behind(given, c * (4 * 64 * 16) + 2 * 64 * 16), true);
+        warpgroup_commit();
+        warpgroup_wait<1>();
+    }
+    warpgroup_wait<0>();
+    warpgroup_settle(sum);
+    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 8; i += 4) {
+        u32 words[4];  // channels 8 pair … 8 pair + 7 of 32
+        UNROLL for (int j = 0; j < 4; j++) {
+            float bias[2];
+            load_bias(a, REDUCE_BIAS_AT, i * 8 + at.pair * 8 + j * 2, bias);
+            words[j] = activate<REDUCE_ACTIVATION>(sum[i + j][2 * h] + bias[0], sum[i + j][2 * h + 1] + bias[1], outside[h]);
+        }
+        store_shared_4(middle + (i + at.pair) * PLANE + (position + 8 * h) * 16, uint4{words[0], words[1], words[2], words[3]});
+    }
+}
+
+// The 3×3 of one tile: operands of the next product.
+DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 middle, int tile, u32 (&result)[4][4]) {
+    float sum[8][4];
+    const u64 pixels = matrix_at(middle + tile * (64 * 16), PLANE, 128), given = matrix_at(weights, 64 * 16, 128);
+    warpgroup_begin();
+    UNROLL for (int tap = 0; tap < 9; tap++) UNROLL for (int k = 0; k < 4; k++) {
+        const u64 shifted = matrix_behind(pixels, (tap / 3 * PITCH + tap % 3) * 16 + k * (2 * PLANE));
+        warpgroup_multiply<Element>(sum, shifted, matrix_behind(given, (tap * 8 + k * 2) * (64 * 16)), tap + k > 0);
+    }
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    warpgroup_settle(sum);
+    UNROLL for (int i = 0; i < 8; i++) {
+        float bias[2];
+        load_bias(a, CONVOLVE_BIAS_AT, i * 8 + 2 * at.pair, bias);
+        UNROLL for (int h = 0; h < 2; h++)
+            result[i / 2][i % 2 * 2 + h] =
+                activate<CONVOLVE_ACTIVATION>(sum[i][2 * h] + bias[0], sum[i][2 * h + 1] + bias[1], false);
+    }
+}
+
+DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile, const u32 (&pixels)[4][4]) {
+    int number[2];  // of a pixel of the output, or −1
+    UNROLL for (int h = 0; h < 2; h++) {
+        const int position = tile * 64 + at.slab + at.row + 8 * h;
+        const bool within = position < BRICK_HEIGHT * PITCH && position % PITCH < BRICK_WIDTH;
+        number[h] = within ? pixel_at(a, brick, 0, position) : -1;
+    }
+    const u64 given = matrix_at(weights, CHANNELS * 16, 128);
+    NO_UNROLL for (int n = 0; n < CHANNELS; n += 64) {
+        float sum[8][4];
+        warpgroup_begin();
+        UNROLL for (int k = 0; k < 4; k++)
+            warpgroup_multiply<Element>(sum, pixels[k], matrix_behind(given, (2 * k * CHANNELS + n) * 16), k > 0);
+        warpgroup_commit();
+        const int channel = n + at.pair * 8;
+        uint4 added[2][2];
+        if (RESIDUAL) UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
+            const u64 pixel = number[h] < 0 ? 0 : number[h];
+            added[b][h] = load_global_4((const u16*)a.input + pixel * CHANNELS + channel + b * 32);
+        }
+        warpgroup_wait<0>();
+        warpgroup_settle(sum);
+        UNROLL for (int b = 0; b < 2; b++) {
+            const uint4* biases = weights_at(a, WIDEN_BIAS_AT + (channel + b * 32) * 4);
+            const uint4 low = load_global_4(biases), high = load_global_4(biases + 1);
+            const u32 bias[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            UNROLL for (int h = 0; h < 2; h++) {
+                const uint4 x = RESIDUAL ? added[b][h] : uint4{0, 0, 0, 0};
+                const u32 with[4] = {x.x, x.y, x.z, x.w};
+                u32 words[4];
+                UNROLL for (int i = 0; i < 4; i++) {
+                    const float* one = &sum[b * 4 + i][2 * h];
+                    words[i] = activate<WIDEN_ACTIVATION>(one[0] + float_of(bias[2 * i]) + Element::low(with[i]),
+                                                          one[1] + float_of(bias[2 * i + 1]) + Element::high(with[i]), false);
+                }
+                if (number[h] >= 0)
+                    *(uint4*)((u16*)a.output + (u64)number[h] * CHANNELS + channel + b * 32) =
+                        uint4{words[0], words[1], words[2], words[3]};
+            }
+        }
+    }
+}
+
+// Asks L2 for a brick's input.
+DEVICE void ask_for(const Arguments& a, const Place& at, const Brick& brick) {
+    constexpr int LINES = (CHANNELS * 2 + 127) / 128;
+    for (int i = threadIdx.x - at.group * (WARPGROUPS * 128); i < ROWS * PITCH * LINES; i += WARPGROUPS * 128) {
+        const int pixel = pixel_at(a, brick, 1, i / LINES);
+        if (pixel >= 0) prefetch((const char*)a.input + (u64)pixel * (CHANNELS * 2) + i % LINES * 128);
+    }
+}
+
+DEVICE void bottleneck(const Arguments& a) {
+    const Place at = place_of();
+    const u32 weights = shared_base(), middle = weights + WEIGHTS + at.group * (8 * PLANE);
+    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS) copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
+    copy_commit();
+    copy_wait<0>();
+    publish_shared();
+    block_sync();
+    NO_UNROLL for (int number = block_index() + at.group * a.blocks; number < a.count; number += GROUPS * a.blocks) {
+        const Brick brick = brick_of(a, number);
+        NO_UNROLL for (int tile = at.warpgroup; tile < REDUCED_TILES; tile += WARPGROUPS)
+            reduce_tile(a, at, brick, weights + REDUCE_AT, middle, tile);
+        publish_shared();
+        named_sync(1 + at.group, WARPGROUPS * 128);
+        if (number + GROUPS * a.blocks < a.count) ask_for(a, at, brick_of(a, number + GROUPS * a.blocks));
+        NO_UNROLL for (int tile = at.warpgroup; tile < TILES; tile += WARPGROUPS) {
+            u32 result[4][4];
+            convolve_tile(a, at, weights + CONVOLVE_AT, middle, tile, result);
+            // The next brick overwrites what the group has read.
+            if (tile + WARPGROUPS >= TILES) named_sync(1 + at.group, WARPGROUPS * 128);
+            widen_tile(a, at, brick, weights + WIDEN_AT, tile, result);
+        }
+    }
+}
