@@ -38,7 +38,12 @@ SEQUENCES = {
             )
         ),
         (56, 56),
-        {"bottleneck"},
+        {"bottleneck", "bottleneck_warpgroup"},
+    ),
+    "two wide layers": (
+        Sequence((conv(64, 64, activation="relu"),) * 2),
+        (56, 56),
+        {"chain", "memoized", "wide"},
     ),
     "too wide": (Sequence((conv(512, 512), conv(512, 512))), (14, 14), set()),
 }

@@ -102,7 +102,9 @@ def known_families() -> tuple[Family, ...]:
         Family("stream", "rows", _streams),
         Family("memoized", "memoized", _memoized),
         Family("inverted_residual", "padded", _inverted_residuals),
+        Family("wide", "rows", _wide),
         Family("bottleneck", "padded", _bottlenecks),
+        Family("bottleneck_warpgroup", "padded", _bottlenecks_by_warpgroups),
     )
 
 
@@ -169,6 +171,20 @@ def _memoized(problem: Problem) -> Iterable[Kernel]:
     return _all_made(partial(memoized, problem.description, plan) for plan in plans)
 
 
+def _wide(problem: Problem) -> Iterable[Kernel]:
+    """Two layers of up to 64 channels by ``wgmma``; short bricks where whole columns would leave nothing to do."""
+    from joulemark.merged.kernels.wide import Plan, unsuited, wide
+
+    if unsuited(problem.description) is not None:
+        return ()
+    plans = [
+        Plan(rows, groups)
+        for rows in (3, 4)
+        for groups in dict.fromkeys(min(one, -(-problem.out[0] // rows)) for one in (2, 4, 8, 14, 28, 64))
+    ]
+    return _all_made(partial(wide, problem.description, plan) for plan in plans)
+
+
 def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
     """Inverted residuals in the plans that their module ranks best; ranking takes half a second and is kept on disk."""
     from joulemark.merged.kernels import inverted_residual as module
@@ -197,3 +213,16 @@ def _bottlenecks(problem: Problem) -> Iterable[Kernel]:
         for narrow in (False, True)
     ]
     return _all_made(partial(bottleneck, problem.description, plan) for plan in plans)
+
+
+def _bottlenecks_by_warpgroups(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels.bottleneck_warpgroup import Plan, bottleneck_warpgroup, unsuited
+
+    if unsuited(problem.description) is not None:
+        return ()
+    plans = [
+        Plan(height, width, groups, warpgroups)
+        for height, width in ((8, 28), (8, 14), (4, 28), (16, 14), (4, 56), (8, 56), (7, 28))
+        for groups, warpgroups in ((2, 2), (1, 2), (2, 1), (3, 1), (1, 3), (4, 1), (1, 4))
+    ]
+    return _all_made(partial(bottleneck_warpgroup, problem.description, plan) for plan in plans)

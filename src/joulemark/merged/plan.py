@@ -37,6 +37,8 @@ _PROMISING = 1.5
 """A range is measured when its prediction is at most this much above its layers one by one."""
 _MEASURED = 8
 """Kernels for a range that are measured, the best predicted first."""
+_FEWEST = 2
+"""Kernels of a family that are measured at least."""
 _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
@@ -334,12 +336,20 @@ class Planner:
             one.measured_s, one.problem = kept.get(one.path, (None, "not in the cache"))
 
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
-        """What is measured: all paths of a library, and of the kernels the best predicted."""
+        """What is measured: all paths of a library, and of each family of kernels the best predicted.
+
+        Every family has its turn: how far each stays behind the rates is not known before it was measured.
+        """
         trials = list(trials)
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
         limit = inf if self.forced else _PROMISING * apart
         generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
-        return [one for one in trials if one.kernel is None] + generated[: self.most]
+        families: dict[str, list[_Trial]] = {}
+        for one in generated:
+            families.setdefault(one.path.partition("/")[0], []).append(one)
+        each = max(_FEWEST, -(-self.most // max(len(families), 1)))
+        chosen = [one for members in families.values() for one in members[:each]]
+        return [one for one in trials if one.kernel is None] + chosen
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
