@@ -50,7 +50,7 @@ class FakeKernel(Kernel):
         return (y + 1 if self.wrong else y).contiguous(memory_format=torch.channels_last)
 
 
-def fake_family(most=3, wrong=False, name="fake"):
+def fake_family(most=3, wrong=False, name="fake", edges=(4, 16)):
     """Kernels for up to ``most`` layers in two dimensions."""
 
     def kernels(problem):
@@ -58,7 +58,7 @@ def fake_family(most=3, wrong=False, name="fake"):
         layers = description.sequence.layers
         if not 2 <= len(layers) <= most or description.sequence.dimensions != 2:
             return
-        for edge in ((4, 4), (16, 16)):
+        for edge in ((one, one) for one in edges):
             label = f"fake_{description}_{edge[0]}"
             yield FakeKernel(label, description, label, 128, 1024, edge, packed, wrong=wrong)
 

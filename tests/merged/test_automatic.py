@@ -90,6 +90,21 @@ def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_prediction_never_beats_a_measurement():
+    """Of many bricks a few are measured; the others have their predictions alone, which are far too good."""
+    from joulemark.merged.graph import trace
+    from joulemark.merged.plan import Planner, Setting
+
+    model, x = model_and_input()
+    families = (fake_family(edges=range(2, 22)),)
+    planner = Planner(Setting(torch.device("cpu"), "fp32", RATES, families, True), forced=True)
+    choices, _ = planner.plan(trace(model, (x,)))
+    assert any(one.merged for one in choices)
+    assert all(one.measured_s is not None for one in choices)
+    tried = [one for trials in planner.found.values() for one in trials]
+    assert any(one.measured_s is None and one.predicted_s is not None for one in tried)
+
+
 def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
     model, x = model_and_input()
     first = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)

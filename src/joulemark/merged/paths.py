@@ -55,21 +55,22 @@ def _convolutions_round() -> bool:
 
 
 def library_paths(layer: Conv, adds: bool, x: Tensor) -> tuple[str, ...]:
-    """The paths that may execute a single layer on x's device."""
+    """The paths that may execute a single layer on x's device, the one to take unseen first."""
     if not x.is_cuda or format_of(x) is None:
         return ("library",)
-    found = ["library"]
     residual = adds or layer.residual is not None
-    if layer.activation == "relu":
-        found.append("fused")
-    if prod(layer.kernel) == 1 and layer.groups == 1 and not any(layer.padding) and set(layer.stride) == {1}:
-        found += ["product"] if layer.activation in ("none", "relu") and not residual else []
-    if importlib.util.find_spec("triton") is not None:
-        if layer.activation != "none" or residual:
-            found.append("epilogue")
-        if layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2:
-            found.append("taps")
-    return tuple(found)
+    own = importlib.util.find_spec("triton") is not None
+    square = set(layer.stride) == {1} and not any(layer.padding)
+    pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square
+    depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
+    possible = {
+        "fused": layer.activation == "relu",
+        "taps": own and depthwise,
+        "epilogue": own and (layer.activation != "none" or residual),
+        "product": pointwise and not residual and layer.activation in ("none", "relu"),
+        "library": True,
+    }
+    return tuple(path for path, there in possible.items() if there)
 
 
 class Executed(nn.Module):

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from math import inf, log
 from typing import Any
@@ -35,7 +35,7 @@ DEPTH = 6
 """Most layers that are executed as one: BrickDL's best was 3, the deepest chain that gains here is 4."""
 _PROMISING = 1.5
 """A range is measured when its prediction is at most this much above its layers one by one."""
-_MEASURED = 8
+_MEASURED = 6
 """Kernels for a range that are measured, the best predicted first."""
 _FEWEST = 2
 """Kernels of a family that are measured at least."""
@@ -165,10 +165,8 @@ class Planner:
         segment = range_segment([unit])
         assert segment is not None
         self._prepare([(segment, inf)])
-        own = [one for one in self._trials(segment, inf) if one.kernel is not None and one.time_s < inf]
-        if not own:
-            return None
-        return _choice(unit_names([unit]), segment, min(own, key=lambda one: one.time_s), None, "asked for")
+        own = self._best(one for one in self._trials(segment, inf) if one.kernel is not None)
+        return None if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
 
     def points(self) -> list[Point]:
         """What was measured, for fitting the performance model."""
@@ -227,9 +225,11 @@ class Planner:
                 kernels.update((one.kernel, None) for one in self._promising(self.candidates[key], apart) if one.kernel)
         architecture = architecture_of(*torch.cuda.get_device_capability(self.setting.device))
         with ThreadPoolExecutor(_COMPILERS) as pool:
-            # What does not compile says so when it is loaded.
-            for one in [pool.submit(build, kernel, architecture) for kernel in kernels]:
-                one.exception()
+            builds = [pool.submit(build, kernel, architecture) for kernel in kernels]
+            left_s = self.setting.deadline - time.monotonic()
+            # What does not compile says so when it is loaded; what is not begun in time is not measured.
+            wait(builds, None if left_s == inf else max(left_s, 0.0))
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
         """The cheapest cuts of a chain: dynamic programming over its ends."""
@@ -249,9 +249,7 @@ class Planner:
         segment = range_segment([unit])
         assert segment is not None
         trials = self._trials(segment, inf)
-        best = min(trials, key=lambda one: one.time_s)
-        if best.time_s == inf:
-            best = next(one for one in trials if one.path == "library")
+        best = self._best(trials) or next(one for one in trials if one.kernel is None and one.problem is None)
         why = "its best path" if best.measured_s is not None else "a single layer"
         return _choice(unit_names([unit]), segment, best, None, why)
 
@@ -260,14 +258,21 @@ class Planner:
         if segment is None:
             return None
         apart = sum(_known(one) for one in singles)
-        trials = [one for one in self._trials(segment, apart) if one.time_s < inf]
-        if not trials:
-            return None
-        best = min(trials, key=lambda one: one.time_s)
-        if self.setting.measured and best.measured_s is None:
+        best = self._best(self._trials(segment, apart))
+        if best is None:
             return None
         why = "measured" if best.measured_s is not None else "predicted"
         return _choice(unit_names(units), segment, best, apart, why)
+
+    def _best(self, trials: Iterable[_Trial]) -> _Trial | None:
+        """The fastest that works: among those measured where it is measured, else as predicted; None without any.
+
+        A prediction never beats a measurement: what was not worth measuring is not worth taking.
+        """
+        known = [one for one in trials if one.problem is None and one.time_s < inf]
+        if self.setting.measured:
+            known = [one for one in known if one.measured_s is not None]
+        return min(known, key=lambda one: one.time_s, default=None)
 
     def _trials(self, segment: Segment, apart: float) -> list[_Trial]:
         """All candidates of a segment, measured where that is wanted and promising."""
@@ -327,7 +332,7 @@ class Planner:
         )
         kept = cache.read("segment", key)
         if kept is None:
-            if not self.setting.in_time and len(segment.sequence.layers) > 1:
+            if not self.setting.in_time:
                 return
             self._race(segment, chosen)
             cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
