@@ -129,6 +129,7 @@ def _source(name: str, description: Description, plan: Plan) -> str:
             f"using Element = {description.format};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             f"constexpr bool RESIDUAL = {str(layers[2].residual is not None).lower()};",
+            f"#ifdef EMULATED\n{device_text('hopper_emulation.hpp')}#else\n{device_text('hopper.cuh')}#endif",
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {layer.activation.upper()};" for stage, layer in stages),
             device_text("bottleneck_warpgroup.cuh"),

@@ -54,7 +54,9 @@ DEVICE Brick brick_of(const Arguments& a, int number) {
 }
 
 // The weights of products of depth 16 with 16 outputs each: 16 bytes for each lane.
-DEVICE uint4 weights_of(u32 weights, int product, const Place& at) { return load_shared_4(weights + (product * 32 + at.lane) * 16); }
+DEVICE uint4 weights_of(u32 weights, int product, const Place& at) {
+    return load_shared_4(weights + (product * 32 + at.lane) * 16);
+}
 
 // The offset of a pixel of the brick's input in the tensor, or −1 outside of it.
 DEVICE int pixel_at(const Arguments& a, const Brick& brick, int pixel) {
@@ -64,7 +66,8 @@ DEVICE int pixel_at(const Arguments& a, const Brick& brick, int pixel) {
 }
 
 // `COUNT` tiles of pixels, from the input to MIDDLE channels in shared memory.
-template <int COUNT> DEVICE void reduce_tiles(const Arguments& a, const Place& at, const Brick& brick, u32 weights, u32 middle, int turn) {
+template <int COUNT>
+DEVICE void reduce_tiles(const Arguments& a, const Place& at, const Brick& brick, u32 weights, u32 middle, int turn) {
     // Zero, which the compiler cannot know: it puts an operand's registers side by side once, not before each product.
     const u32 nothing = a.count >> 31;
     const u16* from[COUNT][2];
@@ -149,10 +152,12 @@ DEVICE void convolve(const Arguments& a, const Place& at, u32 weights, u32 middl
         result[j][i / 2][i % 2 * 2 + h] = activate<CONVOLVE_ACTIVATION>(sum[j][i][2 * h], sum[j][i][2 * h + 1], false);
 }
 
-DEVICE void widen(const Arguments& a, const Place& at, const Brick& brick, u32 weights, const u32 (&pixels)[TILES][STEPS][4]) {
+DEVICE void widen(const Arguments& a, const Place& at, const Brick& brick, u32 weights,
+                  const u32 (&pixels)[TILES][STEPS][4]) {
     int offset[TILES][2];  // of a pixel, or −1
     UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int h = 0; h < 2; h++) {
-        const int y = at.first_row + j * TILE_ROWS + (NARROW ? h : 0), x = at.strip * TILE_WIDTH + at.row + (NARROW ? 0 : 8 * h);
+        const int y = at.first_row + j * TILE_ROWS + (NARROW ? h : 0);
+        const int x = at.strip * TILE_WIDTH + at.row + (NARROW ? 0 : 8 * h);
         const bool there = x < BRICK_WIDTH && brick.top + y < a.out[1] && brick.left + x < a.out[2];
         offset[j][h] = there ? (brick.image * a.out[1] + brick.top + y) * a.out[2] + brick.left + x : -1;
     }
@@ -185,7 +190,8 @@ DEVICE void widen(const Arguments& a, const Place& at, const Brick& brick, u32 w
                 words[i] = activate<WIDEN_ACTIVATION>(sum[j][i][2 * h] + Element::low(with[i]),
                                                       sum[j][i][2 * h + 1] + Element::high(with[i]), false);
             if (offset[j][h] >= 0)
-                *(uint4*)((u16*)a.output + (u64)offset[j][h] * CHANNELS + channel) = uint4{words[0], words[1], words[2], words[3]};
+                *(uint4*)((u16*)a.output + (u64)offset[j][h] * CHANNELS + channel) =
+                    uint4{words[0], words[1], words[2], words[3]};
         }
     }
 }
@@ -201,7 +207,8 @@ DEVICE void ask_for(const Arguments& a, const Place& at, const Brick& brick) {
 DEVICE void bottleneck(const Arguments& a) {
     const Place at = place_of();
     const u32 weights = shared_base(), middle = weights + WEIGHTS + at.group * (OCTETS * PLANE + SLACK);
-    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS) copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
+    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS)
+        copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
     copy_commit();
     copy_wait<0>();
     block_sync();

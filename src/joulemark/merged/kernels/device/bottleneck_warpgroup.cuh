@@ -18,7 +18,8 @@ constexpr int PLANE = PLANE_PIXELS * 16;  // bytes of an octet of the brick
 constexpr int BLOCKS_32 = CHANNELS / 32;
 static_assert(WARPGROUPS * GROUPS * 128 == THREADS, "threads of a block");
 static_assert(WARPGROUPS <= TILES, "each warpgroup has a tile");
-static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES && PLANE_PIXELS >= 64 * TILES + 2 * PITCH + 2, "an octet has room for all tiles");
+static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES, "an octet has room for whole tiles");
+static_assert(PLANE_PIXELS >= 64 * TILES + 2 * PITCH + 2, "and for all taps of them");
 
 struct Place {
     int row, pair;         // of an 8×8 fragment: row; pair of its columns
@@ -60,7 +61,7 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
         from[h] = (const u16*)a.input + (u64)(pixel < 0 ? 0 : pixel) * CHANNELS + at.pair * 8;
         next[h] = load_global_4(from[h]);
     }
-    const u64 given = matrix_at(weights, 64 * 16, 128);
+    const u64 given = plain_matrix(weights, 64 * 16, 128);
     float sum[8][4];
     UNROLL for (int c = 0; c < BLOCKS_32; c++) {
         const uint4 low = next[0], high = next[1];
@@ -68,37 +69,39 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
             if (c + 1 < BLOCKS_32) next[h] = load_global_4(from[h] + (c + 1) * 32);
         const u32 first[4] = {low.x ^ nothing, high.x ^ nothing, low.y ^ nothing, high.y ^ nothing};
         const u32 second[4] = {low.z ^ nothing, high.z ^ nothing, low.w ^ nothing, high.w ^ nothing};
-        warpgroup_begin();
+        group_fence();
         warpgroup_multiply<Element>(sum, first, matrix_behind(given, c * (4 * 64 * 16)), c > 0);
         warpgroup_multiply<Element>(sum, second, matrix_behind(given, c * (4 * 64 * 16) + 2 * 64 * 16), true);
-        warpgroup_commit();
-        warpgroup_wait<1>();
+        group_commit();
+        group_wait<1>();
     }
-    warpgroup_wait<0>();
-    warpgroup_settle(sum);
+    group_wait<0>();
+    group_settle(sum);
     UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 8; i += 4) {
         u32 words[4];  // channels 8 pair … 8 pair + 7 of 32
         UNROLL for (int j = 0; j < 4; j++) {
             float bias[2];
             load_bias(a, REDUCE_BIAS_AT, i * 8 + at.pair * 8 + j * 2, bias);
-            words[j] = activate<REDUCE_ACTIVATION>(sum[i + j][2 * h] + bias[0], sum[i + j][2 * h + 1] + bias[1], outside[h]);
+            const float* one = &sum[i + j][2 * h];
+            words[j] = activate<REDUCE_ACTIVATION>(one[0] + bias[0], one[1] + bias[1], outside[h]);
         }
-        store_shared_4(middle + (i + at.pair) * PLANE + (position + 8 * h) * 16, uint4{words[0], words[1], words[2], words[3]});
+        const u32 there = middle + (i + at.pair) * PLANE + (position + 8 * h) * 16;
+        store_shared_4(there, uint4{words[0], words[1], words[2], words[3]});
     }
 }
 
 // The 3×3 of one tile: operands of the next product.
 DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 middle, int tile, u32 (&result)[4][4]) {
     float sum[8][4];
-    const u64 pixels = matrix_at(middle + tile * (64 * 16), PLANE, 128), given = matrix_at(weights, 64 * 16, 128);
-    warpgroup_begin();
+    const u64 pixels = plain_matrix(middle + tile * (64 * 16), PLANE, 128), given = plain_matrix(weights, 64 * 16, 128);
+    group_fence();
     UNROLL for (int tap = 0; tap < 9; tap++) UNROLL for (int k = 0; k < 4; k++) {
         const u64 shifted = matrix_behind(pixels, (tap / 3 * PITCH + tap % 3) * 16 + k * (2 * PLANE));
         warpgroup_multiply<Element>(sum, shifted, matrix_behind(given, (tap * 8 + k * 2) * (64 * 16)), tap + k > 0);
     }
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    warpgroup_settle(sum);
+    group_commit();
+    group_wait<0>();
+    group_settle(sum);
     UNROLL for (int i = 0; i < 8; i++) {
         float bias[2];
         load_bias(a, CONVOLVE_BIAS_AT, i * 8 + 2 * at.pair, bias);
@@ -108,28 +111,29 @@ DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 
     }
 }
 
-DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile, const u32 (&pixels)[4][4]) {
+DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile,
+                       const u32 (&pixels)[4][4]) {
     int number[2];  // of a pixel of the output, or −1
     UNROLL for (int h = 0; h < 2; h++) {
         const int position = tile * 64 + at.slab + at.row + 8 * h;
         const bool within = position < BRICK_HEIGHT * PITCH && position % PITCH < BRICK_WIDTH;
         number[h] = within ? pixel_at(a, brick, 0, position) : -1;
     }
-    const u64 given = matrix_at(weights, CHANNELS * 16, 128);
+    const u64 given = plain_matrix(weights, CHANNELS * 16, 128);
     NO_UNROLL for (int n = 0; n < CHANNELS; n += 64) {
         float sum[8][4];
-        warpgroup_begin();
+        group_fence();
         UNROLL for (int k = 0; k < 4; k++)
             warpgroup_multiply<Element>(sum, pixels[k], matrix_behind(given, (2 * k * CHANNELS + n) * 16), k > 0);
-        warpgroup_commit();
+        group_commit();
         const int channel = n + at.pair * 8;
         uint4 added[2][2];
         if (RESIDUAL) UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
             const u64 pixel = number[h] < 0 ? 0 : number[h];
             added[b][h] = load_global_4((const u16*)a.input + pixel * CHANNELS + channel + b * 32);
         }
-        warpgroup_wait<0>();
-        warpgroup_settle(sum);
+        group_wait<0>();
+        group_settle(sum);
         UNROLL for (int b = 0; b < 2; b++) {
             const uint4* biases = weights_at(a, WIDEN_BIAS_AT + (channel + b * 32) * 4);
             const uint4 low = load_global_4(biases), high = load_global_4(biases + 1);
@@ -140,8 +144,8 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
                 u32 words[4];
                 UNROLL for (int i = 0; i < 4; i++) {
                     const float* one = &sum[b * 4 + i][2 * h];
-                    words[i] = activate<WIDEN_ACTIVATION>(one[0] + float_of(bias[2 * i]) + Element::low(with[i]),
-                                                          one[1] + float_of(bias[2 * i + 1]) + Element::high(with[i]), false);
+                    const float first = one[0] + float_of(bias[2 * i]), second = one[1] + float_of(bias[2 * i + 1]);
+                    words[i] = activate<WIDEN_ACTIVATION>(first + Element::low(with[i]), second + Element::high(with[i]), false);
                 }
                 if (number[h] >= 0)
                     *(uint4*)((u16*)a.output + (u64)number[h] * CHANNELS + channel + b * 32) =
@@ -163,16 +167,17 @@ DEVICE void ask_for(const Arguments& a, const Place& at, const Brick& brick) {
 DEVICE void bottleneck(const Arguments& a) {
     const Place at = place_of();
     const u32 weights = shared_base(), middle = weights + WEIGHTS + at.group * (8 * PLANE);
-    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS) copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
+    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS)
+        copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
     copy_commit();
     copy_wait<0>();
-    publish_shared();
+    fence_async();
     block_sync();
     NO_UNROLL for (int number = block_index() + at.group * a.blocks; number < a.count; number += GROUPS * a.blocks) {
         const Brick brick = brick_of(a, number);
         NO_UNROLL for (int tile = at.warpgroup; tile < REDUCED_TILES; tile += WARPGROUPS)
             reduce_tile(a, at, brick, weights + REDUCE_AT, middle, tile);
-        publish_shared();
+        fence_async();
         named_sync(1 + at.group, WARPGROUPS * 128);
         if (number + GROUPS * a.blocks < a.count) ask_for(a, at, brick_of(a, number + GROUPS * a.blocks));
         NO_UNROLL for (int tile = at.warpgroup; tile < TILES; tile += WARPGROUPS) {

@@ -73,11 +73,13 @@ DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
     const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
     for (int r = at.warp + at.group * WARPS; r < ROWS; r += WARPS * GROUPS) {
         const bool row_there = (u32)(top + r) < (u32)height;
-        const u16* row = (const u16*)a.input + ((u64)brick.image * height + (row_there ? top + r : 0)) * width * CHANNELS_IN;
+        const u64 first = ((u64)brick.image * height + (row_there ? top + r : 0)) * width;
+        const u16* row = (const u16*)a.input + first * CHANNELS_IN;
         for (int i = at.lane; i < PITCH * OCTETS; i += 32) {
             const int q = i / OCTETS, octet = i % OCTETS, column = left + column_at(q);
             const bool there = row_there && (u32)column < (u32)width && octet < OCTETS_IN;
-            copy_async(input + (r * PITCH + q) * 16 + octet * PLANE, there ? row + column * CHANNELS_IN + octet * 8 : row, there);
+            const u16* from = there ? row + column * CHANNELS_IN + octet * 8 : row;
+            copy_async(input + (r * PITCH + q) * 16 + octet * PLANE, from, there);
         }
     }
     copy_commit();
@@ -183,7 +185,8 @@ DEVICE void project_chunk(const Arguments& a, const Place& at, u32 hidden, int c
         u32 low[TILES][2], high[TILES][2];
         depthwise_octet(a, at, hidden + s * (2 * PLANE), chunk * 4 + s * 2, low);
         depthwise_octet(a, at, hidden + s * (2 * PLANE) + PLANE, chunk * 4 + s * 2 + 1, high);
-        const uint4* weights = weights_at(a, PROJECT_AT) + ((chunk * 2 + s) * PARTS + part_of()) * (PAIRS_OUT * 32) + at.lane;
+        const int part = (chunk * 2 + s) * PARTS + part_of();
+        const uint4* weights = weights_at(a, PROJECT_AT) + part * (PAIRS_OUT * 32) + at.lane;
         UNROLL for (int i = 0; i < PAIRS_OUT; i++) {
             const uint4 w = load_global_4(weights + i * 32);
             UNROLL for (int j = 0; j < TILES; j++) {
@@ -241,9 +244,11 @@ DEVICE void finish(const Place& at, u32 staged, float (&out)[TILES][OCTETS_OUT][
 
 DEVICE void store_output(const Arguments& a, const Place& at, u32 staged) {
     const Brick brick = brick_of(a);
-    const int height = a.out[1], width = a.out[2], rest = width - brick.left, columns = rest < BRICK_WIDTH ? rest : BRICK_WIDTH;
+    const int height = a.out[1], width = a.out[2];
+    const int rest = width - brick.left, columns = rest < BRICK_WIDTH ? rest : BRICK_WIDTH;
     for (int r = at.warp + at.group * WARPS; r < BRICK_HEIGHT && brick.top + r < height; r += WARPS * GROUPS) {
-        u16* row = (u16*)a.output + (((u64)brick.image * height + brick.top + r) * width + brick.left) * CHANNELS_OUT + part_of() * (OCTETS_OUT * 8);
+        const u64 first = ((u64)brick.image * height + brick.top + r) * width + brick.left;
+        u16* row = (u16*)a.output + first * CHANNELS_OUT + part_of() * (OCTETS_OUT * 8);
         for (int i = at.lane; i < columns * OCTETS_OUT; i += 32) {
             const int q = i / OCTETS_OUT, octet = i % OCTETS_OUT;
             const uint4 v = load_shared_4(staged + (OUT_ORIGIN + r * OUT_PITCH + q) * 16 + octet * OUT_OCTET);
