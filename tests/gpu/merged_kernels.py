@@ -38,6 +38,7 @@ from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
+from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
 LIMITS: dict[Format, float] = {"bf16": 1e-2, "fp16": 1e-2, "tf32": 2e-3, "fp32": 1e-5}
@@ -139,10 +140,15 @@ Item = Check | Timing
 
 
 def chain_variant(
-    sequence: Sequence, edge: Shape, warps: int = 8, blocks: int = 2, format_: Format = "bf16", adds: bool = False
+    sequence: Sequence,
+    edge: Shape,
+    warps: int = 8,
+    blocks: int = 2,
+    format_: Format = "bf16",
+    layout: Shape | None = None,
 ) -> Variant:
     """A variant of the padded chains."""
-    return Variant("chain", Description(sequence, format_, adds), chains.Plan(edge, warps, blocks))
+    return Variant("chain", Description(sequence, format_), chains.Plan(edge, warps, blocks, layout))
 
 
 def chain_checks(format_: Format) -> Iterator[Check]:
@@ -212,10 +218,15 @@ def wide_checks(format_: Format) -> Iterator[Check]:
     if format_ in ("tf32", "fp32"):
         return
     for channels, shape, plan, more in (
-        ([64] * 3, (3, 61, 77), (4, 64), {}),
-        ([64] * 3, (150, 30, 33), (3, 4), {"activation": "none"}),
-        ([40, 56, 36], (1, 29, 31), (4, 2), {"activation": "relu6"}),
-        ([64] * 3, (2, 40, 50), (3, 5), {"residual": 0}),
+        ([64] * 3, (3, 61, 77), (32, 4, 64), {}),
+        ([64] * 3, (150, 30, 33), (32, 3, 4), {"activation": "none"}),
+        ([64] * 3, (2, 50, 130), (64, 2, 4), {}),
+        ([40, 56, 36], (1, 29, 31), (32, 4, 2), {"activation": "relu6"}),
+        ([64] * 3, (2, 40, 50), (32, 3, 5), {"residual": 0}),
+        ([32] * 3, (3, 61, 130), (64, 2, 64), {}),
+        ([32] * 3, (150, 30, 33), (32, 4, 2), {"residual": 0}),
+        ([32] * 4, (3, 61, 77), (32, 2, 5), {}),
+        ([16] * 3, (3, 61, 130), (64, 2, 2), {}),
     ):
         yield Check(wide_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
 
@@ -246,6 +257,7 @@ BLOCKS = {
         [((16, 60), 8, 2), ((24, 44), 8, 2), ((16, 28), 4, 4)],
         [(128, 114), (64, 128, 2), (128, 128), (64, 128, 2, 32, 8), (128, 114, 1, 16, 8), (32, 128, 4)],
         [((16, 62), 8, 2, 4, 5), ((16, 62), 8, 2, 2, 5)],
+        [(64, 2, 32), (64, 1, 64), (64, 2, 128)],
     ),
     "2x32@512b16": Block(
         [32] * 3,
@@ -253,8 +265,16 @@ BLOCKS = {
         [((16, 28), 8, 2), ((24, 44), 12, 1), ((12, 44), 6, 2)],
         [(48, 128), (48, 103), (48, 128, 1, 32, 8), (32, 128)],
         [((16, 30), 8, 2, 4, 5), ((16, 30), 8, 2, 8, 5)],
+        [(32, 4, 16), (64, 2, 32), (64, 2, 64), (64, 2, 16), (32, 4, 64)],
     ),
-    "3x32@224b64": Block([32] * 4, (64, 224, 224), [((16, 26), 8, 2), ((20, 42), 12, 1)], [(32, 224), (32, 112)]),
+    "3x32@224b64": Block(
+        [32] * 4,
+        (64, 224, 224),
+        [((16, 26), 8, 2), ((20, 42), 12, 1)],
+        [(32, 224), (32, 112)],
+        [],
+        [(32, 2, 56), (32, 2, 28), (32, 2, 14)],
+    ),
     "4x32@512b16": Block(
         [32] * 5,
         (16, 512, 512),
@@ -271,9 +291,21 @@ BLOCKS = {
         [((16, 56), 8, 2), ((24, 40), 8, 2), ((16, 24), 4, 4)],
         [(64, 40), (64, 64), (48, 43), (32, 64)],
     ),
-    "2x64@224b64": Block([64] * 3, (64, 224, 224), [((14, 28), 8, 1)], wide=[(4, 56), (3, 75), (4, 14), (4, 28)]),
-    "2x64@56b64": Block([64] * 3, (64, 56, 56), [((14, 28), 8, 1), ((8, 12), 8, 1)], wide=[(4, 14), (3, 19), (4, 7)]),
-    "2x64@56b1": Block([64] * 3, (1, 56, 56), [((6, 12), 8, 1), ((4, 12), 8, 1)], wide=[(4, 1), (3, 1), (4, 2)]),
+    "2x64@224b64": Block(
+        [64] * 3,
+        (64, 224, 224),
+        [((14, 28), 8, 1)],
+        wide=[(32, 4, 56), (32, 3, 75), (32, 4, 28), (64, 2, 112), (64, 2, 56)],
+    ),
+    "2x64@56b64": Block(
+        [64] * 3,
+        (64, 56, 56),
+        [((14, 28), 8, 1), ((8, 12), 8, 1)],
+        wide=[(32, 4, 14), (32, 3, 19), (32, 4, 7), (64, 2, 28), (64, 2, 14)],
+    ),
+    "2x64@56b1": Block(
+        [64] * 3, (1, 56, 56), [((6, 12), 8, 1), ((4, 12), 8, 1)], wide=[(32, 4, 1), (32, 2, 1), (32, 2, 2)]
+    ),
     "3d 2x16@128b1": Block([16] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1)]),
     "3d 3x16@128b1": Block([16] * 4, (1, 128, 128, 128), [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)]),
     "3d 2x8@128b1": Block([8] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)]),
@@ -286,6 +318,14 @@ SINGLE = {
     (8, 3): [((4, 8, 30), 8, 1), ((8, 8, 30), 8, 1)],
 }
 """Plans of the kernel of one layer, by channels and dimensions."""
+BRICKED: dict[str, list[Shape]] = {
+    "4x16@1024b8": [(8, 8), (16, 16), (8, 32)],
+    "2x16@1024b8": [(8, 8), (16, 16), (8, 32)],
+    "3x16@224b64": [(8, 8), (16, 16), (8, 32)],
+    "2x32@512b16": [(8, 8), (16, 16), (8, 32)],
+    "3x32@224b64": [(8, 8), (16, 16), (8, 32)],
+}
+"""Layouts of activations in bricks, measured with a block's first plan."""
 SINGLE_STREAMED = {(16, 2): [(128, 128, 2), (256, 128)], (32, 2): [(96, 128)]}
 
 
@@ -296,6 +336,8 @@ def chain_timings() -> Iterator[Timing]:
         sequence, one = (sequence_of(c, dimensions) for c in (block.channels, block.channels[:2]))
         key = block.channels[0], dimensions
         variants: list[Variant | None] = [chain_variant(sequence, *plan) for plan in block.padded]
+        if name in BRICKED:
+            variants += [chain_variant(sequence, *block.padded[0], layout=brick) for brick in BRICKED[name]]
         variants += [stream_variant(sequence, *plan) for plan in block.streamed]
         variants += [memo_variant(sequence, *plan) for plan in block.memoized]
         variants += [wide_variant(sequence, *plan) for plan in block.wide]
@@ -431,10 +473,14 @@ def time_variant(variant: Variant, given: list[Parameters], xs: list[Tensor], re
     """One merged kernel."""
     kernel = variant.make()
     weights = kernel.pack(given)
+    if kernel.layout is not None:
+        xs = [to_bricks(x, kernel.layout) for x in xs]
     outs = [torch.full_like(kernel.empty_output(x), math.nan) for x in xs]
     scratch = launch.scratch_of(kernel, xs[0])
     values = replay_ms([prepared(kernel, weights, x, y, scratch) for x, y in zip(xs, outs, strict=True)])
-    return {**facts(kernel), **summary(values), "error": relative_error(outs[0][: len(reference)], reference)}
+    y = outs[0][: len(reference)]
+    error = relative_error(y if kernel.layout is None else from_bricks(y), reference)
+    return {**facts(kernel), **summary(values), "error": error}
 
 
 def time_unmerged(variant: Variant, given: list[Parameters], xs: list[Tensor], reference: Tensor) -> dict[str, Any]:

@@ -172,15 +172,15 @@ def _memoized(problem: Problem) -> Iterable[Kernel]:
 
 
 def _wide(problem: Problem) -> Iterable[Kernel]:
-    """Two layers of up to 64 channels by ``wgmma``; short bricks where whole columns would leave nothing to do."""
+    """Layers of up to 64 channels in streamed rows by ``wgmma``; short bricks where whole columns would leave nothing to do."""
     from joulemark.merged.kernels.wide import Plan, unsuited, wide
 
     if unsuited(problem.description) is not None:
         return ()
     plans = [
-        Plan(rows, groups)
-        for rows in (3, 4)
-        for groups in dict.fromkeys(min(one, -(-problem.out[0] // rows)) for one in (2, 4, 8, 14, 28, 64))
+        Plan(width, pairs, groups)
+        for width, pairs in ((32, 4), (32, 3), (64, 2), (32, 2))
+        for groups in dict.fromkeys(min(one, -(-problem.out[0] // pairs)) for one in (4, 14, 28, 64, 128))
     ]
     return _all_made(partial(wide, problem.description, plan) for plan in plans)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fixtures.chains import LIMITS, chain_of, error_of, parameters_of
+from fixtures.chains import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels import chain as chains
@@ -15,6 +15,7 @@ from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels.chain import Plan, chain
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.fragments import round_tf32
+from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.kernels.stream import stream
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
@@ -94,6 +95,27 @@ def test_rings_of_any_length(rings: tuple[int, int]) -> None:
     assert error_of(kernel, (2, 15, 13)) < LIMITS["bf16"]
 
 
+@pytest.mark.parametrize("layout", [(4, 8), (8, 16)])
+def test_activations_in_bricks(layout: tuple[int, int]) -> None:
+    description = Description(chain_of([16, 16, 16]), "bf16")
+    kernel = chain(description, Plan((6, 12), 4, 1, layout))
+    given, x = parameters_of(description), input_of(description, (2, 16, 32))
+    y = from_bricks(kernel.run(to_bricks(x, layout), kernel.pack(given)))
+    reference = reference_of(description, given, x)
+    assert (y.double() - reference).norm() / reference.norm() < LIMITS["bf16"]
+    with pytest.raises(ValueError, match="takes bricks"):
+        kernel.run(x, kernel.pack(given))
+
+
+def test_bricks_and_back() -> None:
+    x = torch.randn(2, 3, 8, 12)
+    assert to_bricks(x, (4, 6)).shape == (2, 2, 2, 4, 6, 3)
+    assert torch.equal(to_bricks(x, (4, 6))[1, 1, 0], x[1, :, 4:8, :6].permute(1, 2, 0))
+    assert torch.equal(from_bricks(to_bricks(x, (2, 4))), x)
+    with pytest.raises(ValueError, match="no whole number"):
+        to_bricks(x, (3, 6))
+
+
 def test_a_brick_of_one_row() -> None:
     description = Description(chain_of([16, 16]), "bf16")
     assert error_of(stream(description, streams.Plan(16, 4)), (1, 5, 9)) < LIMITS["bf16"]
@@ -106,8 +128,6 @@ def test_tf32_rounds_ties_away_from_zero() -> None:
 
 
 def test_missing_bias_is_zero() -> None:
-    from conftest import input_of, reference_of
-
     description = Description(chain_of([8, 8]), "fp32")
     given = [Parameters(parameters_of(description)[0].weight, None)]
     x = input_of(description, (1, 5, 6))
@@ -164,6 +184,7 @@ def test_volumes_are_not_streamed() -> None:
     [
         (lambda d: chain(d, Plan((64, 112))), "shared memory"),
         (lambda d: chain(d, Plan((8,))), "give 2 numbers"),
+        (lambda d: chain(d, Plan((8, 12), layout=(6, 8))), "powers of two"),
         (lambda d: stream(d, streams.Plan(40)), "multiple of 16"),
         (lambda d: stream(d, streams.Plan(320)), "too many"),
     ],

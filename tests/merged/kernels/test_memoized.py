@@ -42,7 +42,7 @@ def test_launches_share_a_scratch_one_after_another(monkeypatch) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
 def test_builds_without_spills(architecture: str) -> None:
-    kernel = memoized(Description(chain_of([16] * 5), "bf16"), Plan((16, 62), 8, 2))
+    kernel = memoized(Description(chain_of([32] * 5), "bf16"), Plan((16, 30), 8, 2))
     assert build(kernel, architecture).spilled == 0
 
 

@@ -42,11 +42,13 @@ class Plan:
             multiple of 16.
         warps: of a block.
         blocks: per multiprocessor that the registers shall allow.
+        layout: edges, powers of two, of the bricks in which input and output lie in memory; None for channels-last.
     """
 
     edge: Shape
     warps: int = 8
     blocks: int = 2
+    layout: Shape | None = None
 
 
 def unsuited(description: Description) -> str | None:
@@ -89,6 +91,12 @@ class LayerPlan:
     weights: int
     bias: int
     end: int
+
+
+def brick_constants(layout: Shape | None) -> dict[str, object]:
+    """What ``device/chain.cuh`` wants to know of the layout in memory; zeros for channels-last."""
+    down, across = layout or (0, 0)
+    return {"BRICK_HEIGHT": down, "BRICK_WIDTH": across}
 
 
 class Lines:
@@ -262,7 +270,7 @@ class _Bricks(Lines):
         field: dict[str, object] = {
             "DEPTH": self.planes, "HEIGHT": self.height, "WIDTH": self.width, "GUARD": GUARD,
             "WARPS": self.plan.warps, "LEVELS": self.depth, "TILE_DEPTH": self.edge[0] if self.volume else 1,
-            "TILE_HEIGHT": self.edge[-2], "TILE_WIDTH": self.edge[-1],
+            "TILE_HEIGHT": self.edge[-2], "TILE_WIDTH": self.edge[-1], **brick_constants(self.plan.layout),
         }  # fmt: skip
         layers = []
         for number, layer in enumerate(self.layers):
@@ -297,12 +305,18 @@ def chain(description: Description, plan: Plan) -> Kernel:
         raise ValueError(f"no kernel for this chain: {why}")
     if len(plan.edge) != description.sequence.dimensions or min(plan.edge) < 2:
         raise ValueError(f"edge {plan.edge}: give {description.sequence.dimensions} numbers from 2 on")
+    if plan.layout is not None and (len(plan.layout) != 2 or any(n < 1 or n & (n - 1) for n in plan.layout)):
+        raise ValueError(f"layout {plan.layout}: give two powers of two; volumes lie channels-last")
+    if plan.layout is not None and description.sequence.dimensions != 2:
+        raise ValueError(f"layout {plan.layout} for {description.sequence.dimensions} dimensions: give none")
     made = _Bricks(description, plan)
     if made.shared > MOST_SHARED:
         raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
     edge = "x".join(str(n) for n in made.edge)
-    name = f"chain_{description}_{edge}_w{plan.warps}b{plan.blocks}"
-    return Kernel(name, description, made.source(name), 32 * plan.warps, made.shared, made.edge, made.pack)
+    layout = "" if plan.layout is None else f"_bricks{plan.layout[0]}x{plan.layout[1]}"
+    name = f"chain_{description}_{edge}_w{plan.warps}b{plan.blocks}{layout}"
+    text = made.source(name)
+    return Kernel(name, description, text, 32 * plan.warps, made.shared, made.edge, made.pack, layout=plan.layout)
 
 
 __all__ = ["Plan", "chain", "unsuited"]

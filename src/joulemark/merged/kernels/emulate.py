@@ -56,7 +56,7 @@ def run(
     out = kernel.empty_output(x) if out is None else out
     guarded, fence = _fenced(out)
     scratch = scratch_of(kernel, x)
-    blocks = kernel.blocks(x.shape[0], tuple(x.shape[2:]), 1)
+    blocks = kernel.blocks(x.shape[0], kernel.size_of(x), 1)
     if kernel.persistent is not None:
         blocks = min(blocks, resident)
     arguments = kernel.arguments(x, weights, guarded, residual, scratch, blocks)

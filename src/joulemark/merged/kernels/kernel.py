@@ -58,6 +58,7 @@ class Kernel:
         least: smallest compute capability, as 80.
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
         parts: blocks that share a brick.
+        layout: edges of the bricks in which input and output lie in memory (:mod:`~.layouts`); None for channels-last.
     """
 
     name: str
@@ -72,6 +73,13 @@ class Kernel:
     least: int = 80
     only: int | None = None
     parts: int = 1
+    layout: Shape | None = None
+
+    def size_of(self, x: Tensor) -> Shape:
+        """Spatial size of a tensor in the kernel's layout."""
+        if self.layout is None:
+            return tuple(x.shape[2:])
+        return tuple(n * edge for n, edge in zip(x.shape[1:], self.layout, strict=False))
 
     def bricks(self, size: Shape) -> Shape:
         """Bricks per dimension of the output for an input of spatial ``size``."""
@@ -87,7 +95,7 @@ class Kernel:
         self, x: Tensor, weights: Tensor, out: Tensor, residual: Tensor | None, scratch: Tensor | None, blocks: int
     ) -> Arguments:
         """The arguments of a launch; the tensors must outlive it."""
-        size, made = tuple(x.shape[2:]), tuple(out.shape[2:])
+        size, made = self.size_of(x), self.size_of(out)
         bricks = self.bricks(size)
 
         def triple(shape: Shape) -> ctypes.Array[ctypes.c_int]:
@@ -108,10 +116,13 @@ class Kernel:
         )
 
     def empty_output(self, x: Tensor) -> Tensor:
-        """An uninitialized output for x, channels-last."""
+        """An uninitialized output for x, in the kernel's layout."""
         sequence = self.description.sequence
-        size = sequence.sizes(tuple(x.shape[2:]))[-1]
-        shape = (x.shape[0], sequence.channels(len(sequence.layers)), *size)
+        size, channels = sequence.sizes(self.size_of(x))[-1], sequence.channels(len(sequence.layers))
+        if self.layout is not None:
+            counts = (n // edge for n, edge in zip(size, self.layout, strict=True))
+            return torch.empty((x.shape[0], *counts, *self.layout, channels), dtype=x.dtype, device=x.device)
+        shape = (x.shape[0], channels, *size)
         return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout(sequence.dimensions))
 
     def check(self, x: Tensor, residual: Tensor | None) -> None:
@@ -123,22 +134,28 @@ class Kernel:
         sequence = self.description.sequence
         if x.dtype != self.description.dtype:
             raise ValueError(f"{self.name} takes {self.description.dtype}, got {x.dtype}")
-        if x.dim() != 2 + sequence.dimensions or x.shape[1] != sequence.channels(0):
-            raise ValueError(
-                f"{self.name} takes {sequence.channels(0)} channels in {sequence.dimensions} dimensions, "
-                f"got a tensor of {tuple(x.shape)}"
-            )
         if (residual is None) == self.description.adds:
             raise ValueError(f"{self.name} {'adds a residual: give one' if self.description.adds else 'adds none'}")
+        channels, dimensions = sequence.channels(0), sequence.dimensions
+        if self.layout is not None:
+            if x.shape[1 + dimensions :] != (*self.layout, channels) or not x.is_contiguous():
+                raise ValueError(
+                    f"{self.name} takes bricks of {(*self.layout, channels)}, got a tensor of {tuple(x.shape)}"
+                )
+            return
+        if x.dim() != 2 + dimensions or x.shape[1] != channels:
+            raise ValueError(
+                f"{self.name} takes {channels} channels in {dimensions} dimensions, got a tensor of {tuple(x.shape)}"
+            )
         for one in (x, residual):
-            if one is not None and not one.is_contiguous(memory_format=layout(sequence.dimensions)):
+            if one is not None and not one.is_contiguous(memory_format=layout(dimensions)):
                 raise ValueError(f"{self.name} takes channels-last tensors: got strides {one.stride()}")
 
     def run(self, x: Tensor, weights: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The sequence's output, on the GPU where x lies there, else emulated.
 
         Args:
-            x: [batch, channels, *size], channels-last.
+            x: [batch, channels, *size], channels-last, or bricks where ``layout`` says so.
             weights: what ``pack`` gave, on x's device.
             residual: [batch, out_channels, *out], where the description adds one.
             out: where to; by default a new tensor.

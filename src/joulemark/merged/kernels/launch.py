@@ -76,7 +76,7 @@ class Loaded:
         self, x: Tensor, weights: Tensor, residual: Tensor | None, out: Tensor, scratch: Tensor | None
     ) -> Callable[[], None]:
         """A launch bound to its tensors: calling it only enqueues, at the least cost on the host."""
-        blocks = self.kernel.blocks(x.shape[0], tuple(x.shape[2:]), self.multiprocessors)
+        blocks = self.kernel.blocks(x.shape[0], self.kernel.size_of(x), self.multiprocessors)
         arguments = self.kernel.arguments(x, weights, out, residual, scratch, blocks)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         address = ctypes.addressof(pointers)
@@ -107,7 +107,7 @@ def scratch_of(kernel: Kernel, x: Tensor) -> Tensor | None:
     """Zeroed scratch for x, where the kernel needs one; launches that run at the same time need one each."""
     if kernel.scratch is None:
         return None
-    return torch.zeros(kernel.scratch(x.shape[0], tuple(x.shape[2:])), dtype=torch.uint8, device=x.device)
+    return torch.zeros(kernel.scratch(x.shape[0], kernel.size_of(x)), dtype=torch.uint8, device=x.device)
 
 
 def run(

@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import GUARD, MOST_SHARED, Lines, registers_for, segments_for, struct
+from joulemark.merged.kernels.chain import (
+    GUARD,
+    MOST_SHARED,
+    Lines,
+    brick_constants,
+    registers_for,
+    segments_for,
+    struct,
+)
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.kernel import Kernel
@@ -87,7 +95,7 @@ class _Memoized(Lines):
         field: dict[str, object] = {
             "HEIGHT": plan.edge[0] + 2, "WIDTH": self.width, "GUARD": GUARD, "WARPS": plan.warps, "RING": plan.ring,
             "LEVELS": self.depth, "LANES": plan.lanes, "TILE_HEIGHT": self.edge[0], "TILE_WIDTH": self.edge[1],
-            "TICKET": _TICKET_BYTES, "HEADER": _HEADER_BYTES,
+            "TICKET": _TICKET_BYTES, "HEADER": _HEADER_BYTES, **brick_constants(None),
         }  # fmt: skip
         layers = []
         for number, layer in enumerate(self.layers):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import ALIGNMENT, GUARD, MOST_SHARED, Lines, registers_for, struct
+from joulemark.merged.kernels.chain import ALIGNMENT, GUARD, MOST_SHARED, Lines, brick_constants, registers_for, struct
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.kernel import Kernel
@@ -110,6 +110,7 @@ class _Stream(Lines):
         field: dict[str, object] = {
             "DEPTH": 1, "HEIGHT": self.plan.rows + halo, "WIDTH": self.plan.width, "GUARD": GUARD, "WARPS": self.warps,
             "LEVELS": self.depth, "TILE_DEPTH": 1, "TILE_HEIGHT": self.plan.rows, "TILE_WIDTH": self.plan.width - halo,
+            **brick_constants(None),
         }  # fmt: skip
         layers = []
         for number, layer in enumerate(self.layers):

@@ -1,7 +1,8 @@
-"""Two layers of up to 64 channels in streamed rows by ``wgmma``: for compute capability 9.0.
+"""Chains in streamed rows by ``wgmma``, the matrix products of warpgroups: for compute capability 9.0.
 
-With 64 channels the matrix instructions of single warps become the limit; a warpgroup's read one operand from shared
-memory and leave registers to the weights. ``device/wide.cuh`` has the scheme.
+From 32 channels on the matrix instructions of single warps are the limit: on Hopper they reach less of the rate than a
+warpgroup's, which read one operand from shared memory and leave registers to the weights. ``device/wide.cuh`` has the
+scheme; of its products 1/2, 3/4 or all are needed with 16, 32 or 64 channels.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import ACTIVATIONS, MOST_SHARED, struct
+from joulemark.merged.kernels.chain import ACTIVATIONS, ALIGNMENT, MOST_SHARED, brick_constants, struct
 from joulemark.merged.kernels.compile import device_text
-from joulemark.merged.kernels.description import STORED, Description
-from joulemark.merged.kernels.fragments import a_fragments, pad_channels
+from joulemark.merged.kernels.description import STORED, Description, Format
+from joulemark.merged.kernels.fragments import a_fragments
 from joulemark.merged.kernels.kernel import Kernel
 
-_CHANNELS, _LEAST_CHANNELS = 64, 33
-_WIDTH, _GUARD = 32, 1024
-_WARPS = 12
+_LAYERS = range(2, 4)
+_PRODUCT_ROWS = 64
+_SLOTS = 4
 _INSTRUCTIONS = {"bf16": "bf16", "fp16": "f16"}
+_REGISTERS = {2: (24, 240), 3: (24, 160)}
+"""Of a thread that loads and of one that multiplies, by layers: together at most 65536."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +34,38 @@ class Plan:
     """Sizes of a kernel that are free to choose.
 
     Args:
-        rows: of a group, 3 or 4.
-        groups: that a brick has from top to bottom.
+        width: columns of a band with its halo: 32 or 64.
+        pairs: rows of a product's pixels; width · pairs is at most 128.
+        groups: that a brick has from top to bottom, each of pairs · 64 / channels rows.
     """
 
-    rows: int = 4
+    width: int = 32
+    pairs: int = 4
     groups: int = 64
+
+
+def channels_of(description: Description) -> int:
+    """Channels that all tensors are padded to: 16, 32 or 64."""
+    sequence = description.sequence
+    most = max(sequence.channels(tensor) for tensor in range(len(sequence.layers) + 1))
+    return next((n for n in (16, 32) if most <= n), 64)
 
 
 def unsuited(description: Description) -> str | None:
     """Why there is no such kernel for a sequence; None where there is one."""
     layers = description.sequence.layers
-    if description.sequence.dimensions != 2 or len(layers) != 2:
-        return f"{len(layers)} layers in {description.sequence.dimensions} dimensions, not 2 in 2"
+    if description.sequence.dimensions != 2 or len(layers) not in _LAYERS:
+        return f"{len(layers)} layers in {description.sequence.dimensions} dimensions, not 2 or 3 in 2"
     if description.format not in _INSTRUCTIONS:
         return f"{description.format}: there is one for bf16 and fp16"
-    if max(layer.out_channels for layer in layers) < _LEAST_CHANNELS:
-        return f"{layers[-1].out_channels} channels: less than half of the 64 that an instruction makes"
-    if layers[0].residual is not None or layers[1].residual not in (None, 0):
+    if len(layers) == 3 and channels_of(description) == _PRODUCT_ROWS:
+        return "3 layers of more than 32 channels: their weights take the registers of two"
+    if any(one.residual is not None for one in layers[:-1]) or layers[-1].residual not in (None, 0):
         return "a residual that is not the input, added last"
     return chain.unsuited(description)
 
 
-def wgmma_text(format_: str, columns: int) -> str:
+def wgmma_text(format_: Format, columns: int) -> str:
     """The instruction wgmma.m64nNk16 with A in registers, as a function for ``columns`` = N."""
     first = columns // 2
     outputs = ", ".join(f"%{i}" for i in range(first))
@@ -72,22 +84,82 @@ template <class T, int N> DEVICE void wgmma(float (&d)[N / 2], const u32 (&a)[4]
 """
 
 
+def product_matrix(weight: Tensor, channels: int) -> Tensor:
+    """[input row, kernel column, 64 = output row · channel, input channel]: zeros where a row does not reach another.
+
+    Args:
+        weight: [out, in, 3, 3].
+        channels: to pad to.
+    """
+    packed = _PRODUCT_ROWS // channels
+    out, inner = weight.shape[:2]
+    made = weight.new_zeros((packed + 2, 3, packed, channels, channels))
+    for row in range(packed):
+        for tap in range(3):
+            made[row + tap, :, row, :out, :inner] = weight[:, :, tap].permute(2, 0, 1)
+    return made.flatten(2, 3)
+
+
 def pack(description: Description, given: List[Parameters]) -> Tensor:
-    """Per layer the fragments [tap][step][warp][lane][4 words] of A, then 64 biases."""
+    """Per layer the fragments [input row][kernel column][step][warp][lane][4 words], then a bias per channel."""
+    channels = channels_of(description)
     parts = []
     for layer, one in zip(description.sequence.layers, given, strict=True):
-        weight = pad_channels(one.weight.detach().float().cpu(), _CHANNELS, _CHANNELS).to(STORED[description.format])
-        # [warp, row, step, channel, ky, kx] → [ky, kx, step, warp, row, channel]
-        matrix = weight.view(4, 16, 4, 16, 3, 3).permute(4, 5, 2, 0, 1, 3)
-        bias = torch.zeros(_CHANNELS)
+        matrix = product_matrix(one.weight.detach().float().cpu(), channels).to(STORED[description.format])
+        # [row, column, warp, 16 rows, step, 16 channels] → [row, column, step, warp, 16 rows, 16 channels]
+        split = matrix.view(*matrix.shape[:2], 4, 16, channels // 16, 16).permute(0, 1, 4, 2, 3, 5)
+        bias = torch.zeros(channels)
         if one.bias is not None:
             bias[: layer.out_channels] = one.bias.detach().float().cpu()
-        parts += [a_fragments(matrix).flatten().view(torch.uint8), bias.view(torch.uint8)]
+        parts += [a_fragments(split).flatten().view(torch.uint8), bias.view(torch.uint8)]
     return torch.cat(parts).to(given[0].weight.device)
 
 
+def _constants(description: Description, plan: Plan) -> tuple[dict[str, object], int]:
+    """The F of ``device/wide.cuh``, and bytes of shared memory."""
+    layers = description.sequence.layers
+    depth, channels = len(layers), channels_of(description)
+    packed = _PRODUCT_ROWS // channels
+    row = plan.width * channels * 2
+    ring = packed * (_SLOTS * plan.pairs + 2) * row + ALIGNMENT  # behind it room for what a shift reads too much
+    staged = 2 * ALIGNMENT + depth * ring
+    adds = layers[-1].residual is not None or description.adds
+    constants: dict[str, object] = {
+        "CHANNELS": channels, "PACKED": packed, "PAIRS": plan.pairs, "WIDTH": plan.width, "LEVELS": depth,
+        "TILE_HEIGHT": plan.groups * plan.pairs * packed, "TILE_WIDTH": plan.width - 2 * depth,
+        "TAKEN": layers[0].in_channels, "MADE": layers[-1].out_channels,
+        "LAYER_BYTES": (packed + 2) * 3 * (channels // 16) * 4 * 32 * 16 + channels * 4,
+        "RINGS": 2 * ALIGNMENT, "RING_BYTES": ring, "STAGED": staged,
+        "LAST_ACTIVATION": ACTIVATIONS[layers[-1].activation], "RESIDUAL": "GLOBAL" if adds else "NOTHING",
+        **brick_constants(None),
+    }  # fmt: skip
+    return constants, staged + plan.pairs * packed * row
+
+
+def _body(description: Description) -> str:
+    """The kernel's body: who does what."""
+    layers = description.sequence.layers
+    depth = len(layers)
+    few, many = _REGISTERS[depth]
+    starts = "        run.template ring<0>().prepare(4, 128);\n" + "".join(
+        f"        run.template ring<{n}>().prepare(128, 128);\n" for n in range(1, depth)
+    )
+    inner = "".join(
+        f"        if (group == {n}) run.template inner_layer<{n}, {ACTIVATIONS[layers[n].activation]}>(warp % 4);\n"
+        for n in range(depth - 1)
+    )
+    return (
+        f"    Wide<Field> run(a);\n    if (threadIdx.x == 0) {{\n{starts}        fence_async();\n    }}\n"
+        f"    block_sync();\n"
+        f"    const int warp = threadIdx.x >> 5, group = warp / 4;\n"
+        f"    if (group == {depth}) {{\n        registers_down<{few}>();\n        run.load(warp % 4);\n    }} else {{\n"
+        f"        registers_up<{many}>();\n{inner}"
+        f"        if (group == {depth - 1}) run.template last_layer<{depth - 1}>(warp % 4);\n    }}\n"
+    )
+
+
 def wide(description: Description, plan: Plan) -> Kernel:
-    """The kernel of two wide layers.
+    """The kernel of a chain by products of warpgroups.
 
     Raises:
         ValueError: there is none for this sequence or plan.
@@ -95,36 +167,31 @@ def wide(description: Description, plan: Plan) -> Kernel:
     why = unsuited(description)
     if why:
         raise ValueError(f"no wide kernel for this chain: {why}")
-    if plan.rows not in (3, 4) or plan.groups < 1:
-        raise ValueError(f"{plan.groups} groups of {plan.rows} rows: give 3 or 4 rows")
-    first, last = description.sequence.layers
-    weights = 9 * 4 * 4 * 32 * 16
-    adds = last.residual is not None or description.adds
-    edge = (plan.rows * plan.groups, _WIDTH - 4)
-    constants: dict[str, object] = {
-        "ROWS": plan.rows, "WIDTH": _WIDTH, "TILE_HEIGHT": edge[0], "TILE_WIDTH": edge[1], "TAKEN": first.in_channels,
-        "CHANNELS": last.out_channels, "LAYER_BYTES": weights + _CHANNELS * 4, "BIAS": weights,
-        "FIRST_ACTIVATION": ACTIVATIONS[first.activation], "LAST_ACTIVATION": ACTIVATIONS[last.activation],
-        "RESIDUAL": "GLOBAL" if adds else "NOTHING",
-    }  # fmt: skip
-    ring = (4 * plan.rows + 2) * _WIDTH * 128
-    shared = 4 * _GUARD + 2 * ring + plan.rows * _WIDTH * 128
+    layers = description.sequence.layers
+    depth, columns = len(layers), plan.width * plan.pairs
+    if plan.width not in (32, 64) or not plan.pairs >= 1 or columns > 128 or plan.groups < 1:
+        raise ValueError(f"{plan}: give 32 or 64 columns, and pairs so that they make at most 128")
+    constants, shared = _constants(description, plan)
+    rows = plan.pairs * int(str(constants["PACKED"]))
+    if rows < depth:
+        raise ValueError(f"a group of {rows} rows is lower than the halo of {depth} layers")
     if shared > MOST_SHARED:
         raise ValueError(f"the rings take {shared} bytes of shared memory, {MOST_SHARED} are there")
-    name = f"wide_{description}_{plan.rows}x{plan.groups}"
+    edge = (rows * plan.groups, plan.width - 2 * depth)
+    name = f"wide_{description}_{plan.width}x{plan.pairs}x{plan.groups}"
     source = (
         f"#ifdef EMULATED\n{device_text('hopper_emulation.hpp')}#else\n{device_text('hopper.cuh')}#endif\n"
         + "".join(device_text(f"{part}.cuh") for part in ("rows", "chain"))
-        + wgmma_text(description.format, plan.rows * _WIDTH)
+        + wgmma_text(description.format, columns)
         + device_text("wide.cuh")
-        + struct("Field", constants, {"ADDS_INPUT": last.residual == 0}, f"using T = {description.format};")
-        + f"KERNEL({name}, {32 * _WARPS}, 1) {{\n    wide<Field>(a);\n}}\n"
+        + struct("Field", constants, {"ADDS_INPUT": layers[-1].residual == 0}, f"using T = {description.format};")
+        + f"KERNEL({name}, {128 * (depth + 1)}, 1) {{\n{_body(description)}}}\n"
     )
     return Kernel(
         name,
         description,
         source,
-        32 * _WARPS,
+        128 * (depth + 1),
         shared,
         edge,
         lambda given: pack(description, given),

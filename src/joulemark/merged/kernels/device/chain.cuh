@@ -17,6 +17,17 @@ DEVICE const char* pixel_of(const void* tensor, const Arguments& a, int n, int z
     return (const char*)tensor + ((((size_t)n * a.size[0] + z) * a.size[1] + y) * a.size[2] + x) * bytes;
 }
 
+// Number of a pixel in memory = of its row + of its column: channels-last, or in bricks (layouts.py) where F has some.
+template <class F> DEVICE size_t row_index(const Arguments& a, int n, int z, int y) {
+    const size_t plane = ((size_t)n * a.size[0] + z) * a.size[1];
+    if constexpr (F::BRICK_WIDTH == 0) return (plane + y) * a.size[2];
+    else return (plane + y - y % F::BRICK_HEIGHT) * a.size[2] + y % F::BRICK_HEIGHT * F::BRICK_WIDTH;
+}
+template <class F> DEVICE int column_index(int x) {
+    if constexpr (F::BRICK_WIDTH == 0) return x;
+    else return x / F::BRICK_WIDTH * (F::BRICK_HEIGHT * F::BRICK_WIDTH) + x % F::BRICK_WIDTH;
+}
+
 // 16 bytes of channels put together one by one, where a pixel is no multiple of 16 bytes.
 template <class T, int CHANNELS> DEVICE uint4 gathered(const char* pixel, int chunk) {
     u32 w[4] = {};
@@ -40,7 +51,7 @@ DEVICE void load_pixels(const char* from, bool there, int x, int width, u32 to, 
         if (UNITS % WARPS && i + warp >= UNITS) break;
         const int item = lane + 32 * (i + warp), q = item / CHUNKS, chunk = item % CHUNKS;
         const bool inside = there && within(x + q, width);
-        const char* pixel = from + (inside ? x + q : 0) * (CHANNELS * T::bytes);
+        const char* pixel = from + (inside ? column_index<F>(x + q) : 0) * (CHANNELS * T::bytes);
         const u32 at = to + offset<CHUNKS>(q, chunk);
         if constexpr (CHANNELS * T::bytes % 16 == 0) {
             const bool real = inside && chunk * 16 < CHANNELS * T::bytes;
@@ -52,7 +63,7 @@ DEVICE void load_pixels(const char* from, bool there, int x, int width, u32 to, 
 template <class T, int CHANNELS, int CHUNKS, int WARPS, class F>
 DEVICE void load_row(const Arguments& a, const Origin& o, int z, int y, u32 to, int warp) {
     const bool there = within(z, a.size[0]) && within(y, a.size[1]);
-    const char* from = pixel_of(a.input, a, o.n, there ? z : 0, there ? y : 0, 0, CHANNELS * T::bytes);
+    const char* from = (const char*)a.input + row_index<F>(a, o.n, there ? z : 0, there ? y : 0) * (CHANNELS * T::bytes);
     load_pixels<T, CHANNELS, CHUNKS, WARPS, F>(from, there, o.x, a.size[2], to, warp);
 }
 // The input of a brick into a field; a warp takes row after row.
@@ -93,39 +104,45 @@ template <class Y, class F> struct FieldSink {
 
 // Where a warp's rows of the last layer go: the output, as far as brick and image reach.
 template <class Y, class F> struct OutputSink {
+    static constexpr int BYTES = Y::CHANNELS * Y::T::bytes;
     using Out = GlobalPiece<typename Y::T, PIECE<Y>, Y::CHANNELS, PADDED_CHANNELS<Y>>;
-    char* to[2];
-    const char* residual[2];
+    const Arguments& a;
+    char* to;  // the row
+    const char* residual;
     u32 added;
-    size_t pitch;
-    int y, height, channel;
-    bool columns[2];
+    int n, z, y, height, channel, column[2];
 
-    DEVICE OutputSink(const Arguments& a, const Origin& o, u32 fields, const Rows<Y, F>& rows, int z, int first, int x0) {
+    DEVICE OutputSink(const Arguments& a, const Origin& o, u32 fields, const Rows<Y, F>& rows, int plane, int first, int x0)
+        : a(a), n(o.n), z(o.z + plane), y(o.y + first), channel(rows.channel) {
         const int g = rows.lane >> 2, byte = rows.channel * Y::T::bytes;
-        added = fields + Y::ADDED + offset<Y::OUT>(F::GUARD + (z * F::HEIGHT + first) * F::WIDTH + x0 + g, byte / 16) + byte % 16;
-        channel = rows.channel, pitch = (size_t)a.size[2] * (Y::CHANNELS * Y::T::bytes);
-        y = o.y + first, height = within(o.z + z, a.size[0]) ? a.size[1] : 0;
+        added = fields + Y::ADDED + offset<Y::OUT>(F::GUARD + (plane * F::HEIGHT + first) * F::WIDTH + x0 + g, byte / 16) + byte % 16;
+        height = within(z, a.size[0]) ? a.size[1] : 0;
         UNROLL for (int h = 0; h < 2; h++) {
             const int q = x0 + g + 8 * h, x = o.x + q;
-            columns[h] = q >= F::LEVELS && q < F::LEVELS + F::TILE_WIDTH && x < a.size[2];
-            to[h] = (char*)pixel_of(a.output, a, o.n, o.z + z, y, x, Y::CHANNELS * Y::T::bytes);
-            if constexpr (Y::RESIDUAL == GLOBAL) residual[h] = pixel_of(a.residual, a, o.n, o.z + z, y, x, Y::CHANNELS * Y::T::bytes);
+            column[h] = q >= F::LEVELS && q < F::LEVELS + F::TILE_WIDTH && x < a.size[2] ? column_index<F>(x) * BYTES : -1;
         }
+        find_row();
+    }
+    DEVICE void find_row() {
+        const size_t row = row_index<F>(a, n, z, y) * BYTES;
+        to = (char*)a.output + row;
+        if constexpr (Y::RESIDUAL == GLOBAL) residual = (const char*)a.residual + row;
     }
     DEVICE void store(const float (&d)[Y::TILES][4]) {
         UNROLL for (int h = 0; h < 2; h++) {
-            if (columns[h] && y < height) {
-                u32 w[PIECE<Y>], other[PIECE<Y>];
-                if constexpr (Y::RESIDUAL == SHARED) load_piece(other, added + h * 8 * Y::OUT * 16);
-                if constexpr (Y::RESIDUAL == GLOBAL) Out::load(other, residual[h], channel);
-                finish<Y>(w, d, h, Y::RESIDUAL == NOTHING ? nullptr : other);
-                Out::store(to[h], channel, w);
-            }
-            to[h] += pitch;
-            if constexpr (Y::RESIDUAL == GLOBAL) residual[h] += pitch;
+            if (column[h] < 0 || y >= height) continue;
+            u32 w[PIECE<Y>], other[PIECE<Y>];
+            if constexpr (Y::RESIDUAL == SHARED) load_piece(other, added + h * 8 * Y::OUT * 16);
+            if constexpr (Y::RESIDUAL == GLOBAL) Out::load(other, residual + column[h], channel);
+            finish<Y>(w, d, h, Y::RESIDUAL == NOTHING ? nullptr : other);
+            Out::store(to + column[h], channel, w);
         }
         y++, added += F::WIDTH * Y::OUT * 16;
+        if constexpr (F::BRICK_WIDTH != 0) find_row();
+        else {
+            to += (size_t)a.size[2] * BYTES;
+            if constexpr (Y::RESIDUAL == GLOBAL) residual += (size_t)a.size[2] * BYTES;
+        }
     }
 };
 

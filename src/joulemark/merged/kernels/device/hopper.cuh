@@ -14,9 +14,10 @@ DEVICE void store_matrix_4t(u32 at, u32 r0, u32 r1, u32 r2, u32 r3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(at), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
-// B: pixels of 128 bytes one behind the other, swizzled by 128 bytes; 1024 bytes from eight pixels to the next eight.
-DEVICE u64 matrix_descriptor(u32 at) {
-    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+// B: pixels of 32, 64 or 128 bytes, one behind the other, swizzled within eight of them as offset() in rows.cuh does.
+template <int PIXEL> DEVICE u64 matrix_descriptor(u32 at) {
+    constexpr u64 SWIZZLE = PIXEL == 128 ? 1 : PIXEL == 64 ? 2 : 3;
+    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(PIXEL * 8 >> 4) << 32 | SWIZZLE << 62;
 }
 
 // d[64 × 64] += a[64 × 16] · b[64 × 16]ᵀ. Warp w of the four holds rows 16 w … 16 w + 15 of d and a as in m16n8k16, octet by

@@ -20,21 +20,22 @@ DEVICE void store_matrix_4t(u32 at, u32 r0, u32 r1, u32 r2, u32 r3) {
                 }
     });
 }
-DEVICE u64 matrix_descriptor(u32 at) { return at; }
+template <int PIXEL> u64 matrix_descriptor(u32 at) { return (u64)PIXEL << 32 | at; }
 // D[64, N] += A[64, 16] · B[N, 16]ᵀ: a warp holds 16 rows of A and D.
 template <class T, int N> void wgmma(float (&d)[N / 2], const u32 (&a)[4], u64 descriptor) {
     auto& warp = emulation::warp();
     const int me = emulation::lane(), g = me >> 2, t = me & 3;
     for (int i = 0; i < 4; i++) warp.words[me][i] = a[i];
     warp_sync();
+    const u32 start = (u32)descriptor, pixel = (u32)(descriptor >> 32);
     float rows[2][16];
     for (int r = 0; r < 2; r++)
         for (int k = 0; k < 16; k++) rows[r][k] = T::element(warp.words[g * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
     for (int j = 0; j < N / 8; j++)
         for (int c = 0; c < 2; c++)
             for (int k = 0; k < 16; k++) {
-                u32 at = (u32)descriptor + (8 * j + 2 * t + c) * 128 + k * 2;
-                at ^= (at >> 7 & 7) << 4;
+                u32 at = start + (8 * j + 2 * t + c) * pixel + k * 2;
+                at ^= (at >> 7 & (pixel / 16 - 1)) << 4;
                 const float b = T::widen(emulated_load<u16>(at));
                 for (int r = 0; r < 2; r++) d[4 * j + 2 * r + c] += rows[r][k] * b;
             }
