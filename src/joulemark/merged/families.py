@@ -172,7 +172,7 @@ def _memoized(problem: Problem) -> Iterable[Kernel]:
 
 
 def _wide(problem: Problem) -> Iterable[Kernel]:
-    """Layers of up to 64 channels in streamed rows by ``wgmma``; short bricks where whole columns would leave nothing to do."""
+    """Layers of up to 64 channels in streamed rows by ``wgmma``; short bricks where whole columns are too few."""
     from joulemark.merged.kernels.wide import Plan, unsuited, wide
 
     if unsuited(problem.description) is not None:

@@ -214,7 +214,7 @@ class Planner:
                     yield segment, sum(_known(one) for one in singles[begin:end])
 
     def _prepare(self, segments: Iterable[tuple[Segment, float]]) -> None:
-        """Compile what is going to be measured, several kernels at a time: one takes a second or two."""
+        """Compile what is going to be measured, all together: one kernel takes a second or two."""
         if self.setting.device.type != "cuda" or not self.setting.measured:
             return
         kernels: dict[Kernel, None] = {}
@@ -223,13 +223,7 @@ class Planner:
             if key not in self.candidates:
                 self.candidates[key] = self._candidates(segment)
                 kernels.update((one.kernel, None) for one in self._promising(self.candidates[key], apart) if one.kernel)
-        architecture = architecture_of(*torch.cuda.get_device_capability(self.setting.device))
-        with ThreadPoolExecutor(_COMPILERS) as pool:
-            builds = [pool.submit(build, kernel, architecture) for kernel in kernels]
-            left_s = self.setting.deadline - time.monotonic()
-            # What does not compile says so when it is loaded; what is not begun in time is not measured.
-            wait(builds, None if left_s == inf else max(left_s, 0.0))
-            pool.shutdown(wait=True, cancel_futures=True)
+        build_all(kernels, self.setting.device, self.setting.deadline)
 
     def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
         """The cheapest cuts of a chain: dynamic programming over its ends."""
@@ -448,6 +442,19 @@ def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: floa
 def _problem(segment: Segment, setting: Setting, form: Format) -> Problem:
     description = Description(segment.sequence, form, segment.adds is not None)
     return Problem(description, segment.size, segment.batch, limits_of(setting.rates))
+
+
+def build_all(kernels: Iterable[Kernel], device: torch.device, deadline: float = inf) -> None:
+    """Compile kernels for a device, several at a time; what does not compile says so when it is loaded.
+
+    Args:
+        deadline: on ``time.monotonic``; what is not begun by then is left.
+    """
+    architecture = architecture_of(*torch.cuda.get_device_capability(device))
+    with ThreadPoolExecutor(_COMPILERS) as pool:
+        builds = [pool.submit(build, kernel, architecture) for kernel in kernels]
+        wait(builds, None if deadline == inf else max(deadline - time.monotonic(), 0.0))
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:

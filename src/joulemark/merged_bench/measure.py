@@ -119,7 +119,7 @@ def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> t
     torch.manual_seed(1)
     xs = _inputs(subject.tiny if options.tiny else subject.shape, options, device)
     built = rivals.build(rival, rivals.Task(_arranged(subject.build().eval(), dtype, device), xs[0]))
-    turns = itertools.cycle(xs)
+    turns = itertools.cycle(built.inputs(xs))
 
     def run() -> object:
         with torch.no_grad():
@@ -168,10 +168,11 @@ def _prepare(
     try:
         built = rivals.build(name, task)
         with torch.no_grad():
-            out = built.call(xs[0])
+            out = built.call(*built.inputs(xs[:1]))
+            out = out if built.restore is None else built.restore(out)
         error = None if expected is None else _error(out, expected)
         peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
-        act = stage.act(name, built.call, xs, built.wait)
+        act = stage.act(name, built.call, built.inputs(xs), built.wait)
     except Unsupported as reason:
         return {"missing": {"all": str(reason)}}, None
     except Exception as reason:  # a compiler or CUDA may raise anything; one rival of many is lost

