@@ -90,6 +90,17 @@ def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_where_merging_fails_the_model_comes_back_and_says_so():
+    def broken(problem):
+        raise OSError("no compiler\non this disk")
+
+    model, x = model_and_input()
+    with pytest.warns(UserWarning, match="Residual is not merged: merging it failed: OSError: no compiler"):
+        merged = merge(model, x, rates=RATES, families=(Family("broken", "padded", broken),))
+    assert torch.equal(merged(x), model(x))
+    assert merged.explain() == "Residual: plain (merging it failed: OSError: no compiler)"
+
+
 def test_a_prediction_never_beats_a_measurement():
     """Of many bricks a few are measured; the others have their predictions alone, which are far too good."""
     from joulemark.merged.graph import trace

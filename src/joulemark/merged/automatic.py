@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import asdict
@@ -43,11 +44,17 @@ def merge_automatically(
         graph = traced_or_reason(model, inputs)
         if isinstance(graph, str):
             return untraced(model, graph)
-        setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
-        if not setting.families and not setting.measured:
-            return _unplanned(model, graph)
-        with tuned_cudnn():
-            merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
+        try:
+            setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
+            if not setting.families and not setting.measured:
+                return _unplanned(model, graph)
+            with tuned_cudnn():
+                merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
+        except Exception as error:  # whatever a device or a compiler says: the model itself still works
+            said = next(iter(str(error).strip().splitlines()), "")
+            why = f"merging it failed: {type(error).__name__}: {said}"
+            warnings.warn(f"{type(model).__name__} is not merged: {why}", stacklevel=3)
+            return untraced(model, why)
     merged.took_s = time.monotonic() - begin
     return merged
 
@@ -172,7 +179,7 @@ class _Automatic:
                 known = referee.try_(plain, lambda: compiled(inner, _mode(plain)))
             base = inner if known is None and "compiled" not in plain else known
             if base is None:
-                referee.problems[name] = f"{plain} does not work"
+                referee.problems[name] = referee.problems.get(plain, f"{plain} does not work")
                 return
             build = lambda: Replayed(base, self.inputs)  # noqa: E731
             referee.try_(name, build)
