@@ -296,3 +296,27 @@ def test_the_published_table_stands_beside_ours():
     for value in BRICKDL.values():
         mean *= value ** (-1 / len(BRICKDL))
     assert mean == pytest.approx(1.137, abs=0.005), "the published geometric mean"
+
+
+def test_floors_of_a_chain_by_hand():
+    from joulemark.merged_bench.floors import floors_of
+
+    subject = block("chain-2x16")
+    x = torch.randn(2, 16, 64, 64)
+    model = subject.build().eval()
+    floors = floors_of(model, x, RATES)
+    flops = 2 * 2 * 64 * 64 * 2 * 9 * 16 * 16
+    weights = 2 * (9 * 16 * 16 + 16) * 4
+    assert floors["flops_s"] == pytest.approx(flops / 1e15)
+    assert floors["ends_s"] == pytest.approx((2 * x.nbytes + weights) / 1e9)
+    # The L2 of these rates holds nothing: every tensor goes through DRAM.
+    assert floors["layers_s"] == pytest.approx((4 * x.nbytes + 2 * 9 * 16 * 16 * 4) / 1e9)
+    assert floors_of(model.double(), x.double(), RATES) is None
+
+
+def test_gains_of_a_group_are_geometric_means():
+    from joulemark.merged_bench.measure import group_gains
+
+    nothing = {"sustained": None, "energy": None, "dram_bytes": None}
+    rows = [{"group": "a", "gains": {"burst": gain, **nothing}} for gain in (2.0, 8.0)]
+    assert group_gains(rows) == {"a": {"rows": 2.0, "burst": pytest.approx(4.0)}}

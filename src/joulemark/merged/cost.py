@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, log, prod
+from math import ceil, prod
 from typing import Any, Literal
+
+import numpy as np
 
 from joulemark.merged.partition import inner_positions, positions_needed
 from joulemark.merged.sequence import Conv, Sequence, Shape
@@ -353,20 +355,17 @@ def fit_reached(points: Iterable[Point], rates: Rates) -> dict[str, tuple[float,
 
 
 def _fit(points: List[Point], rates: Rates) -> tuple[float, float]:
-    works = [
-        work_of(p.sequence, p.size, p.batch, 4 if p.form in ("fp32", "tf32") else 2, p.candidate, rates, p.cold)
-        for p in points
-    ]
-
-    def error(shares: tuple[float, float]) -> float:
-        total = 0.0
-        for point, work in zip(points, works, strict=True):
-            parts, more = _parts(work, point.candidate, rates.flop_per_s[point.form], rates, shares)
-            total += log((max(parts.values()) + more) / point.time_s) ** 2
-        # Among equals the larger share: what never bounds is not said to be slow.
-        return total - 1e-9 * (shares[0] + shares[1])
-
-    return min(((a, b) for a in _SHARES for b in _SHARES), key=error)
+    shares = np.array(_SHARES)
+    # Among equals the larger share: what never bounds is not said to be slow.
+    total = -1e-9 * (shares[:, None] + shares[None, :])
+    for p in points:
+        itemsize = 4 if p.form in ("fp32", "tf32") else 2
+        work = work_of(p.sequence, p.size, p.batch, itemsize, p.candidate, rates, p.cold)
+        parts, more = _parts(work, p.candidate, rates.flop_per_s[p.form], rates, (1.0, 1.0))
+        by_flops, by_bytes = parts["flops"] / shares[:, None], max(parts["dram"], parts["l2"]) / shares[None, :]
+        total = total + np.log((np.maximum(by_flops, by_bytes) + more) / p.time_s) ** 2
+    best = divmod(int(np.argmin(total)), len(shares))
+    return float(shares[best[0]]), float(shares[best[1]])
 
 
 def kind_of(layer: Conv) -> str:

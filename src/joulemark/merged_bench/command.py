@@ -16,9 +16,10 @@ from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
 from joulemark.merged.executor import BUDGET_S
+from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.judge import judge
-from joulemark.merged_bench.measure import Document, Options, measure_all
+from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
 from joulemark.merged_bench.stage import Stage
 from joulemark.merged_bench.subjects import Subject
 
@@ -88,15 +89,17 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         tiny=args.tiny,
     )
     document = Document(args.out, kind, facts)
-    if args.device != "cpu" and document.content["rates"] is None:
-        from joulemark.merged.rates import rates_of
-
-        document.content["rates"] = rates_of(torch.device(args.device)).to_json()
+    if args.device != "cpu":
+        stage.rates = rates_of(torch.device(args.device))
+        document.content["rates"] = document.content["rates"] or stage.rates.to_json()
     try:
         done = measure_all(subjects, document, stage, options, args.limit, lambda line: print(line, flush=True))
     finally:
         document.content["model"] = judge(document.content)
         document.write()
+        for group, gains in group_gains(document.content["rows"]).items():
+            told = ", ".join(f"{name} {gain:.2f}×" for name, gain in gains.items() if name != "rows")
+            print(f"{group} ({gains['rows']:.0f}): {told or 'no gain known'}")
         if stage.counters is not None:
             stage.counters.close()
         if stage.power is not None:

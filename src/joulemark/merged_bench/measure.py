@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.plan import relative_error
 from joulemark.merged_bench import rivals
+from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.stage import Act, Stage, over_best
 from joulemark.merged_bench.subjects import Shape, Subject
 from joulemark.workloads import precision
@@ -105,6 +107,7 @@ def measure_subject(
         "calls_per_round": len(xs),
         "rivals": found,
         "gains": _gains(found),
+        "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
         "took_s": time.perf_counter() - begin,
     }
 
@@ -304,6 +307,21 @@ def measure_all(
         longest = max(longest, time.perf_counter() - started)
         tell(line_of(row))
     return True
+
+
+def group_gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Per group the geometric means of the gains over the best rival, and of how many rows."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row["gains"])
+    found = {}
+    for group, gains in groups.items():
+        found[group] = {"rows": float(len(gains))}
+        for name in ("burst", "sustained", "energy", "dram_bytes"):
+            known = [log(one[name]) for one in gains if one[name]]
+            if known:
+                found[group][name] = exp(sum(known) / len(known))
+    return found
 
 
 def line_of(row: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from joulemark.collect.power import PowerSampler
 from joulemark.collect.timing import Timer, timer_for
 from joulemark.counter_series import CounterSource
 from joulemark.errors import DeviceError, Unsupported
+from joulemark.merged.cost import Rates
 from joulemark.stats import summarize
 
 Round = Callable[[], object]
@@ -68,12 +69,14 @@ class Stage:
         power: its sensors; None leaves energy out.
         counters: of its hardware; None leaves bytes out.
         why_no_counters: the reason for the rows.
+        rates: of the device, for floors; None leaves them out.
     """
 
     device: str
     power: PowerSampler | None = None
     counters: CounterSource | None = None
     why_no_counters: str = "no hardware counters were asked for"
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
         self.timer: Timer = timer_for(self.device)
