@@ -103,9 +103,12 @@ def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
     """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
     description = block.description
     if "bottleneck" in block.name:
-        for cut in warpgroup_plans():
+        size = block.size, block.size
+        for cut in dict.fromkeys(warpgroup_plans() + warpgroups.candidates(description, size, block.batch, Device())):
             yield warpgroups.bottleneck_warpgroup(description, cut)
-        for plan in bottleneck_plans():
+        for plan in dict.fromkeys(
+            bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, Device())
+        ):
             yield bottlenecks.bottleneck(description, plan)
         return
     kinds: Counter[tuple[int, ...]] = Counter()

@@ -33,6 +33,7 @@ from joulemark.merged.bricks import Parameters, run_plain
 from joulemark.merged.kernels import Description, Kernel, build, launch
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
+from joulemark.merged.kernels import planes as volumes
 from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
@@ -108,6 +109,7 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "stream": streams.stream,
     "memoized": memos.memoized,
     "wide": wides.wide,
+    "planes": volumes.planes,
 }
 
 
@@ -231,6 +233,24 @@ def wide_checks(format_: Format) -> Iterator[Check]:
         yield Check(wide_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
 
 
+def plane_variant(sequence: Sequence, edge: Shape, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of the streamed volumes."""
+    return Variant("planes", Description(sequence, format_), volumes.Plan(edge, *plan))
+
+
+def plane_checks(format_: Format) -> Iterator[Check]:
+    """Streamed volumes of one format."""
+    if format_ == "fp32":
+        return
+    for channels, shape, edge, warps, more in (
+        ([16] * 3, (2, 19, 37, 45), (7, 12, 28) if format_ != "tf32" else (7, 4, 12), 4, {}),
+        ([16] * 4, (3, 9, 27, 31), (20, 4, 10), 4, {"activation": "none"}),
+        ([3, 8, 24, 5], (1, 29, 13, 15), (5, 4, 10), 3, {"activation": "relu6"}),
+    ):
+        sequence = sequence_of(channels, 3, **more)  # type: ignore[arg-type]
+        yield Check(plane_variant(sequence, edge, warps, format_=format_), shape)
+
+
 @dataclass(frozen=True)
 class Block:
     """A chain to be timed: channels per tensor, shape [batch, *size], plans of both families."""
@@ -241,6 +261,7 @@ class Block:
     streamed: list[tuple[int, ...]] = field(default_factory=list)
     memoized: list[tuple[Any, ...]] = field(default_factory=list)
     wide: list[tuple[int, ...]] = field(default_factory=list)
+    planes: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 BLOCKS = {
@@ -306,9 +327,37 @@ BLOCKS = {
     "2x64@56b1": Block(
         [64] * 3, (1, 56, 56), [((6, 12), 8, 1), ((4, 12), 8, 1)], wide=[(32, 4, 1), (32, 2, 1), (32, 2, 2)]
     ),
-    "3d 2x16@128b1": Block([16] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1), ((8, 8, 12), 8, 1)]),
-    "3d 3x16@128b1": Block([16] * 4, (1, 128, 128, 128), [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)]),
-    "3d 2x8@128b1": Block([8] * 3, (1, 128, 128, 128), [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)]),
+    "3d 2x16@128b1": Block(
+        [16] * 3,
+        (1, 128, 128, 128),
+        [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)],
+        planes=[
+            ((26, 12, 28), 4),
+            ((26, 12, 28), 6),
+            ((19, 12, 28), 6),
+            ((16, 8, 28), 4),
+            ((32, 12, 12), 4),
+            ((26, 14, 28), 6),
+        ],
+    ),
+    "3d 3x16@128b1": Block(
+        [16] * 4,
+        (1, 128, 128, 128),
+        [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)],
+        planes=[((26, 10, 26), 4), ((43, 10, 10), 4), ((32, 16, 10), 4)],
+    ),
+    "3d 2x8@128b1": Block(
+        [8] * 3,
+        (1, 128, 128, 128),
+        [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)],
+        planes=[((26, 12, 28), 4), ((26, 12, 28), 6)],
+    ),
+    "3d 2x16@64b4": Block(
+        [16] * 3,
+        (4, 64, 64, 64),
+        [((4, 8, 28), 8, 1), ((6, 8, 12), 12, 1)],
+        planes=[((16, 12, 28), 4), ((16, 12, 28), 6), ((32, 8, 12), 4)],
+    ),
 }
 SINGLE = {
     (16, 2): [((16, 62), 8, 2), ((32, 62), 8, 2)],
@@ -341,6 +390,7 @@ def chain_timings() -> Iterator[Timing]:
         variants += [stream_variant(sequence, *plan) for plan in block.streamed]
         variants += [memo_variant(sequence, *plan) for plan in block.memoized]
         variants += [wide_variant(sequence, *plan) for plan in block.wide]
+        variants += [plane_variant(sequence, *plan) for plan in block.planes]
         variants += [chain_variant(one, *plan) for plan in SINGLE[key]]
         variants += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
         yield from (Timing(name, sequence, block.shape, variant) for variant in [*variants, None])
@@ -349,7 +399,7 @@ def chain_timings() -> Iterator[Timing]:
 def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
-    for checks in (chain_checks, stream_checks, memo_checks, wide_checks):
+    for checks in (chain_checks, stream_checks, memo_checks, wide_checks, plane_checks):
         for format_ in LIMITS:
             made += checks(format_)
     made += chain_timings()

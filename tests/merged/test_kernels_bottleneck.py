@@ -8,8 +8,9 @@ import torch
 from joulemark.merged.bricks import Parameters, run_plain
 from joulemark.merged.kernels import Description, build, emulate
 from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
-from joulemark.merged.kernels.bottleneck import Plan, bottleneck, unsuited
+from joulemark.merged.kernels.bottleneck import Plan, bottleneck, candidates, unsuited
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.sequence import Activation, Conv, Sequence
 
 
@@ -94,6 +95,25 @@ def test_products_of_warpgroups_build_for_hopper_alone() -> None:
     assert (made.spilled, made.stack) == (0, 0)
     with pytest.raises(ValueError, match="64 channels inside"):
         warpgroups.bottleneck_warpgroup(Description(sequence_of(256, 32), "bf16"), warpgroups.Plan(8, 28))
+
+
+@pytest.mark.parametrize("device", [Device(), Device(108, 164 * 1024, 163 * 1024)])
+def test_candidates_fit_the_device(device: Device) -> None:
+    description = Description(sequence_of(256, 64), "bf16")
+    plans = candidates(description, (56, 56), 64, device)
+    assert plans
+    for plan in plans:
+        kernel = bottleneck(description, plan)
+        assert kernel.shared <= device.block_shared
+        assert kernel.edge[0] * kernel.edge[1] * 4 <= 56 * 56
+    assert any(build(bottleneck(description, plan), "sm_80").spilled == 0 for plan in plans[:3])
+
+
+def test_candidates_of_warpgroups_fill_the_device_at_batch_1() -> None:
+    description = Description(sequence_of(256, 64), "bf16")
+    many, one = (warpgroups.candidates(description, (56, 56), batch, Device())[0] for batch in (64, 1))
+    assert one.height * one.width < many.height * many.width
+    assert warpgroups.bottleneck_warpgroup(description, one).blocks(1, (56, 56), 132) > 50
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:

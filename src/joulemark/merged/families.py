@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 from joulemark.merged import cache
 from joulemark.merged.cost import Candidate, How, Rates
@@ -103,6 +104,7 @@ def known_families() -> tuple[Family, ...]:
         Family("memoized", "memoized", _memoized),
         Family("inverted_residual", "padded", _inverted_residuals),
         Family("wide", "rows", _wide),
+        Family("planes", "rows", _planes),
         Family("bottleneck", "padded", _bottlenecks),
         Family("bottleneck_warpgroup", "padded", _bottlenecks_by_warpgroups),
     )
@@ -185,44 +187,54 @@ def _wide(problem: Problem) -> Iterable[Kernel]:
     return _all_made(partial(wide, problem.description, plan) for plan in plans)
 
 
-def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
-    """Inverted residuals in the plans that their module ranks best; ranking takes half a second and is kept on disk."""
-    from joulemark.merged.kernels import inverted_residual as module
-    from joulemark.merged.kernels.inverted_residual import Plan, candidates, inverted_residual, unsuited
+def _planes(problem: Problem) -> Iterable[Kernel]:
+    """Chains of 3×3×3 whose planes stream from front to back."""
+    from joulemark.merged.kernels.planes import Plan, planes, unsuited
 
     if unsuited(problem.description) is not None:
+        return ()
+    halo = 2 * len(problem.description.sequence.layers)
+    depths = dict.fromkeys(min(one, problem.out[0]) for one in (16, 32, 64, 128))
+    plans = [
+        Plan((depth, min(height, problem.out[1]), width - halo), warps, blocks)
+        for depth, height, width in product(depths, (8, 12, 16, 24), (16, 32, 48))
+        for warps, blocks in ((4, 1), (4, 2), (8, 1))
+        if width - halo > 1
+    ]
+    return _all_made(partial(planes, problem.description, plan) for plan in plans)
+
+
+def _inverted_residuals(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels import inverted_residual as module
+
+    return _ranked(problem, module, module.inverted_residual)
+
+
+def _bottlenecks(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels import bottleneck as module
+
+    return _ranked(problem, module, module.bottleneck)
+
+
+def _bottlenecks_by_warpgroups(problem: Problem) -> Iterable[Kernel]:
+    from joulemark.merged.kernels import bottleneck_warpgroup as module
+
+    return _ranked(problem, module, module.bottleneck_warpgroup)
+
+
+def _ranked(problem: Problem, module: Any, make: Callable[[Description, Any], Kernel]) -> Iterable[Kernel]:
+    """The plans that a family's own module ranks best; ranking takes up to half a second and is kept on disk.
+
+    Args:
+        module: has ``unsuited``, ``candidates`` and ``Plan``.
+        make: its kernel of a plan.
+    """
+    if module.unsuited(problem.description) is not None:
         return ()
     key = cache.key_of(inspect.getsource(module), problem)
     kept = cache.read("plans", key)
     if kept is None:
-        kept = [asdict(one) for one in candidates(problem.description, problem.size, problem.batch, problem.device)]
+        ranked = module.candidates(problem.description, problem.size, problem.batch, problem.device)
+        kept = [asdict(one) for one in ranked]
         cache.write("plans", key, kept)
-    ranked = [Plan(**one) for one in kept]
-    return _all_made(partial(inverted_residual, problem.description, plan) for plan in ranked)
-
-
-def _bottlenecks(problem: Problem) -> Iterable[Kernel]:
-    from joulemark.merged.kernels.bottleneck import Plan, bottleneck, unsuited
-
-    if unsuited(problem.description) is not None:
-        return ()
-    plans = [
-        Plan(height, width, tiles, groups, narrow, together)
-        for height, width in ((8, 28), (4, 28), (8, 14), (4, 14), (6, 28), (4, 56), (7, 14))
-        for tiles, groups, together in ((4, 2, 3), (4, 2, 2), (2, 2, 1), (2, 3, 2), (2, 4, 2), (3, 2, 2), (1, 2, 1))
-        for narrow in (False, True)
-    ]
-    return _all_made(partial(bottleneck, problem.description, plan) for plan in plans)
-
-
-def _bottlenecks_by_warpgroups(problem: Problem) -> Iterable[Kernel]:
-    from joulemark.merged.kernels.bottleneck_warpgroup import Plan, bottleneck_warpgroup, unsuited
-
-    if unsuited(problem.description) is not None:
-        return ()
-    plans = [
-        Plan(height, width, groups, warpgroups)
-        for height, width in ((8, 28), (8, 14), (4, 28), (16, 14), (4, 56), (8, 56), (7, 28))
-        for groups, warpgroups in ((2, 2), (1, 2), (2, 1), (3, 1), (1, 3), (4, 1), (1, 4))
-    ]
-    return _all_made(partial(bottleneck_warpgroup, problem.description, plan) for plan in plans)
+    return _all_made(partial(make, problem.description, module.Plan(**one)) for one in kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import bottleneck
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours
+from joulemark.merged.sequence import Shape
 
 _MIDDLE = 64
 
@@ -50,6 +53,12 @@ class Plan:
         reduced = -(-(self.height + 2) * self.pitch // 64) * 64
         # Two more than a multiple of 8: 16-byte stores of a warp to four octets fall on different banks.
         return max(reduced, 64 * self.tiles + 2 * self.pitch + 2) // 8 * 8 + 10
+
+    def products(self, channels: int) -> int:
+        """Products of a warpgroup, of depth 16, that a brick takes; its slowest warpgroup counts for all."""
+        reduced = -(-(self.height + 2) * self.pitch // 64)
+        turns = [-(-tiles // self.warpgroups) * self.warpgroups for tiles in (reduced, self.tiles)]
+        return turns[0] * channels // 16 + turns[1] * (36 + channels // 16)
 
     def shared(self, channels: int) -> int:
         """Bytes of shared memory of a block."""
@@ -102,6 +111,31 @@ def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
         least=90,
         only=90,
     )
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 6) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first; none where no plan fits the device.
+
+    They are ranked by the products that the busiest multiprocessor makes.
+
+    Raises:
+        ValueError: the sequence is no bottleneck that this kernel computes.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as a bottleneck: {why}")
+    out, channels = description.sequence.sizes(size)[-1], description.sequence.channels(0)
+    widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
+    ranked = []
+    for width, height, groups, warpgroups in product(widths, (2, 4, 6, 7, 8, 12, 14, 16), (1, 2, 3, 4), (1, 2, 4)):
+        plan = Plan(height, width, groups, warpgroups)
+        room = plan.shared(channels) <= device.block_shared and 2 <= groups * warpgroups <= 4
+        if room and height <= out[0] and warpgroups <= plan.tiles:
+            bricks = batch * -(-out[0] // height) * -(-out[1] // width)
+            rounds = -(-bricks // (device.multiprocessors * groups))
+            ranked.append((rounds * groups * plan.products(channels), -groups * warpgroups, plan))
+    ranked.sort(key=lambda one: one[:2])
+    return [plan for *_, plan in ranked[:limit]]
 
 
 def _source(name: str, description: Description, plan: Plan) -> str:

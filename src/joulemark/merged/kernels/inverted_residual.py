@@ -19,7 +19,7 @@ from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, diagonal_taps, product_fragments
+from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, product_fragments, sum_bytes
 from joulemark.merged.sequence import Conv, Shape
 
 CHUNK = 32  # hidden channels at a time
@@ -338,9 +338,9 @@ def _layout(geometry: _Geometry) -> tuple[dict[str, int], int]:
         "expand": chunks * geometry.steps_in * 1024 if geometry.expands else 0,
         "depthwise": chunks * 4 * 8 * 48,
         "project": chunks * 2 * pairs * 512,
-        "expand_bias": chunks * CHUNK * 4,
-        "depthwise_bias": chunks * CHUNK * 4,
-        "project_bias": pairs * 64,
+        "expand_bias": chunks * CHUNK * 8,
+        "depthwise_bias": chunks * CHUNK * 8,
+        "project_bias": pairs * 128,
     }
     offsets, total = {}, 0
     for part, size in parts.items():
@@ -357,8 +357,8 @@ def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters])
     parts = {
         "depthwise": diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden),
         "project": product_fragments(projection.weight[:, :, 0, 0].to(dtype), hidden, 16),
-        "depthwise_bias": bias_bytes(depthwise, hidden),
-        "project_bias": bias_bytes(projection, geometry.channels_out),
+        "depthwise_bias": sum_bytes(depthwise, hidden),
+        "project_bias": sum_bytes(projection, geometry.channels_out),
     }
     if expansion:
         # [chunks, 32 channels, …]: the steps over the input channels of one chunk follow each other.
@@ -367,7 +367,7 @@ def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters])
         whole[: weight.shape[0]] = weight
         chunks = [product_fragments(one, 16 * geometry.steps_in, CHUNK) for one in whole.split(CHUNK)]
         parts["expand"] = torch.cat(chunks)
-        parts["expand_bias"] = bias_bytes(expansion[0], hidden)
+        parts["expand_bias"] = sum_bytes(expansion[0], hidden)
     packed = torch.zeros(total, dtype=torch.uint8, device=depthwise.weight.device)
     for name, part in parts.items():
         packed[offsets[name] : offsets[name] + part.numel()] = as_bytes(part)

@@ -57,8 +57,8 @@ class Kernel:
         scratch: bytes of scratch for (batch, size), zeroed once before the first launch; None without.
         least: smallest compute capability, as 80.
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
-        parts: blocks that share a brick.
         layout: edges of the bricks in which input and output lie in memory (:mod:`~.layouts`); None for channels-last.
+        parts: blocks that share a brick.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Kernel:
     scratch: Scratch | None = field(default=None, repr=False)
     least: int = 80
     only: int | None = None
-    parts: int = 1
     layout: Shape | None = None
+    parts: int = 1
 
     def size_of(self, x: Tensor) -> Shape:
         """Spatial size of a tensor in the kernel's layout."""

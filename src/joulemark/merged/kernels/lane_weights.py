@@ -25,6 +25,12 @@ def bias_bytes(layer: Parameters, channels: int) -> Tensor:
     return as_bytes(whole)
 
 
+def sum_bytes(layer: Parameters, channels: int) -> Tensor:
+    """A layer's bias as the sums of products begin: each pair of channels twice, for the two pixels of a lane."""
+    pairs = bias_bytes(layer, channels).view(torch.float32).view(-1, 1, 2)
+    return as_bytes(pairs.expand(-1, 2, 2))
+
+
 def product_fragments(weight: Tensor, inputs: int, outputs: int) -> Tensor:
     """A matrix for products of depth 16, two octets of outputs to each 16-byte load of a lane.
 
@@ -54,12 +60,12 @@ def diagonal_taps(weight: Tensor, channels: int) -> Tensor:
         channels: multiple of 8, at least channels'.
 
     Returns:
-        Bytes of [channels][12 words]: word 3 row + column, three words of zeros.
+        Bytes of [channels / 8][3][8 channels][4 words]: word 3 row + column of 12, the last three are zeros.
     """
     whole = weight.new_zeros(channels, 12, 2)
     index = torch.arange(weight.shape[0], device=weight.device)
     whole[index, :9, index % 2] = weight.flatten(1)
-    return as_bytes(whole)
+    return as_bytes(whole.view(-1, 8, 3, 4, 2).transpose(1, 2))
 
 
 def neighbours(channels: int) -> Tensor:

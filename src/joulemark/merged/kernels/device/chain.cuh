@@ -164,7 +164,7 @@ template <class Y, class F> DEVICE void layer(const Arguments& a, const Origin& 
         const int first = Y::LEVEL + HEIGHT * segment / Y::SEGMENTS, end = Y::LEVEL + HEIGHT * (segment + 1) / Y::SEGMENTS;
         typename SinkOf<Y::LAST, Y, F>::Type sink(a, o, fields, rows, z, first, x0);
         using Lines = Rows<Y, F>;
-        FieldSource<Lines::ROW_IN> source{fields + Y::SOURCE + (z - Y::PLANES / 2) * Lines::PLANE_IN + (first - 1) * Lines::ROW_IN};
+        FieldSource<Lines::ROW_IN, Lines::PLANE_IN> source{fields + Y::SOURCE + (z - Y::PLANES / 2) * Lines::PLANE_IN + (first - 1) * Lines::ROW_IN};
         rows.run(source, sink, end - first, x0);
     }
 }

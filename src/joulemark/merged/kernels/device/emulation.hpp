@@ -292,6 +292,10 @@ template <class T> struct EmulatedHalf {
         d[0] = d[2] = c0, d[1] = d[3] = c1;
         mma(d, a, b0, b1);
     }
+    static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c)[4]) {
+        for (int i = 0; i < 4; i++) d[i] = c[i];
+        mma(d, a, b0, b1);
+    }
     static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         const u32 a[2] = {a0, a1};
         emulated_mma<T, 8, 2>(d, a, 2, &b, 1);

@@ -100,8 +100,8 @@ DEVICE u32 outside_bits(const Arguments& a, const Place& at) {
 DEVICE void expand_chunk(const Arguments& a, const Place& at, u32 input, u32 hidden, int chunk, u32 outside) {
     constexpr bool KEEP = STEPS_IN <= KEPT_STEPS;  // the weights stay in registers for all tiles
     const uint4* weights = weights_at(a, EXPAND_AT) + chunk * (STEPS_IN * 64) + at.lane;
-    float bias[4][2];
-    UNROLL for (int j = 0; j < 4; j++) load_bias(a, EXPAND_BIAS_AT, chunk * 32 + j * 8 + 2 * at.pair, bias[j]);
+    float bias[4][4];
+    UNROLL for (int j = 0; j < 4; j++) load_sum(a, EXPAND_BIAS_AT, chunk * 32 + j * 8 + 2 * at.pair, bias[j]);
     uint4 kept[KEEP ? STEPS_IN : 1][2];
     UNROLL for (int k = 0; k < (KEEP ? STEPS_IN : 0); k++) {
         kept[k][0] = load_global_4(weights + k * 64);
@@ -141,14 +141,14 @@ DEVICE void depthwise_octet(const Arguments& a, const Place& at, u32 hidden, int
     u32 tap[12];
     const bool diagonal = at.pair == at.row >> 1;
     UNROLL for (int i = 0; i < 3; i++) {
-        const uint4 w = load_global_4(weights_at(a, DEPTHWISE_AT) + (octet * 8 + at.row) * 3 + i);
+        const uint4 w = load_global_4(weights_at(a, DEPTHWISE_AT) + (octet * 3 + i) * 8 + at.row);
         tap[4 * i] = diagonal ? w.x : 0;
         tap[4 * i + 1] = diagonal ? w.y : 0;
         tap[4 * i + 2] = diagonal ? w.z : 0;
         tap[4 * i + 3] = diagonal ? w.w : 0;
     }
-    float bias[2], sum[TILES][4];
-    load_bias(a, DEPTHWISE_BIAS_AT, octet * 8 + 2 * at.pair, bias);
+    float bias[4], sum[TILES][4];
+    load_sum(a, DEPTHWISE_BIAS_AT, octet * 8 + 2 * at.pair, bias);
     const int corner = at.first_row * STRIDE * PITCH + at.strip * TILE_WIDTH;
     const int pixel = corner + (at.lane & 7) + (at.lane >> 3 & 1) * SECOND_HALF;
     const u32 pairs = hidden + (pixel + (at.lane >> 4) * SECOND_TAP) * 16;       // columns 0 and 1
@@ -264,10 +264,10 @@ DEVICE void inverted_residual(const Arguments& a) {
     const u32 outside = EXPANDS ? outside_bits(a, at) : 0;
     float out[TILES][OCTETS_OUT][4];
     UNROLL for (int i = 0; i < OCTETS_OUT; i++) {
-        float bias[2];
-        load_bias(a, PROJECT_BIAS_AT, (part_of() * OCTETS_OUT + i) * 8 + 2 * at.pair, bias);
+        float bias[4];
+        load_sum(a, PROJECT_BIAS_AT, (part_of() * OCTETS_OUT + i) * 8 + 2 * at.pair, bias);
         UNROLL for (int j = 0; j < TILES; j++)
-            UNROLL for (int q = 0; q < 4; q++) out[j][i][q] = at.group == 0 ? bias[q & 1] : 0.f;
+            UNROLL for (int q = 0; q < 4; q++) out[j][i][q] = at.group == 0 ? bias[q] : 0.f;
     }
     copy_wait<0>();
     block_sync();

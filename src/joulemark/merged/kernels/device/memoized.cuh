@@ -128,7 +128,7 @@ template <class Y, class F> DEVICE void make_brick(const Arguments& a, const Led
             const size_t skipped = (size_t)first * a.size[2] * (Y::STORED * Y::T::bytes);
             BrickSink<Y, F> sink(
                 to + skipped, residual, a.size[2], a.size[1], row * F::TILE_HEIGHT + first, task.column * F::TILE_WIDTH - 1, rows, x0);
-            FieldSource<Rows<Y, F>::ROW_IN> source{field + first * Rows<Y, F>::ROW_IN};
+            FieldSource<Rows<Y, F>::ROW_IN, 0> source{field + first * Rows<Y, F>::ROW_IN};
             rows.run(source, sink, end - first, x0);
         }
     fence_gpu();

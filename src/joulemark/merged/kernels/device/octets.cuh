@@ -28,8 +28,17 @@ DEVICE void load_bias(const Arguments& a, int offset, int channel, float (&bias)
     bias[1] = load_float(from + 1);
 }
 
+// Biases that are packed as a product's sum begins, four for each pair of channels: of both pixels of a lane.
+DEVICE void load_sum(const Arguments& a, int offset, int channel, float (&bias)[4]) {
+    const uint4 v = load_global_4(weights_at(a, offset) + channel / 2);
+    bias[0] = float_of(v.x);
+    bias[1] = float_of(v.y);
+    bias[2] = float_of(v.z);
+    bias[3] = float_of(v.w);
+}
+
 // The first product of a sum begins with the bias.
-DEVICE void multiply(bool first, float (&sum)[4], const u32 (&pixels)[4], u32 w0, u32 w1, const float (&bias)[2]) {
-    if (first) Element::mma_from(sum, pixels, w0, w1, bias[0], bias[1]);
+DEVICE void multiply(bool first, float (&sum)[4], const u32 (&pixels)[4], u32 w0, u32 w1, const float (&bias)[4]) {
+    if (first) Element::mma_from(sum, pixels, w0, w1, bias);
     else Element::mma(sum, pixels, w0, w1);
 }

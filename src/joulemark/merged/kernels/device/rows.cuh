@@ -161,14 +161,11 @@ template <class Y> DEVICE void finish(u32 (&w)[PIECE<Y>], const float (&d)[Y::TI
     }
 }
 
-// A field's rows, one after another.
-template <int PITCH> struct FieldSource {
+// A field's rows, one after another, of as many planes as a tap reaches.
+template <int PITCH, int PLANE> struct FieldSource {
     u32 at;
-    DEVICE u32 row() {
-        at += PITCH;
-        return at - PITCH;
-    }
-    DEVICE void release() {}
+    DEVICE u32 row(int plane) const { return at + plane * PLANE; }
+    DEVICE void release() { at += PITCH; }
 };
 
 // One warp's rows of 16 columns, of layer Y.
@@ -198,20 +195,21 @@ template <class Y, class F> struct Rows {
     }
 
     // Adds an input row to the sums of up to three output rows: the last of `done`, the middle of `middle`, the first of
-    // `fresh`. The source says where the row lies, and hears when it has been read.
+    // `fresh`. The source says where the row lies in a plane, and hears when it has been read.
     template <bool DONE, bool MIDDLE, bool FRESH, class Source> DEVICE void step(Sums& done, Sums& middle, Sums& fresh, Source& source) {
-        const u32 row = source.row();
-        UNROLL for (int plane = 0; plane < Y::PLANES; plane++) UNROLL for (int k = 0; k < Y::STEPS; k++) {
-            Fragment<T> pixels[3];
-            UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(row + column[dx], 2 * k) + plane * PLANE_IN);
-            if (plane == Y::PLANES - 1 && k == Y::STEPS - 1) source.release();
-            UNROLL for (int dx = 0; dx < 3; dx++) {
-                const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
-                constexpr int EACH = Weights<Y>::EACH;
-                UNROLL for (int j = 0; j < Y::TILES; j++) {
-                    if constexpr (DONE) pixels[dx].multiply(done[j], w + (2 * Y::TILES + j) * EACH);
-                    if constexpr (MIDDLE) pixels[dx].multiply(middle[j], w + (Y::TILES + j) * EACH);
-                    if constexpr (FRESH) {
+        constexpr int EACH = Weights<Y>::EACH;
+        UNROLL for (int plane = 0; plane < Y::PLANES; plane++) {
+            const u32 row = source.row(plane);
+            UNROLL for (int k = 0; k < Y::STEPS; k++) {
+                Fragment<T> pixels[3];
+                UNROLL for (int dx = 0; dx < 3; dx++) pixels[dx].load(further<Y::IN>(row + column[dx], 2 * k));
+                if (plane == Y::PLANES - 1 && k == Y::STEPS - 1) source.release();
+                UNROLL for (int dx = 0; dx < 3; dx++) {
+                    const u32* w = weights.group((plane * Y::STEPS + k) * 3 + dx);
+                    UNROLL for (int j = 0; j < Y::TILES; j++) {
+                        if constexpr (DONE) pixels[dx].multiply(done[j], w + (2 * Y::TILES + j) * EACH);
+                        if constexpr (MIDDLE) pixels[dx].multiply(middle[j], w + (Y::TILES + j) * EACH);
+                        if constexpr (!FRESH) continue;
                         if (plane + k + dx == 0) pixels[dx].multiply_from(fresh[j], w + j * EACH, bias[j][0], bias[j][1]);
                         else pixels[dx].multiply(fresh[j], w + j * EACH);
                     }

@@ -27,7 +27,7 @@ template <int ROWS_, int PITCH, int READERS_, int WRITERS_> struct Ring {
 
 template <class R> struct RingSource {
     u32 slots, barriers, number;
-    DEVICE u32 row() {
+    DEVICE u32 row(int) {
         R::wait_full(barriers, number);
         return R::row(slots, number);
     }
@@ -169,7 +169,7 @@ template <class Y, class F> struct StreamedInput {
             open();
         }
     }
-    DEVICE u32 row() {
+    DEVICE u32 row(int) {
         R::wait_full(barriers, number);
         return R::row(slots, number);
     }

@@ -1,0 +1,140 @@
+"""Chains of 3×3×3 convolutions in streamed planes: memoized on chip along the depth of a volume.
+
+A block takes a tile of a volume and carries it from front to back. Each layer has warps of its own; planes go from
+layer to layer through rings in shared memory (``device/planes.cuh``). Against padded bricks, halos are recomputed at a
+tile's four sides only, and loads overlap with products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from joulemark.merged.kernels import chain
+from joulemark.merged.kernels.chain import (
+    ALIGNMENT,
+    GUARD,
+    MOST_SHARED,
+    Lines,
+    brick_constants,
+    registers_for,
+    segments_for,
+    struct,
+)
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.sequence import Shape
+
+_INPUT_SLOTS, _SLOTS = 5, 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a kernel that are free to choose.
+
+    Args:
+        edge: planes, rows and columns of a brick; the columns are rounded up so that with their halo they are a
+            multiple of 16.
+        warps: of each layer.
+        blocks: per multiprocessor.
+    """
+
+    edge: Shape
+    warps: int = 4
+    blocks: int = 1
+
+
+def unsuited(description: Description) -> str | None:
+    """Why there is no such kernel for a sequence; None where there is one."""
+    sequence = description.sequence
+    if sequence.dimensions != 3:
+        return f"{sequence.dimensions} dimensions: planes are streamed in 3"
+    if any(layer.residual is not None for layer in sequence.layers):
+        return "a residual from inside of the chain"
+    return chain.unsuited(description)
+
+
+class _Planes(Lines):
+    """Works out a kernel of streamed planes."""
+
+    def __init__(self, description: Description, plan: Plan) -> None:
+        depth = len(description.sequence.layers)
+        super().__init__(description, registers_for(plan.warps * depth, plan.blocks), plan.warps)
+        self.plan = plan
+        self.width = -(-(plan.edge[2] + 2 * depth) // 16) * 16
+        self.height = plan.edge[1] + 2 * depth
+        self.edge = (*plan.edge[:2], self.width - 2 * depth)
+        self.starts = [ALIGNMENT]
+        for tensor in range(self.depth):
+            self.starts.append(self.starts[-1] + self.slots(tensor) * self.plane_bytes(tensor))
+        self.shared = self.starts[-1]
+
+    def slots(self, tensor: int) -> int:
+        """Planes in a tensor's ring."""
+        return _INPUT_SLOTS if tensor == 0 else _SLOTS
+
+    def plane_bytes(self, tensor: int) -> int:
+        """Bytes of a plane in shared memory."""
+        bytes_ = (self.height * self.width + 2 * GUARD) * self.chunks(tensor) * 16
+        return -(-bytes_ // ALIGNMENT) * ALIGNMENT
+
+    def ring(self, tensor: int) -> str:
+        """The type of a tensor's ring in ``device/planes.cuh``."""
+        return f"PlaneRing<{self.slots(tensor)}, {self.plane_bytes(tensor)}>"
+
+    def barriers(self, tensor: int) -> int:
+        """Where a ring's barriers begin."""
+        return sum(self.slots(earlier) for earlier in range(tensor)) * 16
+
+    def source(self, name: str) -> str:
+        """The kernel's text."""
+        field: dict[str, object] = {
+            "DEPTH": 1, "HEIGHT": self.height, "WIDTH": self.width, "GUARD": GUARD, "LEVELS": self.depth,
+            "WARPS": self.plan.warps * self.depth, "TILE_DEPTH": self.edge[0], "TILE_HEIGHT": self.edge[1],
+            "TILE_WIDTH": self.edge[2], **brick_constants(None),
+        }  # fmt: skip
+        warps, layers, starts, calls = self.plan.warps, [], "", ""
+        for number, layer in enumerate(self.layers):
+            written = min(number + 1, self.depth - 1)
+            splits = self.parameters[number].splits
+            places: dict[str, object] = {
+                "WARPS": warps, "TAKEN": layer.in_channels, "SOURCE": self.starts[number], "TARGET": 0, "ADDED": 0,
+                "SOURCE_BARRIERS": self.barriers(number), "TARGET_RING": self.starts[written],
+                "TARGET_BARRIERS": self.barriers(written),
+                "SEGMENTS": segments_for(self.height - 2 * (number + 1), self.width // 16, warps // splits),
+            }  # fmt: skip
+            types = f" using InRing = {self.ring(number)}; using OutRing = {self.ring(written)};"
+            layers.append(self.layer_text(number, places, types))
+            ring = f"{self.ring(number)}{{shared + {self.starts[number]}, shared + {self.barriers(number)}}}"
+            starts += f"        {ring}.prepare({32 * warps if number == 0 else warps}, {warps});\n"
+            calls += (
+                f"    if (warp / {warps} == {number}) plane_layer<Layer{number}, Field>(a, shared, warp % {warps});\n"
+            )
+        return (
+            "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "planes"))
+            + struct("Field", field, {"VOLUME": True})
+            + "".join(layers)
+            + f"KERNEL({name}, {32 * warps * self.depth}, {self.plan.blocks}) {{\n"
+            f"    const u32 shared = shared_base();\n    const int warp = threadIdx.x >> 5;\n"
+            f"    if (threadIdx.x == 0) {{\n{starts}    }}\n    block_sync();\n{calls}}}\n"
+        )
+
+
+def planes(description: Description, plan: Plan) -> Kernel:
+    """The kernel of a chain in streamed planes.
+
+    Raises:
+        ValueError: there is none for this sequence or plan.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no plane-streaming kernel for this chain: {why}")
+    if len(plan.edge) != 3 or min(plan.edge) < 2 or plan.warps < 1:
+        raise ValueError(f"edge {plan.edge}, {plan.warps} warps: give three numbers from 2 on, and warps")
+    made = _Planes(description, plan)
+    if made.shared > MOST_SHARED:
+        raise ValueError(f"the rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
+    edge = "x".join(str(n) for n in made.edge)
+    name = f"planes_{description}_{edge}_w{plan.warps}b{plan.blocks}"
+    threads = 32 * plan.warps * made.depth
+    return Kernel(name, description, made.source(name), threads, made.shared, made.edge, made.pack, plan.blocks)
