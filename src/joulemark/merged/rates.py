@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache as remember
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from joulemark.merged import cache
 from joulemark.merged.cost import Point, Rates, fit_reached
+from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.stopwatch import Call, device_seconds, race
 
 _DRAM_BYTES = 1 << 30
@@ -148,32 +149,33 @@ def _products_in(form: str) -> Iterator[None]:
 
 def _flag_s(device: torch.device) -> float:
     """Time from a flag set by one block to the block that waits for it, from handshakes of two blocks."""
-    from cuda import core
+    start, flags = _handshake(device)
 
-    major, minor = torch.cuda.get_device_capability(device)
-    options = core.ProgramOptions(std="c++17", arch=f"sm_{major}{minor}")
-    code = core.Program(_FLAG_SOURCE, "c++", options).compile("cubin")
-    kernel = code.get_kernel("handshake")
-    owner = core.Device(device.index or 0)
-    owner.set_current()
-    flags = torch.zeros(64, dtype=torch.int32, device=device)
-    # Both blocks must run at once; two blocks of one warp always do.
-    config = core.LaunchConfig(grid=2, block=1)
-
-    def run() -> Tensor:
+    def run() -> None:
         flags.zero_()
-        stream: Any = owner.create_stream(_Stream(torch.cuda.current_stream(device).cuda_stream))
-        core.launch(stream, config, kernel, flags.data_ptr(), ctypes.c_uint32(_HANDSHAKES))
-        return flags
+        start(torch.cuda.current_stream(device).cuda_stream)
 
     return min(device_seconds(run) for _ in range(4)) / (2 * _HANDSHAKES)
 
 
-class _Stream:
-    """Torch's stream, as cuda-core takes streams of others."""
+def _handshake(device: torch.device) -> tuple[Callable[[int], None], Tensor]:
+    """A launch of two blocks of one thread on a stream, and the flags that they set; two such blocks run at once."""
+    from cuda import core
+    from cuda.bindings import driver
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
+    def check(answer: tuple[Any, ...]) -> Any:
+        if int(answer[0]):
+            raise RuntimeError(f"the handshake of two blocks: {answer[0].name}")
+        return answer[1] if len(answer) > 1 else None
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
+    options = core.ProgramOptions(std="c++17", arch=architecture_of(*torch.cuda.get_device_capability(device)))
+    code = bytes(core.Program(_FLAG_SOURCE, "c++", options).compile("cubin").code)
+    function = check(driver.cuModuleGetFunction(check(driver.cuModuleLoadData(code)), b"handshake"))
+    flags = torch.zeros(64, dtype=torch.int32, device=device)
+    arguments = (ctypes.c_void_p(flags.data_ptr()), ctypes.c_uint32(_HANDSHAKES))
+    pointers = (ctypes.c_void_p * 2)(*(ctypes.addressof(one) for one in arguments))
+
+    def start(stream: int, _kept: object = arguments) -> None:
+        check(driver.cuLaunchKernel(function, 2, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(pointers), 0))
+
+    return start, flags
