@@ -77,7 +77,7 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
     expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double())
     set_fp32(tf32=form == "tf32")
     worked = []
-    for path in library_paths(one, False, x):
+    for path in library_paths(one, False, DEVICE, form):
         module = Executed(sequence, [Parameters(weight, bias)], path, False)
         try:
             out = module.run(x, None)

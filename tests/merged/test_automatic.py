@@ -158,7 +158,28 @@ def test_a_cache_that_cannot_be_written_costs_the_cache_alone(monkeypatch, tmp_p
 
 def test_paths_of_a_layer_on_a_cpu_are_torchs_own():
     layer = Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
-    assert library_paths(layer, False, torch.zeros(1)) == ("library",)
+    assert library_paths(layer, False, torch.device("cpu"), "fp32") == ("library",)
+    assert library_paths(layer, False, torch.device("cuda"), None) == ("library",)
+    on_gpu = library_paths(layer, False, torch.device("cuda"), "bf16")
+    assert on_gpu[0] == "fused"
+    assert "library" in on_gpu
+
+
+def test_kernels_of_all_ranges_are_compiled_together_before_any_is_measured(monkeypatch):
+    from joulemark.merged import plan
+    from joulemark.merged.graph import find_chains, range_segment, trace
+
+    built: list[str] = []
+    monkeypatch.setattr(plan, "build_all", lambda kernels, *_: built.extend(one.name for one in kernels))
+    model, x = model_and_input()
+    chains, _ = find_chains(trace(model, (x,)))
+    setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    planner = plan.Planner(setting, forced=True)
+    found = [range_segment(chain[:2]) for chain in chains if len(chain) > 1]
+    segments = [one for one in found if one is not None]
+    planner._prepare((one, float("inf")) for one in segments)
+    assert len(built) == 2 * len(segments) > 0
+    assert len(set(built)) == len(built)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])

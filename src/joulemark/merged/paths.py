@@ -54,9 +54,9 @@ def _convolutions_round() -> bool:
     return bool(torch.backends.cudnn.allow_tf32)
 
 
-def library_paths(layer: Conv, adds: bool, x: Tensor) -> tuple[str, ...]:
-    """The paths that may execute a single layer on x's device, the one to take unseen first."""
-    if not x.is_cuda or format_of(x) is None:
+def library_paths(layer: Conv, adds: bool, device: torch.device, form: Format | None) -> tuple[str, ...]:
+    """The paths that may execute a single layer on a device, the one to take unseen first."""
+    if device.type != "cuda" or form is None:
         return ("library",)
     residual = adds or layer.residual is not None
     own = importlib.util.find_spec("triton") is not None

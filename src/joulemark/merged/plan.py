@@ -284,8 +284,7 @@ class Planner:
         sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
         trials = []
         if len(sequence.layers) == 1:
-            x = _example(segment, self.setting.device, torch.float32 if form is None else None)
-            for path in library_paths(sequence.layers[0], adds, x):
+            for path in library_paths(sequence.layers[0], adds, self.setting.device, form):
                 family = f"{path}/{kind_of(sequence.layers[0])}"
                 trials.append(
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
@@ -409,12 +408,12 @@ def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
         return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
 
 
-def _example(segment: Segment, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+def _example(segment: Segment, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Random input of a segment's shape, channels-last."""
     dimensions = segment.sequence.dimensions
     shape = (segment.batch, segment.sequence.channels(0), *segment.size)
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-    x = torch.randn(shape, device=device).to(dtype or segment.parameters[0].weight.dtype)
+    x = torch.randn(shape, device=device).to(dtype)
     return x.contiguous(memory_format=formats.get(dimensions, torch.contiguous_format))
 
 
