@@ -217,13 +217,14 @@ class Planner:
         """Compile what is going to be measured, all together: one kernel takes a second or two."""
         if self.setting.device.type != "cuda" or not self.setting.measured:
             return
-        kernels: dict[Kernel, None] = {}
+        kernels: dict[str, Kernel] = {}
         for segment, apart in segments:
             key = self._key(segment)
             if key not in self.candidates:
                 self.candidates[key] = self._candidates(segment)
-                kernels.update((one.kernel, None) for one in self._promising(self.candidates[key], apart) if one.kernel)
-        build_all(kernels, self.setting.device, self.setting.deadline)
+                promising = self._promising(self.candidates[key], apart)
+                kernels.update((one.kernel.name, one.kernel) for one in promising if one.kernel)
+        build_all(kernels.values(), self.setting.device, self.setting.deadline)
 
     def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
         """The cheapest cuts of a chain: dynamic programming over its ends."""
