@@ -1,6 +1,7 @@
 """Generated kernels on a GPU: numerics of all families and formats, then times of variants by CUDA graphs.
 
     python tests/gpu/merged_kernels.py OUT --seconds 120 [--only REGEX]
+    compute-sanitizer python tests/gpu/merged_kernels.py --start 0 --only 'numerics .*bf16'
 
 Items run in a process that is started anew behind an item that breaks its CUDA context or hangs. Builds are made first,
 in parallel ($JOULEMARK_KERNEL_CACHE keeps them). OUT/merged-kernels.json is written after every item.

@@ -170,6 +170,9 @@ def test_bad_tensors_are_refused() -> None:
         kernel.run(torch.zeros(1, 8, 4, 16), weights)
     with pytest.raises(ValueError, match=r"takes torch\.float32, got torch\.float64"):
         kernel.run(torch.zeros(1, 8, 1, 16, dtype=torch.float64), weights)
+    shifted = torch.zeros(8 * 4 * 16 + 1)[1:].view(1, 4, 16, 8).permute(0, 3, 1, 2)
+    with pytest.raises(ValueError, match="multiple of 16 bytes"):
+        kernel.run(shifted, weights)
     with pytest.raises(ValueError, match="takes 8 channels in 2 dimensions"):
         kernel.run(torch.zeros(1, 4, 1, 16), weights)
     x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)

@@ -15,6 +15,7 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.sequence import Shape
 
+_ALIGNMENT = 16
 Pack = Callable[[List[Parameters]], Tensor]
 Scratch = Callable[[int, Shape], int]
 
@@ -129,13 +130,18 @@ class Kernel:
         """Refuse tensors that the kernel would misread.
 
         Raises:
-            ValueError: a wrong dtype, number of channels or layout, or a residual missing or not wanted.
+            ValueError: a wrong dtype, number of channels, layout or alignment, or a residual missing or not wanted.
         """
         sequence = self.description.sequence
         if x.dtype != self.description.dtype:
             raise ValueError(f"{self.name} takes {self.description.dtype}, got {x.dtype}")
         if (residual is None) == self.description.adds:
             raise ValueError(f"{self.name} {'adds a residual: give one' if self.description.adds else 'adds none'}")
+        for one in (x, residual):
+            if one is not None and one.data_ptr() % _ALIGNMENT:
+                raise ValueError(
+                    f"{self.name} takes tensors that begin at a multiple of {_ALIGNMENT} bytes: clone this one"
+                )
         channels, dimensions = sequence.channels(0), sequence.dimensions
         if self.layout is not None:
             if x.shape[1 + dimensions :] != (*self.layout, channels) or not x.is_contiguous():

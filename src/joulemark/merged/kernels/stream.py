@@ -89,10 +89,10 @@ class _Stream(Lines):
             adders = [n for n, layer in enumerate(self.layers) if layer.residual == tensor]
             rows = self.plan.ahead if tensor == 0 else self.plan.between
             behind = max((n + 1 - tensor for n in adders), default=0)
-            while rows < 2 * (behind + 2):
+            while rows < 2 * (behind + 2 + (tensor == 0)):
                 rows *= 2
             if tensor == 0:
-                self.lag = max(rows // 4, behind + 2)
+                self.lag = max(rows // 4, behind + 3)
             readers = self.groups[tensor] + sum(self.groups[n] for n in adders)
             writers = 32 * self.groups[0] if tensor == 0 else self.groups[tensor - 1]
             pitch = self.plan.width * self.chunks(tensor) * 16

@@ -31,6 +31,7 @@ template <int PITCH> struct PlaneSource {
     u32 planes[3];
     DEVICE u32 row(int plane) const { return planes[plane]; }
     DEVICE void release() { UNROLL for (int i = 0; i < 3; i++) planes[i] += PITCH; }
+    DEVICE void ahead(int) {}
 };
 
 template <class F> DEVICE int planes_of(const Arguments& a, const Origin& o) {

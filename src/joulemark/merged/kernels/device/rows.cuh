@@ -166,6 +166,7 @@ template <int PITCH, int PLANE> struct FieldSource {
     u32 at;
     DEVICE u32 row(int plane) const { return at + plane * PLANE; }
     DEVICE void release() { at += PITCH; }
+    DEVICE void ahead(int) {}
 };
 
 // One warp's rows of 16 columns, of layer Y.
@@ -222,15 +223,18 @@ template <class Y, class F> struct Rows {
     template <class Source, class Sink> DEVICE void run(Source& source, Sink& sink, int count, int x0) {
         UNROLL for (int dx = 0; dx < 3; dx++) column[dx] = offset<Y::IN>(F::GUARD + x0 + (lane & 15) + dx - 1, lane >> 4);
         Sums x, y, z;
+        source.ahead(2);  // so many rows will be asked for
         step<false, false, true>(z, z, x, source);
         step<false, true, true>(z, x, y, source);
         if (count == 1) {
+            source.ahead(1);
             step<true, false, false>(x, z, z, source);
             sink.store(x);
             return;
         }
         int left = count - 2;
         NO_UNROLL for (; left >= 3; left -= 3) {
+            source.ahead(3);
             step<true, true, true>(x, y, z, source);
             sink.store(x);
             step<true, true, true>(y, z, x, source);
@@ -239,10 +243,12 @@ template <class Y, class F> struct Rows {
             sink.store(z);
         }
         NO_UNROLL for (; left > 0; left--) {
+            source.ahead(1);
             step<true, true, true>(x, y, z, source);
             sink.store(x);
             UNROLL for (int j = 0; j < Y::TILES; j++) UNROLL for (int i = 0; i < 4; i++) x[j][i] = y[j][i], y[j][i] = z[j][i];
         }
+        source.ahead(2);
         step<true, true, false>(x, y, z, source);
         sink.store(x);
         step<true, false, false>(y, z, z, source);

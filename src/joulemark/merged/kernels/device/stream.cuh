@@ -5,10 +5,11 @@
 // row has been read (`empty`), its readers until the row has been written (`full`). No circle of waiting: a layer waits
 // for `full` of the tensor before and for `empty` of the tensor after it only; a reader takes each row once and gives it
 // back before it waits for the next, so a ring of two rows would do; a residual's ring has as many more as the rows by
-// which its second reader lags behind. The input's readers bring it themselves, LAG rows less ahead than the ring is long:
-// when they have read row r they wait until row r − LAG was given back. Without a residual the other warps of the layer do
-// so without waiting for more than is brought; with one, added d layers on, row r − LAG is given back once this layer has
-// made row r − LAG + d − 1, at the latest in the step before: LAG is d + 2 at least.
+// which its second reader lags behind. The input's readers bring it themselves, up to three rows at a time and LAG rows
+// less ahead than the ring is long: before they read row r they wait until row r + 2 − LAG was given back. Without a
+// residual the other warps of the layer do so without waiting for more than is brought, and LAG is 3 at least; with one,
+// added d layers on, a row q is given back once this layer has made row q + d − 1. Before it reads row r it has made r − 2:
+// LAG is d + 3 at least.
 #pragma once
 
 template <int ROWS_, int PITCH, int READERS_, int WRITERS_> struct Ring {
@@ -36,6 +37,7 @@ template <class R> struct RingSource {
         if ((threadIdx.x & 31) == 0) barrier_arrive(R::empty(barriers, number));
         number++;
     }
+    DEVICE void ahead(int) {}
 };
 
 // What a layer adds from an earlier tensor's ring: the row behind the one that is finished.
@@ -177,7 +179,9 @@ template <class Y, class F> struct StreamedInput {
         warp_sync();
         if ((threadIdx.x & 31) == 0) barrier_arrive(R::empty(barriers, number));
         number++;
-        bring();
+    }
+    DEVICE void ahead(int rows) {
+        NO_UNROLL for (int i = 0; i < rows; i++) bring();
     }
 };
 
