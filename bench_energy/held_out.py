@@ -307,14 +307,14 @@ def _quietly(build: Callable[..., Any], *args: Any) -> Any:
         return build(*args)
 
 
-def _network(model: str, phase: str, dtype: str, batch: int, device: str, tiny: bool) -> Step:
+def _network(model: str, phase: str, dtype: str, batch: int, mode: str, device: str, tiny: bool) -> Step:
     from joulemark.records import Case
     from joulemark.workloads import zoo
 
     if tiny:
-        model, phase, dtype, batch = "lenet5", "train" if phase == "train" else "inference", "fp32", 2
+        model, phase, dtype, batch, mode = "lenet5", "train" if phase == "train" else "inference", "fp32", 2, "eager"
     layout = "channels_last" if zoo.takes_images(model) else "contiguous"
-    case = Case(model, phase, "eager", dtype, batch, layout, "device")
+    case = Case(model, phase, mode, dtype, batch, layout, "device")
     return zoo.find(model).build(case, device).run
 
 
@@ -329,10 +329,11 @@ def _networks() -> list[HeldOut]:
     return [network(*cell) for cell in cells]
 
 
-def network(model: str, phase: str, dtype: str, batch: int) -> HeldOut:
-    """A cell of the zoo, eager."""
-    build = partial(_network, model, phase, dtype, batch)
-    return HeldOut(f"{model}-{phase}-{dtype}-b{batch}", "network", dtype, build, batch_size=batch)
+def network(model: str, phase: str, dtype: str, batch: int, mode: str = "eager") -> HeldOut:
+    """A cell of the zoo; its mode stands in its name unless it is eager."""
+    build = partial(_network, model, phase, dtype, batch, mode)
+    kind = "" if mode == "eager" else f"-{mode}"
+    return HeldOut(f"{model}-{phase}-{dtype}{kind}-b{batch}", "network", dtype, build, batch_size=batch)
 
 
 HELD_OUT: tuple[HeldOut, ...] = (

@@ -229,6 +229,8 @@ def test_compare_has_formats(capsys, form, part):
         (("aa",), "aa got no results"),
         (("aa", "gone.jsonl"), "cannot read gone.jsonl"),
         (("aa", RUNS / "baseline.json"), "nothing to judge the gate on"),
+        (("aa", RUNS / "baseline.json", "--out", RUNS / "baseline.json"), "is not a joulemark document of aa"),
+        (("aa", RUNS / "baseline.json", "--out", "aa.jsonl"), "ends in .json"),
         (("aa", "--processes", "0"), "'0' is not a positive number"),
         (("aa", RUNS / "baseline.json", "--metric", "power_w"), "not judged on 'power_w'"),
         (("ab", "--old", "nowhere"), "--new"),

@@ -112,4 +112,4 @@ def test_committed_trials_of_the_gate_are_valid_and_their_sources_are_there():
     for path in TRIALS:
         trials = json.loads(path.read_text(encoding="utf-8"))
         jsonschema.Draft202012Validator(schema).validate(trials)
-        assert all((ROOT / source).exists() for source in trials["sources"])
+        assert all((path.parent / source).exists() for source in trials["sources"])

@@ -281,7 +281,7 @@ class FakeSampling:
         self.device.open -= 1
 
     def read(self) -> Samples:
-        """The given values in every sample.
+        """The given values in every sample; an image that is full says so, as CUPTI's does.
 
         Raises:
             CountersUnreadable: a metric was told to spoil the decoding.
@@ -301,4 +301,5 @@ class FakeSampling:
             start[0] -= 4_000_000_000
         row = [0.0 if name in device.zeros else device.metrics[device.base(name)] for name in self.metrics]
         device.flags_overflow -= (overflow := device.flags_overflow > 0)
-        return Samples(start, end, np.tile(row, (n, 1)), overflow)
+        full = n > self.settings.image_samples
+        return Samples(start, end, np.tile(row, (n, 1)), overflow or full)

@@ -137,6 +137,13 @@ for _metric in (
         "issue unpr.",
         "time in which the host issues an unprofiled step: from the call until it returns, the queue not full",
     ),
+    Metric(
+        "host_reference_s",
+        "s",
+        "lower",
+        "host reference",
+        "time in which the host issues 32 additions of one element, beside the steps whose issue is timed",
+    ),
     Metric("operators_per_step", "1", "neither", "operators", "outermost operators that issue work in a profiled step"),
     Metric(
         "host_issue_per_operator_s",

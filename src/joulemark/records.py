@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
+
+import msgspec
 
 SCHEMA = "joulemark/sweep/1"
 
@@ -21,7 +24,17 @@ Outcome = Literal["ok", "flagged", "oom", "unsupported", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "flagged", "oom", "unsupported", "failed")
 Json = Any
 """A value of strict JSON: None, bool, int, finite float, str, list or dict with str keys."""
-Row = Mapping[str, str | int | float | bool | None]
+_LARGEST = 1e100
+"""No figure of ours comes near it; beyond it, ratios and products of two would overflow."""
+Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+"""A number of a file: JSON's 1e999 is an infinity in Python, and none here."""
+Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
+"""A number that is not negative."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_AnyFinite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Row = Mapping[str, str | int | _AnyFinite | bool | None]
 """A row of a small table that a record carries: kernel classes, levels per phase …"""
 
 
@@ -39,10 +52,33 @@ def digest(value: Json) -> str:
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _known(cls: type, data: Mapping[str, Json]) -> dict[str, Json]:
-    """The entries of ``data`` that ``cls`` has a field for: newer files may hold more."""
-    names = _field_names(cls)
-    return {key: value for key, value in data.items() if key in names}
+_T = TypeVar("_T")
+
+
+def converted(data: Json, kind: type[_T]) -> _T:
+    """Data of a file as a dataclass or typed dictionary, held to the types of its fields.
+
+    Raises:
+        ValueError: an entry that must be there is missing, or one is not of its field's type; says which.
+    """
+    try:
+        one: _T = msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    return one
+
+
+class _FromJson:
+    """What is read from JSON and held to the types of its fields; entries that are no field are newer, and left out."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Self:
+        """One of these.
+
+        Raises:
+            ValueError: an entry that must be there is missing, or one is not of its field's type; says which.
+        """
+        return converted(data, cls)
 
 
 @cache
@@ -57,7 +93,7 @@ def _fields_of(one: object) -> dict[str, Json]:
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(_FromJson):
     """One cell of a sweep. What does not apply to a workload is None.
 
     Args:
@@ -78,12 +114,12 @@ class Case:
     phase: str | None = None
     mode: str | None = None
     dtype: str | None = None
-    batch_size: int | None = None
+    batch_size: Positive | None = None
     layout: str | None = None
     input: str | None = None
     gpu_model: str = "cpu"
-    world_size: int = 1
-    params: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    world_size: Positive = 1
+    params: Row = field(default_factory=dict)
     benchmark: str | None = None
 
     @cached_property
@@ -112,13 +148,13 @@ class Case:
     def to_json(self) -> dict[str, Json]:
         return {**_fields_of(self), "params": dict(self.params)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Self:
-        return cls(**_known(cls, data))
+    def series_to_json(self) -> dict[str, Json]:
+        """What the cases of a series have in common."""
+        return {name: value for name, value in self.to_json().items() if name != "batch_size"}
 
 
 @dataclass(frozen=True)
-class Value:
+class Value(_FromJson):
     """One figure of a record.
 
     Args:
@@ -130,11 +166,11 @@ class Value:
         tier: the instrument: ``cuda_events``, ``host_clock``, ``nvml_energy_counter``, ``rapl`` …
     """
 
-    value: float | None
+    value: Finite | None
     unit: str
-    interval: tuple[float, float] | None = None
-    confidence: float = 0.95
-    n: int = 0
+    interval: tuple[Finite, Finite] | None = None
+    confidence: Share = 0.95
+    n: Count = 0
     tier: str | None = None
 
     def __post_init__(self) -> None:
@@ -145,16 +181,9 @@ class Value:
     def to_json(self) -> dict[str, Json]:
         return {**_fields_of(self), "interval": None if self.interval is None else list(self.interval)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Self:
-        known = _known(cls, data)
-        if known.get("interval") is not None:
-            known["interval"] = tuple(known["interval"])
-        return cls(**known)
-
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(_FromJson):
     """Something about a figure that its reader must know.
 
     Args:
@@ -172,13 +201,9 @@ class Finding:
     def to_json(self) -> dict[str, Json]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Self:
-        return cls(**_known(cls, data))
-
 
 @dataclass(frozen=True)
-class Conditions:
+class Conditions(_FromJson):
     """The state of the device over a window, from its own sensors. What could not be read is None.
 
     Args:
@@ -189,19 +214,15 @@ class Conditions:
         n: number of samples.
     """
 
-    sm_clock_hz: float | None = None
-    memory_clock_hz: float | None = None
-    max_sm_clock_hz: float | None = None
-    temperature_c: float | None = None
-    reasons: Mapping[str, float] = field(default_factory=dict)
-    n: int = 0
+    sm_clock_hz: Finite | None = None
+    memory_clock_hz: Finite | None = None
+    max_sm_clock_hz: Finite | None = None
+    temperature_c: Finite | None = None
+    reasons: Mapping[str, Share] = field(default_factory=dict)
+    n: Count = 0
 
     def to_json(self) -> dict[str, Json]:
         return {**asdict(self), "reasons": dict(self.reasons)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Self:
-        return cls(**_known(cls, data))
 
 
 def _tables_to_json(tables: Mapping[str, list[Row]]) -> dict[str, Json]:
@@ -209,7 +230,7 @@ def _tables_to_json(tables: Mapping[str, list[Row]]) -> dict[str, Json]:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(_FromJson):
     """What one pass saw of one case; a fresh process hands it to its parent in JSON.
 
     Args:
@@ -226,12 +247,12 @@ class Measurement:
 
     name: str
     values: Mapping[str, Value] = field(default_factory=dict)
-    samples: Mapping[str, list[float]] = field(default_factory=dict)
+    samples: Mapping[str, list[Finite]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     conditions: Conditions | None = None
-    windows_utc: tuple[tuple[float, float], ...] = ()
-    process: int = 0
+    windows_utc: tuple[tuple[Finite, Finite], ...] = ()
+    process: Count = 0
     tables: Mapping[str, list[Row]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
@@ -247,19 +268,46 @@ class Measurement:
             "tables": _tables_to_json(self.tables),
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Self:
-        known = _known(cls, data)
-        known["values"] = {key: Value.from_json(value) for key, value in data.get("values", {}).items()}
-        known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
-        known["windows_utc"] = tuple((lo, hi) for lo, hi in data.get("windows_utc", ()))
-        if data.get("conditions") is not None:
-            known["conditions"] = Conditions.from_json(data["conditions"])
-        return cls(**known)
+
+_Kernels = TypedDict("_Kernels", {"class": str, "uses_tensor_cores": bool | None, "time_s": Amount})
+
+
+class _Kernel(_Kernels):
+    name: str
+
+
+class _Timeline(TypedDict):
+    busy_s: Amount
+    profiled_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
+    plain_s: Amount
+
+
+class _Level(TypedDict):
+    tier: str
+    phase: str
+    level: str
+    value: Finite | None
+
+
+class _Reference(TypedDict, total=False):
+    share: Amount | None
+    peak_counts_per_s: Amount | None
+    step_share: Amount | None
+    step_peak_counts_per_s: Amount | None
+
+
+class _Tables(TypedDict, total=False):
+    """What is computed with in the tables of a record; rows and tables may hold more."""
+
+    kernel_classes: list[_Kernels]
+    kernels: list[_Kernel]
+    timeline: list[_Timeline]
+    levels: list[_Level]
+    reference: list[_Reference]
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(_FromJson):
     """One line of a result file: a case with everything that was measured of it.
 
     Args:
@@ -283,15 +331,15 @@ class Record:
     gpu_uuid: str | None = None
     nodeid: str | None = None
     metrics: Mapping[str, Value] = field(default_factory=dict)
-    samples: Mapping[str, list[float]] = field(default_factory=dict)
+    samples: Mapping[str, list[Finite]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     conditions: Conditions | None = None
-    window_utc: tuple[float, float] | None = None
-    measured_windows_utc: tuple[tuple[float, float], ...] = ()
-    processes: tuple[Mapping[str, float], ...] = ()
+    window_utc: tuple[Finite, Finite] | None = None
+    measured_windows_utc: tuple[tuple[Finite, Finite], ...] = ()
+    processes: tuple[Mapping[str, Finite], ...] = ()
     tables: Mapping[str, list[Row]] = field(default_factory=dict)
-    sample_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sample_counts: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
     rank_gpu_uuids: tuple[str, ...] = ()
 
     @property
@@ -340,23 +388,12 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Self:
-        known = _known(cls, data)
-        known["case"] = Case.from_json(data["case"])
-        known["metrics"] = {name: Value.from_json(value) for name, value in data.get("metrics", {}).items()}
-        known["findings"] = tuple(Finding.from_json(item) for item in data.get("findings", ()))
-        known["measured_windows_utc"] = tuple((lo, hi) for lo, hi in data.get("measured_windows_utc", ()))
-        known["processes"] = tuple(data.get("processes", ()))
-        known["sample_counts"] = {name: tuple(counts) for name, counts in data.get("sample_counts", {}).items()}
-        known["rank_gpu_uuids"] = tuple(data.get("rank_gpu_uuids", ()))
-        if data.get("window_utc") is not None:
-            known["window_utc"] = tuple(data["window_utc"])
-        if data.get("conditions") is not None:
-            known["conditions"] = Conditions.from_json(data["conditions"])
-        return cls(**known)
+        converted(data.get("tables", {}), _Tables)
+        return super().from_json(data)
 
 
 @dataclass(frozen=True)
-class Environment:
+class Environment(_FromJson):
     """Where a run took place; stored once per run.
 
     Args:
@@ -373,6 +410,12 @@ class Environment:
     def environment_id(self) -> str:
         return digest({"facts": dict(self.facts), "tiers": dict(self.tiers)})
 
+    @property
+    def gpus(self) -> list[Mapping[str, Json]]:
+        """The facts' list of GPUs; empty where there is none."""
+        listed = self.facts.get("gpus")
+        return [gpu for gpu in listed if isinstance(gpu, Mapping)] if isinstance(listed, list) else []
+
     def to_json(self, run_id: str, started_utc: float) -> dict[str, Json]:
         return {
             "kind": "environment",
@@ -384,10 +427,6 @@ class Environment:
             "tiers": dict(self.tiers),
             "notes": dict(self.notes),
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Self:
-        return cls(**_known(cls, data))
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import re
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from joulemark.errors import ConfigurationError, JoulemarkError, UnreadableInput
-from joulemark.records import OUTCOMES, SCHEMA, Case, Environment, Json, Outcome, Record, Run
+from joulemark.records import SCHEMA, Environment, Json, Outcome, Record, Run
 
 FINISHED: frozenset[Outcome] = frozenset({"ok", "flagged", "oom", "unsupported"})
 """Outcomes that a resumed sweep does not measure again."""
@@ -326,14 +326,11 @@ class _Reading:
         kind = data.get("kind")
         if kind == "environment":
             environment = Environment.from_json(data)
-            if not all(isinstance(part, Mapping) for part in (environment.facts, environment.tiers, environment.notes)):
-                raise ValueError("facts, tiers and notes are objects")
             self.environments[str(data["environment_id"])] = environment
             if self.started_utc is None:
                 self.started_utc = _number(data["started_utc"])
         elif kind == "record":
             record = Record.from_json(data)
-            check_record(record)
             case_id = record.case_id
             self.records.pop(case_id, None)  # the place of its last line
             self.records[case_id] = record
@@ -355,52 +352,6 @@ def _number(value: Json) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")
     return float(value)
-
-
-def check_record(record: Record) -> None:
-    """Refuse a record whose figures and names are not of the types that everything downstream relies on.
-
-    Raises:
-        ValueError: with what is wrong.
-    """
-    if record.outcome not in OUTCOMES:
-        raise ValueError(f"outcome {record.outcome!r}")
-    _check_case(record.case)
-    _check_texts((record.reason, record.gpu_uuid, record.nodeid), optional=True)
-    _check_texts(record.notes.values())
-    _check_texts(text for finding in record.findings for text in (finding.code, finding.message, finding.remedy))
-    _check_texts(value.unit for value in record.metrics.values())
-    for value in record.metrics.values():
-        for figure in (value.value, *(value.interval or ())):
-            if figure is not None:
-                _number(figure)
-    for series in record.samples.values():
-        for sample in series:
-            _number(sample)
-    for process in record.processes:
-        for figure in process.values():
-            _number(figure)
-    for counts in record.sample_counts.values():
-        for count in counts:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise ValueError(f"{count!r} is no number of samples")
-
-
-def _check_case(case: Case) -> None:
-    _check_texts((case.workload, case.gpu_model))
-    _check_texts((case.phase, case.mode, case.dtype, case.layout, case.input, case.benchmark), optional=True)
-    for number in (case.batch_size, case.world_size):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            raise ValueError(f"{number!r} is not a whole number")
-    for name, value in case.params.items():
-        if value is not None and not isinstance(value, (str, int, float)):
-            raise ValueError(f"parameter {name!r} is {value!r}")
-
-
-def _check_texts(values: Iterable[Json], optional: bool = False) -> None:
-    for value in values:
-        if not isinstance(value, str) and not (optional and value is None):
-            raise ValueError(f"{value!r} is not text")
 
 
 def read_run(path: Path) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,21 +39,14 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
-    counters = SimpleNamespace(open_counters=lambda uuid, device: ladder)
-    monkeypatch.setitem(sys.modules, "joulemark.collect.counters", counters)
-    monkeypatch.setattr(
-        measure_workloads,
-        "measure_workload",
-        lambda *args: measure_workloads_original(*args, window_s=0.4),
-    )
+    monkeypatch.setattr("joulemark.collect.counters.open_counters", lambda uuid, device: ladder)
     return tmp_path / "out" / "measured.json"
 
 
-measure_workloads_original = measure_workloads.measure_workload
-
-
 def run(out, *more):
-    return measure_workloads.main(["--out", str(out), "--device", "cpu", *more])
+    return measure_workloads.main(
+        ["--out", str(out), "--device", "cpu", "--list", "held_out", "--window", "0.4", *more]
+    )
 
 
 def test_rows_are_valid_and_gone_on_with(machine, capsys):

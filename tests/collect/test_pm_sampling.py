@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from joulemark.collect.cupti_device import Samples
+from joulemark.collect.cupti_device import Samples, SamplingSettings
 from joulemark.collect.pm_metrics import METRICS, Group, plan
 from joulemark.collect.pm_sampling import (
     MOST_SAMPLES,
@@ -252,6 +252,27 @@ class TestLongRuns:
         assert series.source["interval_s"] == pytest.approx(400e-6)
         assert series.duration_s == pytest.approx(np.full(len(series), 400e-6))
         assert one.open == 0
+
+    def test_buffers_are_no_larger_than_the_run_needs(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        most = SamplingSettings()
+        one.run_s = 0.06
+        assert len(source.record("pass1", nothing, expected_s=0.06).at_work())
+        assert 600 < one.settings.image_samples < most.image_samples / 2
+        assert 600 * 25_000 < one.settings.buffer_bytes < most.buffer_bytes / 2
+        source.record("pass1", nothing, expected_s=10.0)
+        assert MOST_SAMPLES < one.settings.image_samples <= most.image_samples
+        assert one.settings.buffer_bytes <= most.buffer_bytes
+
+    def test_a_run_that_fills_the_buffers_of_its_size_is_run_again_in_the_largest_at_the_same_interval(self):
+        one = device(CYCLES)
+        source = PmSamplingSource(one, nothing)
+        one.run_s, runs = 0.15, []
+        series = source.record("pass1", lambda: runs.append(1), expected_s=0.02)
+        assert len(runs) == 2
+        assert one.settings == SamplingSettings()
+        assert series.source["interval_s"] == pytest.approx(100e-6)
 
     def test_samples_of_a_part_of_the_run_are_no_answer(self):
         one = device(CYCLES)

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from joulemark.collect.timing import CudaTimer, HostTimer, first_line, is_out_of_memory, is_poisoned, timer_for
 from joulemark.errors import Unsupported
@@ -46,13 +47,16 @@ def test_issued_steps_are_timed_one_by_one_behind_a_first_one():
     timer = CudaTimer.__new__(CudaTimer)
     log = []
     timer.synchronize = lambda: log.append("fence")
+    timer._torch, timer.device = torch, "cpu"
     samples = timer.issue(
         lambda: (log.append("run"), time.sleep(2e-3)), lambda seen: "enough" if len(seen) > 3 else None
     )
-    assert log == ["fence", "run", "run", "run", "run"] * 2 + ["fence"]
-    assert len(samples) == 6
-    assert all(2e-3 <= one < 1 for one in samples)
-    assert HostTimer().issue(lambda: log.append("run"), lambda _: None) == []
+    assert log == ["fence"] * 2 + ["run", "run", "run", "run", "fence", "fence"] * 2
+    assert len(samples.step_s) == len(samples.reference_s) == 6
+    assert all(2e-3 <= one < 1 for one in samples.step_s)
+    assert all(0 < one < 1 for one in samples.reference_s)
+    assert len(set(samples.reference_s[:3])) == 1, "the steps of a burst share what was timed around it"
+    assert HostTimer().issue(lambda: log.append("run"), lambda _: None).step_s == []
     assert log[-1] == "fence"
 
 

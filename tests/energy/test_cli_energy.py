@@ -205,11 +205,66 @@ def test_wrong_use_is_one_clear_line(calibrated, measured, capsys, tmp_path, arg
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sm_clock_hz": "fast"},
+        {"max_sm_clock_hz": [[]]},
+        {"activity": "high"},
+        {"batch_size": "8"},
+        {"window_s": 1e308},
+        {"window_s": 5e-324},
+        {"measured_j": 0},
+        {"measured_j": -1},
+        {"counters": []},
+        {"counters": {"l1_sectors": 1e300}},
+        {"counters": {"l1_sectors": None}},
+        {"mix": {"l2_read": 1e308}},
+        {"workload": 3},
+        {"core_share": 2},
+    ],
+    ids=str,
+)
+def test_a_row_that_cannot_be_is_refused(calibrated, measured, capsys, change):
+    document = json.loads(measured.read_text())
+    document["rows"][0] |= change
+    measured.write_text(json.dumps(document))
+    code, out, err = run(capsys, "energy", measured, "--calibration", calibrated)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("--scale", "hbm=0.5"), ("--power-cap", "300"), ("--published", "nowhere")])
+def test_questions_without_what_they_are_about(calibrated, capsys, arguments):
+    code, out, err = run(capsys, "energy", "--calibration", calibrated, *arguments)
+    assert (code, out) == (2, "")
+    assert arguments[0] in err
+
+
+def test_a_calibration_replaces_nothing_but_a_calibration(calibrated, capsys, tmp_path):
+    windows = calibrated.with_name(f"{calibrated.stem}-windows.jsonl")
+    other = tmp_path / "tandem.json"
+    other.write_text('{"schema": "joulemark/tandem/1"}')
+    for place in (windows, other, tmp_path):
+        kept = place.read_bytes() if place.is_file() else None
+        code, out, err = run(capsys, "calibrate", "--refit", windows, "--out", place)
+        assert (code, out) == (2, "")
+        assert str(place) in err
+        assert kept is None or place.read_bytes() == kept
+    assert run(capsys, "calibrate", "--refit", windows, "--out", calibrated)[0] == 0
+
+
 def test_files_that_cannot_be_read(calibrated, measured, capsys, tmp_path):
     assert run(capsys, "energy", measured, "--calibration", tmp_path / "none.json")[0] == 2
     assert run(capsys, "energy", tmp_path / "none.json", "--calibration", calibrated)[0] == 2
     assert run(capsys, "energy", calibrated, "--calibration", calibrated)[0] == 2
     assert run(capsys, "calibrate", "--refit", measured)[0] == 2
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    assert run(capsys, "energy", measured, "--calibration", deep)[0] == 2
+    assert run(capsys, "energy", deep, "--calibration", calibrated)[0] == 2
+    assert run(capsys, "energy", "--calibration", calibrated, "--published", tmp_path)[0] == 2
+    assert run(capsys, "calibrate", "--refit", deep)[0] == 2
     for wrong in (("--repeats", "0"), ("--limit", "-1"), ("--window", "0.1"), ("--window", "nan")):
         code, out, err = run(capsys, "calibrate", *wrong)
         assert (code, out) == (2, "")

@@ -143,7 +143,7 @@ def test_operands_are_uploaded_natively_and_spread_over_the_footprint(cuda, engi
 
 def test_buffers_are_as_large_as_kernels_reach(cuda, engine):
     def sizes():
-        engine._launch(Launch(1, 1))
+        engine.launch(Launch(1, 1))
         sink, operands = cuda.launches[-1][3][:2]
         return cuda.sizes[sink], cuda.sizes[operands]
 

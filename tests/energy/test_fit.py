@@ -13,7 +13,8 @@ from joulemark.energy.fit import design_of, fit
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import WindowWriter, read_windows
 from joulemark.errors import MeasurementError, UnreadableInput
-from joulemark.report.energy_view import calibration_tables, render
+from joulemark.report.energy_view import calibration_tables
+from joulemark.report.formats import render
 from joulemark.synthetic_gpu import ACTIVITIES, Noise, SyntheticGpu
 
 SILENT = Noise(window=0.0, drift_w=0.0, jitter_s=0.0, edge_s=0.0, quantum_j=1e-6)
@@ -209,3 +210,13 @@ def test_a_step_of_static_power_is_no_energy_of_a_unit(tmp_path):
         assert offsets[-1] - offsets[0] == pytest.approx(10, abs=2)
         assert calibration.goodness["dynamic_error_mean"] < 0.03
     assert np.mean(held) >= 0.9
+
+
+def test_a_long_pause_begins_a_stretch_of_its_own(quick_path):
+    windows = read_windows(quick_path).windows[:40]
+    at = [f"2026-11-29T21:{minute:02}:00+00:00" for minute in (0, 7)]
+    paused = [dataclasses.replace(one, utc=at[i >= 12]) for i, one in enumerate(windows)]
+    numbers = [design_of(paused).stretch[one.point.key] for one in paused]
+    assert numbers == [0] * 12 + [1] * 28
+    together = [dataclasses.replace(one, utc=at[0]) for one in windows]
+    assert [design_of(together).stretch[one.point.key] for one in together] == [0] * 30 + [1] * 10

@@ -157,7 +157,8 @@ def test_counters_become_counts(calibration):
     assert counts["logic"].value == 2e11 * 32
     assert counts["wgmma_bf16"].value == pytest.approx(1e11 * 1024)
     assert counts["mma_fp64"].value == pytest.approx(1e10 * 64)
-    assert counts["shared_read"].value + counts["shared_write"].value == pytest.approx(3e10 * 128)
+    operands = 1e11 * 1024 * 2 * (64 + 256) / (2 * 64 * 256)  # bytes that wgmma reads, which its energy holds
+    assert counts["shared_read"].value + counts["shared_write"].value == pytest.approx(3e10 * 128 - operands)
     assert counts["l1"].value == 9e10 * 32
     assert counts["hbm_read"].value == 1e12
     assert counts["l2_read"].value + counts["l2_write"].value == pytest.approx(4e12)
@@ -221,6 +222,9 @@ def test_mixes_are_read_and_wrong_ones_refused():
     assert (mix.l2_read, mix.source) == (Range.exact(0.5), "disassembly")
     with pytest.raises(UnreadableInput, match="mix of a workload"):
         Mix.from_json({"fma": {"fp32": "most"}}, otherwise)
+    for share in (-0.1, 1.5, [0.5, 0.6, 0.7], float("nan")):
+        with pytest.raises(UnreadableInput, match="no share"):
+            Mix.from_json({"l2_read": share}, otherwise)
 
 
 # Split
@@ -389,3 +393,16 @@ def test_what_holds_no_measured_workloads_is_refused(tmp_path, change):
     path.write_text(json.dumps({"schema": validation.MEASUREMENTS_SCHEMA, "rows": [], **change}))
     with pytest.raises(UnreadableInput, match="no measured workloads"):
         validation.read_measurements(path)
+
+
+def test_an_idle_board_before_the_workload_shifts_static_power(calibration):
+    (at,) = [one["power_w"] for one in calibration.windows if one["key"] == "idle/zero/full/0"]
+    row = validation.Measured("one", 2.0, 900.0, COUNTERS, "bf16", sm_clock_hz=1.98e9)
+    plain, shifted = (
+        validation.evaluate(calibration, [dataclasses.replace(row, idle_w=idle)])[0].prediction
+        for idle in (None, at + 10.0)
+    )
+    assert shifted.energy_j - plain.energy_j == pytest.approx(2.0 * 10.0)
+    assert shifted.dynamic_j == pytest.approx(plain.dynamic_j)
+    assert shifted.interval_j[0] - plain.interval_j[0] == pytest.approx(2.0 * 10.0)
+    assert validation.static_offset_w(calibration, at) == pytest.approx(0.0)

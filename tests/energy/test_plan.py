@@ -20,8 +20,8 @@ def test_a_quick_plan_fits_one_command(architecture):
     assert len(plan(architecture, quick=True)) * POINT_S < COMMAND_S
 
 
-def test_a_reference_plan_takes_about_three_commands():
-    assert 2 * COMMAND_S < len(plan("sm_90a")) * POINT_S < 3 * COMMAND_S
+def test_a_reference_plan_takes_two_commands():
+    assert COMMAND_S < len(plan("sm_90a")) * POINT_S < 2 * COMMAND_S
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -133,7 +133,7 @@ class FakeSeries:
         self._launches = launches
 
     def total(self, name):
-        return {"instructions": 500.0, "l2_bytes": None}[name] and 500.0 * self._launches
+        return None if name == "l2_bytes" else 500.0 * self._launches
 
 
 class FakeRecorder:
@@ -148,9 +148,9 @@ class FakeRecorder:
     def record(self, group, run, expected_s=None):
         before = self._gpu.now
         run()
-        assert expected_s == pytest.approx(self._gpu.now - before)
+        assert expected_s == pytest.approx(self._gpu.now - before, abs=0.01)
         self.recorded.append((group, self._gpu.now - before))
-        return FakeSeries(40)
+        return FakeSeries(10)
 
 
 def test_benchmarks_are_counted_once_under_every_group(tmp_path, gpu, caches):
@@ -161,7 +161,7 @@ def test_benchmarks_are_counted_once_under_every_group(tmp_path, gpu, caches):
     assert left > 0
     assert count(gpu, recorder, caches, WindowWriter(path, HEADER), limit_s=900, clock=lambda: 0.0) == 0
     counted = {one.benchmark: one for one in read_windows(path).counted}
-    assert len(recorder.recorded) == 2 * len(counted)
+    assert [group for group, _ in recorder.recorded].count("pipes") == len(counted)
     assert counted["fp32"].counters == {"instructions": 500.0}
     assert counted["fp32"].counts["fp32"] > 0
     assert set(counted) == {one.name for one in benchmarks_for("sm_90a") if one.role == "fit"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from joulemark.energy.counting import Counting
 from joulemark.energy.workload_windows import Facts, Stepper, measure_workload
 from joulemark.errors import MeasurementError
 from joulemark.testing import FakeClock, FakeGpu, simulate_window
@@ -43,7 +44,7 @@ class Recorder:
         before, self._began = self._work.steps, self._work.clock.now
         run()
         steps = self._work.steps - before
-        assert expected_s == pytest.approx(self._work.clock.now - self._began)
+        assert expected_s == pytest.approx(self._work.clock.now - self._began, abs=0.01)
         self.seen.append((group, steps))
 
         class Series:
@@ -77,17 +78,56 @@ def test_a_row_holds_energy_and_counters_of_one_window(work):
     assert stepper.step_s == pytest.approx(2e-3)
     recorder = Recorder(work)
     row = measure_workload(
-        Facts("gemm", "gemm", "bf16", items_per_step=4.0), stepper, meter_of(work, FakeGpu(power_w=300.0)), recorder
+        Facts("gemm", "gemm", "bf16", items_per_step=4.0),
+        stepper,
+        meter_of(work, FakeGpu(power_w=300.0)),
+        Counting(recorder),
     )
     assert row["measured_j"] == pytest.approx(300 * row["window_s"], rel=0.01)
     assert row["steps"] == pytest.approx(row["window_s"] / 2e-3)
     assert row["items"] == 4 * row["steps"]
     assert row["counters"]["instructions"] == pytest.approx(10 * row["steps"])
     assert set(row["counters"]) == {"instructions", "only_a", "only_b"}
-    assert {steps for _, steps in recorder.seen} == {150}
+    assert {steps for _, steps in recorder.seen} == {50}
+    assert row["passes_differ"] == 0.0
     assert row["capped"] is False
+    assert row["idle_w"] == pytest.approx(300, rel=0.01)
     document = {"schema": "joulemark/energy-measurements/1", "gpu_uuid": "GPU-1", "rows": [row]}
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+
+
+def test_passes_that_saw_different_work_show_it(work):
+    class Uneven(Recorder):
+        def record(self, group, run, expected_s=None):
+            series = super().record(group, run, expected_s)
+            given = series.total
+            series.total = lambda name: given(name) * (1.1 if group == "b" else 1.0)
+            return series
+
+    totals = Counting(Uneven(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3)
+    assert totals.spread == pytest.approx(0.1 / 1.1)
+
+
+def test_time_that_passes_differ_in_is_no_difference_of_work(work):
+    class Jittery(Recorder):
+        def record(self, group, run, expected_s=None):
+            series = super().record(group, run, expected_s)
+            series.units["sm_cycles"] = "cycle"
+            given = series.total
+            series.total = lambda name: 1e9 * (2 if group == "b" else 1) if name == "sm_cycles" else given(name)
+            return series
+
+    assert Counting(Jittery(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3).spread == 0.0
+
+
+def test_groups_that_give_nothing_new_are_recorded_once(work):
+    recorder = Recorder(work)
+    recorder.groups = ("a", "a", "b")
+    counting = Counting(recorder)
+    for _ in range(2):
+        totals = counting.of(lambda: [work.step(), work.synchronize()], 1, 2e-3)
+        assert totals.each == {"instructions": 10.0, "only_a": 7.0, "only_b": 7.0}
+    assert [group for group, _ in recorder.seen] == ["a", "a", "b", "a", "b"]
 
 
 def test_a_capped_window_says_so(work):

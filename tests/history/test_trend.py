@@ -4,7 +4,7 @@ from scipy import stats
 
 from joulemark.history.runs import Figures, PastRun, differences, setup_of, sorted_drivers
 from joulemark.history.trend import Ratio, trend_of, trimmed_ratio
-from joulemark.records import Case
+from joulemark.records import Case, Environment
 from tests.history.simulated import DRIVERS, drivers_by_run, levels
 
 
@@ -104,9 +104,9 @@ def test_a_setup_is_what_may_move_a_figure():
     gpus = [{"vbios": "96.00", "power_limit_w": 700.0, "ecc": True}, {"vbios": "96.00", "power_limit_w": 500.0}]
     facts = {"driver": "580.1", "cuda": None, "packages": {"torch": "2.14", "scipy": None}, "gpus": gpus, "git": None,
              "host": {"name": "a"}}  # fmt: skip
-    assert setup_of(facts) == {"driver": "580.1", "host": "a", "torch": "2.14", "vbios": "96.00",
+    assert setup_of(Environment(facts)) == {"driver": "580.1", "host": "a", "torch": "2.14", "vbios": "96.00",
                                "power_limit_w": "500.0, 700.0", "ecc": "True"}  # fmt: skip
-    assert setup_of({"gpus": "none", "host": 3, "packages": []}) == {}
+    assert setup_of(Environment({"gpus": "none", "host": 3, "packages": []})) == {}
     one, other = (
         PastRun("", "", None, "", setup) for setup in ({"torch": "1", "cuda": "13"}, {"torch": "2", "x": "y"})
     )

@@ -70,6 +70,23 @@ def test_every_group_is_counted_between_windows_without():
     assert seen.missing["l2_fraction"] == "pm_sampling does not count it"
 
 
+def test_the_record_says_what_each_stage_of_it_took():
+    counters, beside = source(), FakeCounters({"sm_active": 0.9}, tier="gpm")
+    both = counting(counters, beside=beside, opening_s=2.5)
+    runner = Runner(HostTimer(), Memory(), counting=both)
+    seen, again = (runner.measure(Step(lambda: time.sleep(0.004)), COUNT, build_s=0.7)[0] for _ in range(2))
+    stages = {row["stage"]: row for row in seen.tables["stages"]}
+    assert stages["opening"] == {"stage": "opening", "time_s": 2.5, "times": 1}
+    assert "opening" not in {row["stage"] for row in again.tables["stages"]}
+    assert stages["build and warm-up"]["time_s"] > 0.7 + 3 * 0.004
+    counted = sum(end - start for start, end in seen.windows_utc)
+    assert stages["counted windows"]["time_s"] == pytest.approx(counted, rel=1e-3)
+    times = {name: row["times"] for name, row in stages.items()}
+    assert (times["counted windows"], times["uncounted windows"], times["after counting"]) == (4, 5, 4)
+    assert stages["other instrument"]["time_s"] > 0.4
+    assert {"before counting", "flop counter", "reference"} <= set(stages)
+
+
 def test_phases_of_a_step_that_marks_them():
     marks = PhaseMarks()
 

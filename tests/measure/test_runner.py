@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from joulemark.collect.power import PowerSampler
-from joulemark.collect.timing import HostTimer, LoneSamples, SteadySamples
+from joulemark.collect.timing import HostTimer, IssueSamples, LoneSamples, SteadySamples
 from joulemark.errors import Unsupported
 from joulemark.measure.pace import InStep
 from joulemark.measure.plan import Pass, Plan, plan_for
@@ -62,7 +62,7 @@ class ScriptedTimer(HostTimer):
     def issue(self, run, stop):
         self.log.append("issue")
         run()
-        return [0.0004] * 9
+        return IssueSamples([0.0004] * 9, [0.0002] * 9)
 
     def flush_l2(self):
         return (lambda: self.log.append("flush")) if self.l2 else None
@@ -94,7 +94,7 @@ class Issuing(ScriptedTimer):
         while True:
             samples += [0.0004] * 4
             if stop(samples):
-                return samples
+                return IssueSamples(samples, [0.0002] * len(samples))
 
 
 def test_ranks_issue_as_many_steps_as_rank_zeros_clock_allows():
@@ -122,6 +122,8 @@ def test_every_pass_gives_its_figures():
     assert samples["lone_issue_s"] == [0.0006] * 9
     assert samples["host_issue_unprofiled_s"] == [0.0004] * 9
     assert values["host_issue_unprofiled_s"].value == 0.0004
+    assert samples["host_reference_s"] == [0.0002] * 9
+    assert values["host_reference_s"].value == 0.0002
     assert "flush" in timer.log
     for one in measured:
         ((start, end),) = one.windows_utc

@@ -27,6 +27,15 @@ def say(message):
 mode = os.environ.get("MODE", "")
 if mode == "no start":
     sys.exit("cannot import the model")
+if os.environ.get("JOULEMARK_WORKER_WAIT"):
+    say({"imported": True})
+    assert json.loads(stream.readline()) == {"open": True}
+    open(mode + "-opens", "w").close()
+    say({"opening": True})
+    if mode == "hangs opening":
+        time.sleep(600)
+    if mode == "dies opening":
+        sys.exit("no counters")
 say({"hello": {"pid": os.getpid()}})
 for line in stream:
     request = json.loads(line)
@@ -70,6 +79,38 @@ def test_one_process_answers_one_request_after_the_other(worker):
     assert second["nodeid"] == "b"
     assert first["pid"] == second["pid"] == worker.hello["pid"] != os.getpid()
     assert worker.started == 1
+
+
+def test_a_child_that_is_started_ahead_waits_before_it_opens_its_instruments(worker):
+    opens = worker.cwd / "-opens"
+    worker.prepare()
+    time.sleep(0.3)
+    assert worker.is_running
+    assert not opens.exists()
+    worker.open_instruments()
+    assert opens.exists()
+    pid = worker.ensure_started()["pid"]
+    assert worker.ask("a", None, 10)["pid"] == pid
+    assert worker.started == 1
+
+
+def test_a_child_that_was_started_ahead_may_be_asked_at_once(worker):
+    worker.prepare()
+    assert worker.ask("a", None, 10)["pid"] == worker.hello["pid"]
+    assert worker.started == 1
+
+
+@pytest.mark.parametrize("mode", ["hangs opening", "dies opening"])
+def test_a_child_that_does_not_open_its_instruments_is_ended_and_replaced(worker, mode):
+    worker.environment = {**worker.environment, "MODE": mode}
+    worker.open_timeout_s = 0.5
+    worker.prepare()
+    worker.open_instruments()
+    with pytest.raises(WorkerDied, match="did not start"):
+        worker.ensure_started()
+    assert not worker.is_running
+    assert worker.ask("a", None, 10)["nodeid"] == "a"
+    assert worker.started == 2
 
 
 def test_a_case_is_killed_at_its_timeout_and_the_next_has_a_fresh_process(worker):

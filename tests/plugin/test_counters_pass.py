@@ -38,6 +38,33 @@ def bench_dies(bench):
     bench(time.sleep, 0.002)
 """
 PM = {"rates": {"sm_active": 0.9, "issue_active": 0.25, "pipe_tensor": 0.5}}
+BUILDS = """
+import json, sys, time
+import pytest
+
+@pytest.mark.parametrize("batch", [1, 2])
+def bench_one(bench, batch):
+    kind = next(one.split(":")[0] for one in sys.argv if one.startswith(("counters:", "timing:")))
+    with open("built", "a") as file:
+        file.write(json.dumps([kind, time.time()]) + "\\n")
+    bench(time.sleep, 0.003)
+"""
+SLOW_TO_OPEN = """
+import json, sys, time
+import joulemark.testing
+
+sys.modules["torch"] = None
+real = joulemark.testing.counters_from_file
+
+def counters_from_file(*args):
+    begin = time.time()
+    time.sleep(1.5)
+    with open("opened", "a") as file:
+        file.write(json.dumps([begin, time.time()]) + "\\n")
+    return real(*args)
+
+joulemark.testing.counters_from_file = counters_from_file
+"""
 GPM = {"rates": {"sm_active": 0.8, "pipe_tensor": 0.4}}
 
 
@@ -86,6 +113,28 @@ def test_one_process_counts_all_cases_and_times_none(on_gpu):
     assert len({pid for kind, pid in seen if kind == "counters"}) == 1
     assert len({pid for _, pid in seen}) == 2
     result.stdout.fnmatch_lines(["*counters: PM sampling, else NVML's GPM, in a process of their own*"])
+
+
+def test_it_opens_beside_the_first_build_and_before_anything_is_timed(on_gpu):
+    project = on_gpu({"pm_sampling": PM}, BUILDS)
+    project.write({"conftest.py": SLOW_TO_OPEN})
+    assert run(project).ret == 0
+    (opening,) = [json.loads(line) for line in (project.path / "opened").read_text().splitlines()]
+    built = [json.loads(line) for line in (project.path / "built").read_text().splitlines()]
+    assert [kind for kind, _ in built] == ["timing", "counters"] * 2
+    assert opening[0] < built[0][1] < opening[1]
+    windows = [window for one in project.records.values() for window in one["measured_windows_utc"]]
+    assert min(begin for begin, _ in windows) > opening[1]
+    assert all(values(record)["sm_active_fraction"] == pytest.approx(0.9) for record in project.records.values())
+
+
+def test_a_process_that_dies_while_it_opens_is_started_again_and_says_why(on_gpu):
+    project = on_gpu({"pm_sampling": PM}, BUILDS)
+    project.write({"conftest.py": SLOW_TO_OPEN.replace("time.sleep(1.5)", "import os; os._exit(9)")})
+    assert run(project, "-k", "bench_one and 1").ret == 0
+    (record,) = project.records.values()
+    assert values(record)["host_time_s"] > 0
+    assert "did not start (exit status 9)" in record["notes"]["sm_active_fraction"]
 
 
 @pytest.mark.parametrize(

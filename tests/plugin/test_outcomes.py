@@ -278,3 +278,10 @@ def test_a_folder_that_cannot_hold_results_is_named_before_anything_is_measured(
     result = project.bench("--bench-results=taken/deeper")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*results cannot be stored in */taken/deeper/cpu: */taken is no folder*"])
+
+
+def test_an_interrupt_before_anything_was_measured_says_so(project):
+    project.write({"bench_a.py": "def bench_a(bench):\n    raise KeyboardInterrupt\n"})
+    result = project.pytest("--bench", "--bench-gpus=cpu", "--bench-inprocess", "-p", "no:hypothesispytest")
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: interrupted before the first case was done"])

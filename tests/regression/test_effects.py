@@ -102,3 +102,12 @@ def test_cycles_need_the_clock_of_every_process():
         RULE,
     )
     assert len(host.effects) == 1
+
+
+def test_a_figure_next_to_nothing_is_no_figure():
+    def of(value):
+        metrics = {"host_time_s": Value(value, "s", n=1)}
+        return Record(Case("x"), "r", "ok", "e", metrics=metrics, processes=({"host_time_s": value},))
+
+    assert changes([(of(1.0), of(5e-324))], "host_time_s", Rule()) == [None]
+    assert changes([(of(5e-324), of(1.0))], "host_time_s", Rule()) == [None]

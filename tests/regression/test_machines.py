@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from joulemark.history.runs import setup_of
 from joulemark.records import Case, Environment, Record, Run
 from joulemark.regression.machines import differences, machine_of, set_up_differently
 
@@ -60,3 +61,11 @@ def test_what_a_side_does_not_know_is_no_difference_of_set_up():
     found = differences(run(), run([]))
     assert found["power_limit_w"] == (700.0, None)
     assert set_up_differently(found) is None
+
+
+def test_history_and_comparison_see_one_machine():
+    idle = {**GPU, "uuid": "GPU-9", "power_limit_w": 300.0}
+    one = run([GPU, idle, None, {"uuid": []}], git={"hash": "b", "dirty": True}, packages={"torch": "2"})
+    seen, machine = setup_of(*one.environments.values(), {"GPU-1"}), machine_of(one)
+    assert seen == {name: str(value) for name, value in machine.items()} | {"host": "a"}
+    assert seen["power_limit_w"] == "700.0"

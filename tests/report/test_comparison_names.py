@@ -1,6 +1,9 @@
 """Rows of a comparison are told apart, also where there is little room."""
 
-from joulemark.report.names import without_common_parts
+from dataclasses import replace
+
+from joulemark.records import Case
+from joulemark.report.names import series_titles, without_common_parts
 
 
 def test_parts_that_all_keys_hold_are_said_once():
@@ -18,3 +21,23 @@ def test_keys_that_would_become_equal_or_empty_stay_whole():
     assert without_common_parts(["a-b", "b-a"]) == ({"a-b": "a-b", "b-a": "b-a"}, "")
     assert without_common_parts(["a", "a-b"]) == ({"a": "a", "a-b": "a-b"}, "")
     assert without_common_parts(["a-b"]) == ({"a-b": "a-b"}, "")
+
+
+def test_series_are_called_by_as_much_as_tells_them_apart():
+    case = Case("resnet50", "train", "eager", "bf16", 8, "channels_last", "device", "nvidia-h200")
+
+    def titles(*changes):
+        return series_titles([replace(case, **change).series_to_json() for change in changes])
+
+    assert titles({}, {"input": "loader"}, {"world_size": 2}, {"params": {"depth": 3}}) == [
+        "resnet50 train bf16 eager",
+        "resnet50 train bf16 eager loader",
+        "resnet50 train bf16 eager x2",
+        "resnet50 train bf16 eager depth=3",
+    ]
+    assert titles({}, {"gpu_model": "cpu"}, {"workload": "vgg16"}) == [
+        "resnet50 train bf16 eager nvidia-h200",
+        "resnet50 train bf16 eager cpu",
+        "vgg16 train bf16 eager",
+    ]
+    assert len(set(titles({}, {"benchmark": "mine"}, {"layout": "contiguous"}))) == 3

@@ -144,6 +144,32 @@ def test_shortened_text_fits_and_keeps_its_ends(text, width):
         assert plain.endswith(tail) or "…" in plain
 
 
+@given(st.lists(st.text("ab-8é漢", max_size=30), max_size=6), st.integers(4, 30))
+def test_texts_shortened_together_fit(texts, width):
+    short = escape.shorten_apart(texts, width)
+    assert set(short) == set(texts)
+    assert all(escape.display_width(one) <= width for one in short.values())
+
+
+def test_names_that_differ_in_their_middle_stay_apart():
+    batches = [f"vgg16-train-fp32-eager-b{batch}-channels_last-nvidia-h200" for batch in (8, 64, 128)]
+    short = escape.shorten_apart([*batches, "lenet5"], 30)
+    assert list(short.values()) == [
+        "vgg16-train-f…b8…t-nvidia-h200", "vgg16-train-…b64…t-nvidia-h200", "vgg16-train-…b128…-nvidia-h200", "lenet5",
+    ]  # fmt: skip
+    table = Table(("case", "ratio", "verdict"), tuple((name, "1.0x", "same") for name in batches), frozenset({1}))
+    for width in (80, 60, 45, 40):
+        text = terminal.render_table(table, width)
+        assert all(f"b{batch}" in text for batch in (8, 64, 128)), text
+
+
+def test_a_title_goes_on_in_the_next_line():
+    title = "resnet50 train bf16 eager on nvidia-h200: crossover 12.5 [8.1, 19.2], and more words than fit"
+    text = terminal.render_table(replace(TABLE, title=title), 60)
+    assert " ".join(text.split()).startswith(title)
+    assert max(map(len, text.splitlines())) <= 60
+
+
 @given(st.text(max_size=60))
 def test_printable_text_is_one_line_without_control_characters(text):
     plain = escape.printable(text)
@@ -224,3 +250,12 @@ def test_a_stored_result_is_never_overwritten(tmp_path, make_record, make_run):
         with pytest.raises(ConfigurationError, match="is not a joulemark report"):
             write_report([make_run(make_record())], path, form)
     assert path.read_text() == '{"benchmarks": []}'
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.md", "run"])
+def test_no_report_replaces_a_stored_run_whatever_its_name(tmp_path, make_record, make_run, name):
+    path = tmp_path / name
+    path.write_text('{"kind":"environment","schema":"joulemark/sweep/1"}\n')
+    with pytest.raises(ConfigurationError, match="is not a joulemark report"):
+        write_report([make_run(make_record())], path, "csv")
+    assert path.read_text().startswith('{"kind"')

@@ -90,6 +90,8 @@ def test_the_summary_counts_outcomes_and_says_the_efficiency(make_record, make_r
     assert summary_line(cut) == "1 case: 1 ok; INCOMPLETE (interrupted)"
     assert efficiency_of(cut) is None
     assert efficiency_of(make_run(wall_s=0.0, measured_s=0.0)) is None
+    assert efficiency_of(make_run(wall_s=5e-324, measured_s=7.5)) is None
+    assert efficiency_of(make_run(wall_s=60.0, measured_s=-1.0)) is None
 
 
 def test_an_empty_run_with_problems_is_still_reported(make_run):

@@ -20,8 +20,21 @@ def figure(samples: list[float], name: str, tier: str) -> Value:
     return Value(found.median, find(name).unit, found.interval, found.confidence, found.n, tier)
 
 
-def measured(case: Case, *, busy: float, issue: float, operators: int = 50, gap: float = 0.0, seed: int = 0) -> Record:
-    """A record as the passes make it: the step lasts as long as the longer of both, and ``gap`` on top."""
+def measured(
+    case: Case,
+    *,
+    busy: float,
+    issue: float,
+    operators: int = 50,
+    gap: float = 0.0,
+    seed: int = 0,
+    slowness: float | None = None,
+) -> Record:
+    """A record as the passes make it: the step lasts as long as the longer of both, and ``gap`` on top.
+
+    With a ``slowness`` of its host, whose reference work takes 0.2 ms otherwise, the steps are issued slower by it.
+    """
+    issue *= slowness or 1.0
     rng = np.random.default_rng(seed + (case.batch_size or 0))
 
     def around(value: float, n: int) -> list[float]:
@@ -40,6 +53,8 @@ def measured(case: Case, *, busy: float, issue: float, operators: int = 50, gap:
     }
     timed = {"device_time_s": around(step, 60)}
     lone = {"host_issue_unprofiled_s": around(issue, 40), "host_time_s": around(step, 40)}
+    if slowness is not None:
+        lone["host_reference_s"] = around(2e-4 * slowness, 40)
     peak = Value(1e8 + 1e6 * (case.batch_size or 1), "B", n=1, tier="torch_allocator")
     measurements = [
         Measurement(

@@ -11,8 +11,8 @@ import pytest
 
 from joulemark.cli import main
 from joulemark.errors import ConfigurationError
-from joulemark.records import Case, Finding, Value
-from joulemark.report import tandem_plot, tandem_view
+from joulemark.records import Case, Environment, Finding, Value
+from joulemark.report import formats, tandem_plot, tandem_view
 from joulemark.store import RunWriter
 from joulemark.tandem import tandem_document
 from joulemark.tandem.document import METRICS, exit_code
@@ -95,6 +95,15 @@ def test_graph_against_eager_at_the_smallest_batch(sweep):
     assert found["interval"][0] < found["ratio"] < found["interval"][1]
 
 
+def test_series_of_other_world_sizes_are_told_apart(sweep):
+    two = [replace(one, case=replace(one.case, world_size=2)) for one in sweep.records]
+    found = document(replace(sweep, records=(*sweep.records, *two)))
+    titles = [table.title for table in tandem_view.tables(found)]
+    assert len(set(titles)) == len(titles)
+    alone = document(sweep)["against_eager"]
+    assert found["against_eager"] == [{**one, "world_size": size} for size in (1, 2) for one in alone]
+
+
 def test_issue_time_that_depends_on_the_batch_is_not_even(record):
     cases = [Case("m", "inference", "eager", "bf16", batch, gpu_model="nvidia-h200") for batch in (1, 2, 4)]
     records = [record(one, busy=1e-3, issue=2e-3 * (1.3 if one.batch_size == 4 else 1)) for one in cases]
@@ -105,6 +114,39 @@ def test_issue_time_that_depends_on_the_batch_is_not_even(record):
     assert series["exposed_rises"] == [[2, 4]]
     assert series["crossover"]["text"] == "not reached (above 4)"
     assert series["exposed_from_twice_the_crossover"]["holds"] is None
+
+
+def test_a_host_that_changes_its_speed_is_compared_at_one_speed(record):
+    slow = {1: 1.6, 16: 1.6}
+    records = [
+        record(
+            Case("m", "inference", "eager", "bf16", batch, gpu_model="nvidia-h200"),
+            busy=4e-4 + 9e-5 * batch,
+            issue=4e-3,
+            slowness=slow.get(batch, 1.0),
+        )
+        for batch in (1, 4, 16, 64, 256)
+    ]
+    (series,) = document(run_of(records))["series"]
+    assert series["host_issue_per_operator_unprofiled"]["even"] is False
+    even = series["host_issue_per_operator_at_one_speed"]
+    assert even["even"] is True
+    assert even["median_s"] == pytest.approx(4e-3 / 50, rel=0.01)
+    assert series["crossover_at_one_speed"]["batch"] == pytest.approx(40, rel=0.05)
+    low, high = series["crossover_at_one_speed"]["interval"]
+    assert low <= 40 <= high
+    raw_low, raw_high = series["crossover"]["interval"]
+    assert high / low < raw_high / raw_low
+
+
+def test_without_reference_work_nothing_is_said_about_one_speed(sweep):
+    eager = document(sweep)["series"][0]
+    assert eager["host_issue_per_operator_at_one_speed"]["median_s"] is None
+    assert eager["crossover_at_one_speed"] is None
+    assert eager["host_issue_per_operator_at_one_speed"]["note"] == "fewer than two batch sizes have it"
+    row = eager["rows"][0]
+    assert row["host_issue_per_operator_at_one_speed_s"] is None
+    assert "host_issue_per_operator_at_one_speed_s" in row["notes"]
 
 
 def test_cells_that_were_not_measured_or_not_profiled_do_not_disturb(sweep, record):
@@ -141,7 +183,7 @@ def test_inputs_without_a_batch_are_cells(sweep, record):
     ]
     assert found["cells"][0]["params"] == {"sleep_ms": 20}
     assert [one["run_id"] for one in found["runs"]] == ["r" * 32]
-    assert "bench_slow_loader" in tandem_view.render(found, "markdown")
+    assert "bench_slow_loader" in formats.render(tandem_view.tables(found), "markdown")
 
 
 def test_records_that_were_lost_give_status_3(sweep):
@@ -151,7 +193,13 @@ def test_records_that_were_lost_give_status_3(sweep):
     found = document(run_of(records))
     assert found["series"][0]["rows"][0]["kernels_reconciled"] is False
     assert exit_code(found) == 3
-    assert "launches and kernels do not agree" in tandem_view.render(found)
+    assert "launches and kernels do not agree" in formats.render(tandem_view.tables(found))
+
+
+@pytest.mark.parametrize("gpus", [[None], [[]], "none"])
+def test_a_list_of_gpus_that_holds_none_is_no_crash(sweep, gpus):
+    environment = Environment({"gpus": gpus})
+    assert document(replace(sweep, environments={"e": environment}))["runs"][0]["gpus"] is None
 
 
 def test_without_a_profile_there_is_nothing_to_say(sweep):
@@ -160,7 +208,7 @@ def test_without_a_profile_there_is_nothing_to_say(sweep):
 
 
 def test_the_tables_say_what_was_found(sweep):
-    text = tandem_view.render(document(sweep), "markdown")
+    text = formats.render(tandem_view.tables(document(sweep)), "markdown")
     assert "on nvidia-h200: crossover 39" in text
     assert "at or below 1" in text
     assert "memory at the crossover" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +11,7 @@ import pytest
 
 from joulemark.cli import main
 from joulemark.records import Case, Environment, Record, Run, Value
-from joulemark.report import utilization_view
+from joulemark.report import formats, utilization_view
 from joulemark.store import RunWriter
 from joulemark.utilization.summary import PUBLISHED, SCHEMA, document_of
 
@@ -70,6 +71,10 @@ def record(batch, rate, mode="eager", outcome="ok", level=0.4, name="resnet50", 
 
 def run(records, name="sweep-1.jsonl"):
     return Run(name, name, {ENVIRONMENT.environment_id: ENVIRONMENT}, tuple(records), True, 60.0)
+
+
+def rendered(runs, form="terminal"):
+    return formats.render(utilization_view.tables(document_of(runs)), form)
 
 
 def series(*runs):
@@ -157,14 +162,22 @@ def test_inference_and_functions_are_no_training_series():
 
 
 def test_tables_show_names_harmless():
-    text = utilization_view.render(document_of([run([record(8, 1000.0, name="<b>\x1b[31mx")])]), "markdown")
+    text = rendered([run([record(8, 1000.0, name="<b>\x1b[31mx")])], "markdown")
     assert "\x1b" not in text
     assert "<b>" not in text
-    terminal = utilization_view.render(document_of([run(record(b, r) for b, r in CURVE.items())]))
+    terminal = rendered([run(record(b, r) for b, r in CURVE.items())])
     assert "plateau from" in terminal
     assert "published, at most" in terminal
     assert "unexplained" in terminal
     assert "60.0 %" in terminal
+
+
+def test_series_that_only_gpu_or_benchmark_tell_apart_have_titles_of_their_own():
+    one = record(8, 1000.0)
+    others = [replace(one.case, **change) for change in ({"gpu_model": "nvidia-l4"}, {"benchmark": "mine"})]
+    found = rendered([run([one, *(replace(one, case=case) for case in others)])], "markdown")
+    titles = [line for line in found.splitlines() if line.endswith(": levels")]
+    assert len(set(titles)) == 3
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from joulemark.regression import trials
     from joulemark.report import aa_view, jsonout, output
 
+    if args.out is not None:
+        output.check_document_path(args.out, trials.SCHEMA, "document of aa", (".json",))
     runs = _stored(args.what) if args.processes is None else [_measured(args)]
     document = trials.evaluate(runs, args.metric, pairs=args.pairs, seed=args.seed)
     if args.out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from joulemark.energy.caches import Caches
     from joulemark.energy.calibrate import Progress
     from joulemark.energy.engine import Engine
-    from joulemark.energy.windows import CalibrationWindow
+    from joulemark.energy.windows import CalibrationWindow, Counted
     from joulemark.records import Json
 
 EXIT_UNFINISHED = 3
@@ -35,14 +36,14 @@ def add_parser(commands: Commands) -> None:
         run,
         "0 done, 2 wrong use or no GPU, 3 time was up before the plan was done: go on with --resume",
     )
-    parser.add_argument("--quick", action="store_true", help="zero and random operands at two duties, once (5 minutes)")
+    parser.add_argument("--quick", action="store_true", help="zero and random operands at two duties, once (3 minutes)")
     parser.add_argument("--resume", action="store_true", help="go on with windows that are there")
     parser.add_argument(
         "--out", type=Path, metavar="F.json", help=f"the calibration; else {_FOLDER}/<gpu>[-quick].json"
     )
     parser.add_argument("--gpu", default="0", metavar="N", help="CUDA ordinal or UUID; the first one unless you say")
     parser.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no window after S seconds (500)")
-    parser.add_argument("--window", type=float, default=2.3, metavar="S", help="length of a window (2.3)")
+    parser.add_argument("--window", type=float, default=1.0, metavar="S", help="length of a window (1.0)")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="of the whole plan, without --quick (2)")
     parser.add_argument("--count", action="store_true", help="only count the benchmarks under hardware counters")
     parser.add_argument("--refit", type=Path, metavar="F.jsonl", help="fit stored windows again; needs no GPU")
@@ -53,6 +54,11 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is left of the plan, then fit."""
+    from joulemark.energy.calibration import SCHEMA
+    from joulemark.report import output
+
+    if args.out is not None:
+        output.check_document_path(args.out, SCHEMA, "calibration", (".json",))
     if args.refit is not None:
         return _fit(args.refit, args.out, args.json)
     _check(args)
@@ -83,7 +89,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _fit(windows: Path, target: Path | None, as_json: bool) -> int:
     from joulemark.energy.calibration import refit, write_calibration
-    from joulemark.report import energy_view
+    from joulemark.report import energy_view, formats
 
     calibration = refit(windows)
     if target is not None:
@@ -92,7 +98,7 @@ def _fit(windows: Path, target: Path | None, as_json: bool) -> int:
     if as_json:
         print_json(calibration.to_json())
     else:
-        sys.stdout.write(energy_view.render(energy_view.calibration_tables(calibration)))
+        sys.stdout.write(formats.render(energy_view.calibration_tables(calibration)))
     return 0
 
 
@@ -115,9 +121,9 @@ def _measure(args: argparse.Namespace) -> tuple[int, Path, Path]:
         writer = WindowWriter(windows, _header(one, engine, args) | found)
         if args.count:
             with _counters(one) as recorder:
-                return count(engine, recorder.source, caches, writer, args.limit), windows, target
+                return count(engine, recorder.source, caches, writer, args.limit, tell=_tell_count), windows, target
         points = plan(engine.facts.architecture, args.quick, args.repeats)
-        progress = measure(engine, SampledMeter(power), points, caches, writer, args.limit, args.window, tell=_tell)
+        progress = measure(engine, SampledMeter(power), points, caches, writer, args.limit, args.window, tell=_Teller())
     return progress.left, windows, target
 
 
@@ -190,7 +196,18 @@ class _counters:
         self._ladder.close()
 
 
-def _tell(progress: Progress, window: CalibrationWindow) -> None:
-    power = "no power" if window.power_w is None else f"{window.power_w:.0f} W"
-    capped = ", capped" if window.capped else ""
-    say(f"{window.point.key}: {power}{capped}; {progress.left} to go")
+class _Teller:
+    """Says after each window what it showed and how long the rest will take."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+
+    def __call__(self, progress: Progress, window: CalibrationWindow) -> None:
+        power = "no power" if window.power_w is None else f"{window.power_w:.0f} W"
+        capped = ", capped" if window.capped else ""
+        left_s = (time.monotonic() - self._begin) / progress.measured * progress.left
+        say(f"{window.point.key}: {power}{capped}; {progress.left} to go, {left_s:.0f} s")
+
+
+def _tell_count(left: int, counted: Counted) -> None:
+    say(f"{counted.benchmark}: {len(counted.counters)} counters; {left} to go")

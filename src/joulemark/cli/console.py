@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from joulemark.records import Json
+    from joulemark.records import Json, Table
 
 EXIT_REFUSED, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
@@ -32,12 +32,8 @@ def print_json(document: Json) -> None:
 class View(Protocol):
     """A module of joulemark.report that shows one kind of document."""
 
-    def text_for(self, document: Mapping[str, Any], path: Path) -> str:
-        """What a file of this suffix holds."""
-        ...
-
-    def render(self, document: Mapping[str, Any], format: Literal["terminal", "markdown"] = ...) -> str:  # noqa: A002
-        """Its tables as text."""
+    def tables(self, document: Mapping[str, Any]) -> Iterable[Table]:
+        """Its tables."""
         ...
 
 
@@ -69,15 +65,17 @@ def check_places(args: argparse.Namespace, schema: str, what: str) -> None:
 
 def deliver(document: Mapping[str, Any], args: argparse.Namespace, view: View, plot: Plot) -> None:
     """Draw, write or print a document as ``--plot``, ``--out``, ``--json`` and ``--format`` say."""
-    from joulemark.report import output
+    from joulemark.report import formats, jsonout, output
 
     if args.plot is not None:
         plot.draw(document, args.plot)
         say(f"wrote {args.plot}")
     if args.out is not None:
-        output.write_text(view.text_for(document, args.out), args.out)
+        as_json = args.out.suffix.lower() == ".json"
+        text = jsonout.dumps(document) if as_json else formats.render(view.tables(document), "markdown")
+        output.write_text(text, args.out)
         say(f"wrote {args.out}")
     elif args.json or args.format == "json":
         print_json(document)
     else:
-        sys.stdout.write(view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+        sys.stdout.write(formats.render(view.tables(document), args.format or "terminal"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command
-from joulemark.cli.console import print_json
-from joulemark.errors import MeasurementError
+from joulemark.cli.arguments import Commands, add_command, add_document_arguments
+from joulemark.cli.console import check_places, deliver
+from joulemark.errors import ConfigurationError, MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +33,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--calibration", type=Path, required=True, metavar="F", help="of the GPU, by joulemark calibrate"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/energy.schema.json)")
-    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    add_document_arguments(parser, "energy.schema.json")
     parser.add_argument(
         "--scale", action="append", default=[], metavar="NAME=FACTOR", help="what if a unit cost that much less or more"
     )
@@ -51,14 +49,19 @@ def run(args: argparse.Namespace) -> int:
     """Predict, split and ask what if, or show the calibration."""
     from joulemark.energy import trends, validation
     from joulemark.energy.calibration import read_calibration
-    from joulemark.report import energy_view
+    from joulemark.report import energy_plot, energy_view
 
+    if args.file is None and (args.scale or args.power_cap is not None):
+        raise ConfigurationError("--scale and --power-cap ask about measured workloads: none are given", "give FILE")
+    if args.published is not None and not args.published.is_dir():
+        raise ConfigurationError(f"--published got {str(args.published)!r}, no folder", "see results/published")
+    check_places(args, validation.SCHEMA, "energy document")
     calibration = read_calibration(args.calibration)
-    form: energy_view.Format = "markdown" if args.format == "markdown" else "terminal"
     published = None if args.published is None else trends.read_published(args.published.glob("*.json"))
     beside = None if published is None else trends.beside(calibration, published)
-    name = str(calibration.gpu.get("gpu", "this GPU"))
     if args.file is None:
+        if args.plot is not None:
+            raise ConfigurationError("--plot draws measured workloads, and none are given", "name a FILE of them")
         document = _without_workloads(calibration, beside)
         tables = energy_view.calibration_tables(calibration)
     else:
@@ -67,12 +70,9 @@ def run(args: argparse.Namespace) -> int:
         extra = {"what_if": _what_if(calibration, outcomes, args.scale, args.power_cap), "trends": beside}
         document = validation.document(calibration, source, outcomes, extra)
         tables = energy_view.workload_tables(document)
-    if args.json or args.format == "json":
-        print_json(document)
-        return 0
     if beside is not None:
-        tables.append(energy_view.trend_table(beside, name))
-    sys.stdout.write(energy_view.render(tables, form))
+        tables.append(energy_view.trend_table(beside, str(calibration.gpu.get("gpu", "this GPU"))))
+    deliver(document, args, energy_view.EnergyView(tuple(tables)), energy_plot)
     return 0
 
 
@@ -89,7 +89,6 @@ def _what_if(
     from joulemark.energy import trends
     from joulemark.energy.model import Model
     from joulemark.energy.validation import core_share
-    from joulemark.errors import ConfigurationError
 
     if cap is not None and not 0 < cap < float("inf"):
         raise ConfigurationError(f"--power-cap {cap} is no power", "give watts, as in --power-cap 500")

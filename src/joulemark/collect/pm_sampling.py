@@ -9,6 +9,7 @@ Source: CUPTI documentation, "CUPTI PM Sampling API".
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +36,12 @@ INTERVAL_S = 100e-6
 MOST_SAMPLES = 2000
 """Of one run: each takes CUPTI some 0.25 ms to decode, and some 24 kB of the hardware buffer [GH100, 37 metrics]."""
 
+_ROOM, _SPARE_SAMPLES = 1.5, 100
+"""Samples that a buffer has room for, over those that a run is expected to give: clearing a large one takes long."""
+_SAMPLE_BYTES, _BUFFER_STEP = 32 * 2**10, 16 * 2**20
+"""Room for a sample in the hardware buffer, and what its size is a multiple of, in B."""
+_EXERCISE_S = 0.1
+"""Longest time that the work of a proof is expected to take, in s."""
 _TRIES = 3
 _STALE = 2.0
 _SAME_RATE = 0.02
@@ -78,11 +85,16 @@ class Run:
     end_ns: int
 
 
-def settings_for(chip: str, interval_s: float) -> SamplingSettings:
-    """How to sample a chip (``GH100``) at an interval in s."""
+def settings_for(chip: str, interval_s: float, expected_s: float | None = None) -> SamplingSettings:
+    """How to sample a chip (``GH100``) at an interval in s, with room for a run of a length in s; None for the most."""
     by_time = not chip.startswith(_NO_TIME_INTERVAL)
     interval = interval_s * _NS_PER_S if by_time else interval_s * _SYSTEM_CLOCK_HZ
-    return SamplingSettings(interval=max(1, round(interval)), by_time=by_time)
+    most = SamplingSettings(interval=max(1, round(interval)), by_time=by_time)
+    if expected_s is None:
+        return most
+    samples = math.ceil(_ROOM * expected_s / interval_s) + _SPARE_SAMPLES
+    buffer = _BUFFER_STEP * math.ceil(samples * _SAMPLE_BYTES / _BUFFER_STEP)
+    return replace(most, buffer_bytes=min(buffer, most.buffer_bytes), image_samples=min(samples, most.image_samples))
 
 
 def interval_for(expected_s: float | None, least_s: float = INTERVAL_S) -> float:
@@ -90,28 +102,32 @@ def interval_for(expected_s: float | None, least_s: float = INTERVAL_S) -> float
     return max(least_s, (expected_s or 0.0) / MOST_SAMPLES)
 
 
-def record_run(device: PmDevice, group: Group, run: Callable[[], object], interval_s: float) -> Run:
-    """Samples a group while ``run`` runs; again, and at a longer interval, where the hardware buffer ran full.
+def record_run(
+    device: PmDevice, group: Group, run: Callable[[], object], interval_s: float, expected_s: float | None = None
+) -> Run:
+    """Samples a group while ``run`` runs; where a buffer ran full again, in the largest, then at a longer interval.
 
     Args:
         device: to sample, by a sampler made for this run.
         group: to count.
         run: the work; it may be run more than once.
         interval_s: between samples, in s.
+        expected_s: about how long the run takes, in s: it has buffers of that size; None for the largest.
 
     Raises:
         CountersOverflow: even the longest interval gave too many samples.
         DeviceError: the device refuses, or what it sampled cannot be decoded.
     """
     for _ in range(_TRIES):
-        settings = settings_for(device.chip, interval_s)
+        settings = settings_for(device.chip, interval_s, expected_s)
         began = time.perf_counter()
         found = _record_once(device, group, run, settings, interval_s)
         if found is not None and not found.samples.overflow:
             return found
-        interval_s = max(4 * interval_s, interval_for(time.perf_counter() - began))
+        longer = interval_s if expected_s is not None else 4 * interval_s
+        tried, interval_s, expected_s = interval_s, max(longer, interval_for(time.perf_counter() - began)), None
     raise CountersOverflow(
-        f"the hardware buffer ran full {_TRIES} times, last at {interval_s / 4:.3g} s per sample", "run for less time"
+        f"the hardware buffer ran full {_TRIES} times, last at {tried:.3g} s per sample", "run for less time"
     )
 
 
@@ -152,7 +168,7 @@ def prove(device: PmDevice, group: Group, exercise: Callable[[], object]) -> tup
         DeviceError: the device refuses for a reason that a smaller group does not change.
     """
     try:
-        series_of(device, group, record_run(device, group, exercise, INTERVAL_S))
+        series_of(device, group, record_run(device, group, exercise, INTERVAL_S, _EXERCISE_S))
     except CountersUnreadable as error:
         anchor, rest = group.metrics[:1], group.metrics[1:]
         if len(rest) <= 1:
@@ -304,8 +320,8 @@ class PmSamplingSource:
             DeviceError: the device refuses.
         """
         wanted = self._groups[group]
-        interval_s = interval_for(expected_s or self._last_run_s, self._interval_s)
-        done = record_run(self._device, wanted, run, interval_s)
+        expected_s = expected_s or self._last_run_s
+        done = record_run(self._device, wanted, run, interval_for(expected_s, self._interval_s), expected_s)
         self._last_run_s = done.run_s  # passes over the same work take about as long
         return replace(series_of(self._device, wanted, done), missing=self.missing)
 

@@ -20,6 +20,8 @@ _SIDE_STREAM_TAIL_S = 50e-6
 
 _BURST = 3
 """Steps issued without waiting: with the one before them fewer launches than the queue holds, for most models."""
+REFERENCE_LAUNCHES = 32
+"""Launches by which the host's speed is known: some 0.2 ms of Python, torch and driver."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,20 @@ class SteadySamples:
     stopped: str
 
 
+@dataclass(frozen=True)
+class IssueSamples:
+    """What the host needs to issue steps, and how fast the host was just then.
+
+    Args:
+        step_s: from the call of a step until it returns; empty where a call that returns has done its work.
+        reference_s: per step, the time in which the host issued :data:`REFERENCE_LAUNCHES` additions of one element,
+            mean of before and after the burst that the step was in.
+    """
+
+    step_s: list[float]
+    reference_s: list[float]
+
+
 class Timer(Protocol):
     """How one kind of device is fenced and timed."""
 
@@ -76,7 +92,7 @@ class Timer(Protocol):
 
     def steady(self, run: Run, stop: Stop, step_s: float) -> SteadySamples: ...
 
-    def issue(self, run: Run, stop: Stop) -> list[float]: ...
+    def issue(self, run: Run, stop: Stop) -> IssueSamples: ...
 
     def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]: ...
 
@@ -115,9 +131,9 @@ class HostTimer:
         lone = self.lone(run, None, stop)
         return SteadySamples(lone.host_s, lone.start, lone.end, lone.stopped)
 
-    def issue(self, run: Run, stop: Stop) -> list[float]:
+    def issue(self, run: Run, stop: Stop) -> IssueSamples:
         """Nothing is issued on a host: a call that returns has done its work."""
-        return []
+        return IssueSamples([], [])
 
     def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]:
         """Repeat the step for ``seconds``, or exactly ``steps`` times; (time, steps done) after each of them."""
@@ -252,26 +268,43 @@ class CudaTimer:
         samples += _times_between(ring, len(samples), issued)
         return SteadySamples(samples, start, time.perf_counter(), reason)
 
-    def issue(self, run: Run, stop: Stop) -> list[float]:
+    def issue(self, run: Run, stop: Stop) -> IssueSamples:
         """Host time of steps issued back to back into a queue that is not full, in s.
 
         The queue of launches is emptied, then a few steps are issued: of the first, which comes after a wait, nothing
         is kept. A launch waits once about a thousand are queued: steps with more than a few hundred launches whose
         device is slower than the host are partly waited for.
+
+        A host may change its speed from one second to the next (by 1.6 times on a virtual machine), so the issue of
+        fixed work is timed beside each burst.
         """
         clock = time.perf_counter
         samples: list[float] = []
-        reason = None
+        references: list[float] = []
+        reason, before = None, self._host_reference()
         while reason is None:
-            self.synchronize()
             run()
             for _ in range(_BURST):
                 called = clock()
                 run()
                 samples.append(clock() - called)
-            reason = stop(samples)
+            after = self._host_reference()
+            references += [(before + after) / 2] * _BURST
+            reason, before = stop(samples), after
+        return IssueSamples(samples, references)
+
+    def _host_reference(self) -> float:
+        """Host time of issuing :data:`REFERENCE_LAUNCHES` additions into an empty queue, in s; fenced on both sides."""
+        clock = time.perf_counter
+        element = self._torch.zeros(1, device=self.device)
+        element.add_(1.0)
         self.synchronize()
-        return samples
+        begin = clock()
+        for _ in range(REFERENCE_LAUNCHES):
+            element.add_(1.0)
+        took = clock() - begin
+        self.synchronize()
+        return took
 
     def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]:
         """Keep the device busy for ``seconds``; (host time, steps done) as chunks complete.

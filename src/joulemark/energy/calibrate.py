@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from joulemark.energy.caches import Caches, chase_sizes, find_caches
+from joulemark.energy.counting import Counting
 from joulemark.energy.engine import CounterRecorder, Engine, GpuFacts, Launch, Meter, Run
 from joulemark.energy.microbench.suite import SUITE, Benchmark, benchmarks_for, tiles_for
 from joulemark.energy.plan import DUTIES
@@ -21,15 +23,18 @@ if TYPE_CHECKING:
     from joulemark.collect.power import PowerSampler
     from joulemark.energy.microbench.suite import Operands
 
-WINDOW_S = 2.3
-"""Twenty updates of a counter that moves every 100 ms, and the stretches before the first and after the last."""
-SETTLE_S = 0.35
+WINDOW_S = 1.0
+"""Nine updates or ten of a counter that moves every 100 ms: power to about 0.4 % (docs/energy.md, "The length of a
+window")."""
+SETTLE_S = 0.25
 LIMIT_S = 500.0
+_CAPPED_SETTLE_S = 1.2
+"""Clocks fall for about a second before they are where the power limit holds them; such windows are measured again."""
 _AFTER_CAP_S = 1.0
 """Clocks need that long to come back after a window that met the power limit."""
 _LAUNCH_S = 4e-3
-_COUNT_S = 1.5
-_COUNTED_LAUNCHES = 40
+_COUNT_S = 2.0
+_COUNTED_LAUNCHES = 10
 _PILOT_ITERATIONS = 64
 _PAUSE_NS = (200, 500_000)
 _OCCUPYING = frozenset({"idle", "empty"})
@@ -56,12 +61,20 @@ class SampledMeter:
         sampler: of the GPU.
     """
 
+    _switch_s = 5e-4
+    """After which a thread that launches work makes way for the sampler; an update that is seen late costs accuracy."""
+
     def __init__(self, sampler: PowerSampler) -> None:
         self._sampler = sampler
 
     def __call__(self, run: Callable[[], Run]) -> tuple[Run, PowerWindow]:
-        with self._sampler.window() as window:
-            ran = run()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(self._switch_s)
+        try:
+            with self._sampler.window() as window:
+                ran = run()
+        finally:
+            sys.setswitchinterval(before)
         return ran, window
 
 
@@ -112,9 +125,11 @@ def measure(
     todo = [point for point in points if point.key not in writer.done]
     progress = Progress(0, len(todo))
     for number, point in enumerate(todo, start=1):
-        if clock() - begin > limit_s - window_s - 2 * SETTLE_S:
+        if clock() - begin > limit_s - 2 * window_s - _CAPPED_SETTLE_S - SETTLE_S:
             break
         window = measure_point(engine, meter, point, caches, window_s, settle_s)
+        if window.capped:
+            window = measure_point(engine, meter, point, caches, window_s, _CAPPED_SETTLE_S)
         settle_s = _AFTER_CAP_S if window.capped else SETTLE_S
         writer.add(window)
         progress = Progress(number, len(todo) - number)
@@ -130,6 +145,7 @@ def count(
     writer: WindowWriter,
     limit_s: float,
     clock: Callable[[], float] = time.perf_counter,
+    tell: Callable[[int, Counted], None] | None = None,
 ) -> int:
     """Count each benchmark of the fit that the writer's file lacks under hardware counters.
 
@@ -142,36 +158,36 @@ def count(
         writer: stores what was counted.
         limit_s: after which no further benchmark begins.
         clock: of the limit.
+        tell: called after each benchmark with how many are left.
 
     Returns:
         How many benchmarks are still to be counted.
     """
     begin = clock()
+    counting = Counting(recorder)
     todo = [one for one in benchmarks_for(engine.facts.architecture) if one.role == "fit" and one.kernel]
     todo = [one for one in todo if one.name not in writer.counted]
     for number, benchmark in enumerate(todo):
-        if clock() - begin > limit_s - _COUNT_S * len(recorder.groups):
+        if clock() - begin > limit_s - _COUNT_S:
             return len(todo) - number
-        writer.add(_counted(engine, recorder, benchmark, caches))
+        counted = count_benchmark(engine, counting, benchmark, caches)
+        writer.add(counted)
+        if tell is not None:
+            tell(len(todo) - number - 1, counted)
     return 0
 
 
-def _counted(engine: Engine, recorder: CounterRecorder, benchmark: Benchmark, caches: Caches | None) -> Counted:
+def count_benchmark(engine: Engine, counting: Counting, benchmark: Benchmark, caches: Caches | None) -> Counted:
+    """One benchmark under hardware counters, on half of the SMs; see :func:`count`."""
     facts = engine.facts
     kind: Operands = "random" if "random" in benchmark.operands else "zero"
     engine.load(benchmark, kind, tiles_for(benchmark, l2_bytes_of(facts, caches), facts.sms))
-    launch = _sized(engine, facts.sms // 2, paused=False)
+    launch = sized(engine, facts.sms // 2, paused=False)
     expected_s = _COUNTED_LAUNCHES * engine.time_launch(launch)
-    counters: dict[str, float] = {}
-    for group in recorder.groups:
-        series = recorder.record(group, lambda: engine.repeat(launch, _COUNTED_LAUNCHES), expected_s)
-        for name in (name for name, unit in series.units.items() if unit != "1"):
-            total = series.total(name)
-            if total is not None:
-                counters.setdefault(name, total / _COUNTED_LAUNCHES)
+    totals = counting.of(lambda: engine.repeat(launch, _COUNTED_LAUNCHES), _COUNTED_LAUNCHES, expected_s)
     instructions = engine.instructions(benchmark, paused=False)
     counts = benchmark.counts_per_launch(facts.architecture, launch.blocks, launch.iterations, instructions)
-    return Counted(benchmark.name, counts, counters)
+    return Counted(benchmark.name, counts, totals.each)
 
 
 def measure_point(
@@ -195,7 +211,7 @@ def measure_point(
     sms = engine.facts.sms
     kinds: dict[str, Operands] = {"zero": "zero", "constant": "constant", "random": "random", "normal": "normal"}
     engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms))
-    launch = _sized(engine, duty.blocks(sms), duty.paused)
+    launch = sized(engine, duty.blocks(sms), duty.paused)
     ran, power = meter(lambda: engine.run(launch, settle_s, window_s))
     counts = _counts(engine, benchmark, launch, ran)
     return CalibrationWindow(
@@ -203,8 +219,8 @@ def measure_point(
     )
 
 
-def _sized(engine: Engine, blocks: int, paused: bool) -> Launch:
-    """A launch of about :data:`_LAUNCH_S`; a pause is as long as an iteration."""
+def sized(engine: Engine, blocks: int, paused: bool) -> Launch:
+    """A launch of the loaded kernel that takes about 4 ms; a pause is as long as an iteration."""
     pilot = Launch(blocks, _PILOT_ITERATIONS)
     each = _per_iteration(engine, pilot)
     if paused:

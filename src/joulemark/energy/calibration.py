@@ -157,7 +157,7 @@ def read_calibration(path: Path) -> Calibration:
         return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"calibration {path} cannot be read ({error})", "run joulemark calibrate") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableInput(
             f"{path} is no calibration of joulemark ({type(error).__name__}: {error})",
             "give the .json that joulemark calibrate wrote",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS, SM_ACTIVE
@@ -69,7 +70,7 @@ class Mix:
     tensor: Mapping[str, Range] = field(default_factory=dict)
     int8: Mapping[str, Range] = field(default_factory=dict)
     shared_read: Range = Range(0.6, 0.4, 0.9)
-    l2_read: Range = Range(0.65, 0.5, 0.9)
+    l2_read: Range = Range(0.75, 0.5, 1.0)
     source: str = "assumed"
 
     @classmethod
@@ -102,10 +103,10 @@ class Mix:
 
 
 def _range(data: Json) -> Range:
-    if isinstance(data, list):
-        value, low, high = map(float, data)
-        return Range(value, low, high)
-    return Range.exact(float(data))
+    value, low, high = map(float, data if isinstance(data, list) else (data, data, data))
+    if not 0 <= low <= value <= high <= 1:
+        raise ValueError(f"{data!r} is no share with its range")
+    return Range(value, low, high)
 
 
 def _ranges(data: Mapping[str, Json]) -> dict[str, Range]:
@@ -133,6 +134,12 @@ NOMINAL: Mapping[str, Mapping[str, float]] = {
 H100 Tensor Core GPU Architecture white papers)."""
 
 _FP64_LANES = 16.0
+_WGMMA_WAVEFRONTS: Mapping[str, float] = {
+    unit: size * (64 + 256) / (2 * 64 * 256) / _WAVEFRONT_BYTES
+    for unit, size in {"wgmma_bf16": 2, "wgmma_fp16": 2, "wgmma_tf32": 4, "wgmma_fp8": 1, "wgmma_int8": 1}.items()
+}
+"""Wavefronts of shared memory per FLOP of a 64 × 256 product that reads both operands there: the counter of wavefronts
+sees these reads, as it sees what bulk copies write."""
 _ACCESSES_OF_REST = Range(0.6, 0.3, 0.9)
 _ACCESSES_OF_ALL = Range(0.25, 0.1, 0.4)
 """Shares of memory instructions where no counter tells them."""
@@ -249,6 +256,11 @@ class _Table:
         return found
 
     def tensor(self) -> dict[str, Range]:
+        """FLOP of the tensor pipes."""
+        return self._tensor
+
+    @cached_property
+    def _tensor(self) -> dict[str, Range]:
         """Tensor pipes: half-precision formats share one counter, FP64 is what is left of all."""
         found: dict[str, Range] = {}
         half = self._counters.get("pipe_tensor_hmma_cycles", 0.0)
@@ -281,12 +293,17 @@ class _Table:
         return measured.get(counter, measured.get("pipe_tensor_cycles", nominal))
 
     def shared(self) -> dict[str, Range]:
-        """Shared memory by wavefronts of 128 B."""
+        """Shared memory by wavefronts of 128 B, less those of operands that ``wgmma`` reads: its energy holds them."""
         wavefronts = self._total("shared_wavefronts", "shared memory costs nothing here")
         if wavefronts is None:
             return {}
         share = self._mix.shared_read
-        total = wavefronts * _WAVEFRONT_BYTES
+        operands = sum(
+            one.value * self._factor(unit, "shared_wavefronts", _WGMMA_WAVEFRONTS.get(unit, 0.0))
+            for unit, one in self._tensor.items()
+            if unit.startswith("wgmma_")
+        )
+        total = max(wavefronts - operands, 0.0) * _WAVEFRONT_BYTES
         return {"shared_read": share * total, "shared_write": share.rest * total}
 
     def levels(self) -> dict[str, Range]:

@@ -6,15 +6,16 @@ Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, boot
 regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the residuals of its
 benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of all windows, and
 what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one clock, so stretches of
-:data:`STRETCH` windows in order of measurement each have an offset from it; the order of measurement is random, so an
-offset takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any repetition and
-is not inside the intervals.
+up to :data:`STRETCH` windows in order of measurement each have an offset from it; that order is random, so an offset
+takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any repetition and is not
+inside the intervals.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,9 @@ ACTIVITY = {"zero": 0.0, "random": 1.0}
 
 DRAWS = 400
 STRETCH = 30
-"""Windows that share an offset of static power: a minute and a half."""
+"""Windows that share an offset of static power, at most: less than a minute."""
+_GAP_S = 30.0
+"""Time without a window after which a new stretch begins."""
 _OFFSET_W = 5.0
 """Size of the offsets that is expected; what the windows do not ask for stays at 0."""
 _NOISE_W = 0.4
@@ -175,8 +178,26 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     sigma = np.hypot(_NOISE_W, _NOISE_RELATIVE * power)
     repeat = np.array([window.point.repeat for window in used])
     kept = tuple(chosen[i] for i in moving)
-    stretch = {window.point.key: i // STRETCH for i, window in enumerate(windows)}
+    stretch = _stretches(windows)
     return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged, stretch)
+
+
+def _stretches(windows: Sequence[CalibrationWindow]) -> dict[str, int]:
+    """Key of a window → number of its stretch: so many windows in a row, without a long pause between two of them."""
+    numbers: dict[str, int] = {}
+    number, held, last = 0, 0, None
+    for window in windows:
+        now = _begun(window)
+        paused = now is not None and last is not None and (now - last).total_seconds() > _GAP_S + window.duration_s
+        if held == STRETCH or (paused and held):
+            number, held = number + 1, 0
+        numbers[window.point.key] = number
+        held, last = held + 1, now
+    return numbers
+
+
+def _begun(window: CalibrationWindow) -> datetime | None:
+    return datetime.fromisoformat(window.utc) if window.utc else None
 
 
 def _merged(chosen: Sequence[tuple[str, Part]], rates: Array) -> frozenset[str]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LINE_POINTS = 3
 _SAME_RATE = 0.02
+_CORE_SHARE = 0.4
+"""Of a capped window's power: below it, errors of memory's and static power would pass for the law of the core."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,6 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
         if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
     )
     rest = float(parts.sum()) - core + fitted.offset_w(window)
-    if core <= 10.0:
+    if core <= _CORE_SHARE * window.power_w:
         return None
     return state.sm_clock_hz / state.max_sm_clock_hz, float((window.power_w - rest) / core)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,19 @@ _LOWEST_CLOCK = 0.2
 _STATIC_UNITS = frozenset({STATIC, SM_ACTIVE})
 
 
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """A prediction as every draw of coefficients, shares and activities has it.
+
+    Args:
+        energy: J per draw and coefficient, shape [d, p]; columns as in ``parts`` of the prediction.
+        counts: unit → count, shape [d].
+    """
+
+    energy: Array
+    counts: Mapping[str, Array]
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a stretch of work should cost.
@@ -44,6 +57,7 @@ class Prediction:
         clock: SM clock over its highest that was assumed.
         activities: unit → activity of its operands that was taken.
         notes: what was assumed.
+        sampled: the draws that the intervals are of.
     """
 
     energy_j: float
@@ -56,6 +70,7 @@ class Prediction:
     clock: float
     activities: Mapping[str, float]
     notes: tuple[str, ...]
+    sampled: Sampled = field(repr=False, compare=False)
 
 
 def activities_of(calibration: Calibration, given: float | None = None, dtype: str | None = None) -> dict[str, Range]:
@@ -104,6 +119,7 @@ class Model:
         calibration: of the GPU.
         activity: of all operands; by default as :func:`activities_of` says.
         dtype: number format of what lies in memory.
+        static_offset_w: static power beyond the calibration's, as an idle board showed it, in W.
         scale: unit → factor on its energy, for what-if questions.
         seed: of the draws for intervals.
     """
@@ -115,6 +131,7 @@ class Model:
         scale: Mapping[str, float] | None = None,
         seed: int = 0,
         dtype: str | None = None,
+        static_offset_w: float = 0.0,
     ) -> None:
         self.calibration = calibration
         self._activity = activities_of(calibration, activity, dtype)
@@ -124,6 +141,8 @@ class Model:
         self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
         self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
+        self._values = self._values + np.where(self._drifting, static_offset_w, 0.0)
+        self._draws = self._draws + np.where(self._drifting, static_offset_w, 0.0)
         self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
         self._seed = seed
 
@@ -142,19 +161,20 @@ class Model:
         scale = self._scale(clock, self.beta if clock < 1.0 else 0.0)
         parts = row * self._values * scale
         sampled = self._sampled(counts, time_s, clock)
-        dynamic = sampled[:, ~self._static].sum(axis=1)
+        dynamic = sampled.energy[:, ~self._static].sum(axis=1)
         energy = float(parts.sum())
         return Prediction(
             energy,
             energy / time_s,
-            _interval(sampled.sum(axis=1)),
+            interval_of(sampled.energy.sum(axis=1)),
             float(parts[~self._static].sum()),
-            _interval(dynamic),
+            interval_of(dynamic),
             dict(zip(self.calibration.columns, map(float, parts), strict=True)),
             time_s,
             clock,
             {unit: one.value for unit, one in self._activity.items() if UNITS[unit].has_datapath},
             counts.notes,
+            sampled,
         )
 
     @property
@@ -184,8 +204,8 @@ class Model:
         scaled: Array = np.where(self._core & ~self._static, voltage[..., None], 1.0)
         return scaled
 
-    def _sampled(self, counts: Counts, time_s: float, clock: float) -> Array:
-        """Energy of each coefficient in each draw, shape [d, p]: coefficients, shares and activity drawn together."""
+    def _sampled(self, counts: Counts, time_s: float, clock: float) -> Sampled:
+        """Coefficients, shares and activities drawn together."""
         rng = np.random.default_rng(self._seed)
         draws = len(self._draws)
         share = {unit: _draw(one, rng, draws) for unit, one in counts.values.items()}
@@ -196,7 +216,7 @@ class Model:
             columns.append(count * activity[unit] if part == "datapath" else count)
         energy: Array = np.column_stack(columns) * self._draws
         energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
-        return energy * self._scale(clock, self._beta_draws(clock, rng, draws))
+        return Sampled(energy * self._scale(clock, self._beta_draws(clock, rng, draws)), share)
 
     def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
         if clock >= 1.0:
@@ -249,6 +269,7 @@ def _draw(one: Range, rng: np.random.Generator, draws: int) -> Array:
     return rng.uniform(one.low, one.high, draws)
 
 
-def _interval(values: Array) -> tuple[float, float]:
+def interval_of(values: Array) -> tuple[float, float]:
+    """95 % of draws."""
     lo, hi = np.quantile(values, (0.025, 0.975))
     return float(lo), float(hi)

@@ -10,13 +10,13 @@ from joulemark.energy.counters import Counts
 from joulemark.energy.model import Model, Prediction
 from joulemark.energy.units import UNITS, Group
 from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.records import Amount, Json, converted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from joulemark.energy.calibration import Calibration
-    from joulemark.records import Json
 
 PUBLISHED_SCHEMA = "joulemark/published-energies/1"
 
@@ -37,11 +37,11 @@ class Published:
     gpu: str
     process: str
     quantity: str
-    value_j: float
+    value_j: Amount
     per: str
-    control_j: float | None
-    datapath_j: float | None
     citation: str
+    control_j: Amount | None = None
+    datapath_j: Amount | None = None
 
 
 QUANTITIES: Mapping[str, tuple[str, float]] = {
@@ -71,14 +71,8 @@ def read_published(paths: Iterable[Path]) -> list[Published]:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["schema"] != PUBLISHED_SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
-            found += [
-                Published(
-                    row["gpu"], row["process"], row["quantity"], float(row["value_j"]), row["per"],
-                    row.get("control_j"), row.get("datapath_j"), data["citation"],
-                )
-                for row in data["rows"]
-            ]  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found += [converted({**row, "citation": data["citation"]}, Published) for row in data["rows"]]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnreadableInput(f"{path} holds no published energies ({error})", "see results/published") from error
     return found
 

@@ -7,6 +7,7 @@ the sensors showed, so that every prediction is recomputed from it, offline.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,17 @@ import numpy as np
 from joulemark.energy.baselines import baselines
 from joulemark.energy.counters import Counts, Mix, counts_of
 from joulemark.energy.model import Model, Prediction
+from joulemark.energy.series import series_of
 from joulemark.energy.split import Split, split
 from joulemark.errors import MeasurementError, UnreadableInput
+from joulemark.records import Amount, Json, Positive, Share, converted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from joulemark.energy.baselines import Baseline
     from joulemark.energy.calibration import Calibration
-    from joulemark.records import Json
 
 MEASUREMENTS_SCHEMA = "joulemark/energy-measurements/1"
 _GPU_DIFFERS = "the calibration is of {one}, the measurement of {other}: boards differ by 3 to 5 %"
@@ -46,23 +48,25 @@ class Measured:
         core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
+        idle_w: power of the idle board just before, where it was measured.
     """
 
     workload: str
-    window_s: float
-    measured_j: float
-    counters: Mapping[str, float]
+    window_s: Amount
+    measured_j: Amount
+    counters: Mapping[str, Amount]
     dtype: str | None = None
-    batch_size: int | None = None
+    batch_size: Positive | None = None
     kind: str | None = None
-    items: float | None = None
-    sm_clock_hz: float | None = None
-    max_sm_clock_hz: float | None = None
+    items: Amount | None = None
+    sm_clock_hz: Amount | None = None
+    max_sm_clock_hz: Amount | None = None
     capped: bool = False
-    power_limit_w: float | None = None
-    core_share: float | None = None
+    power_limit_w: Amount | None = None
+    core_share: Share | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
-    activity: float | None = None
+    activity: Amount | None = None
+    idle_w: Amount | None = None
 
     @property
     def clock(self) -> float:
@@ -116,7 +120,7 @@ class Outcome:
             "items": seen.items, "window_s": seen.window_s, "capped": seen.capped,
             "power_limit_w": seen.power_limit_w, "core_share": seen.core_share,
             "sm_clock_hz": seen.sm_clock_hz, "max_sm_clock_hz": seen.max_sm_clock_hz,
-            "mix": dict(seen.mix), "activity": seen.activity, "counters": dict(seen.counters),
+            "mix": dict(seen.mix), "activity": seen.activity, "idle_w": seen.idle_w, "counters": dict(seen.counters),
             "measured_j": seen.measured_j,
             "predicted_j": None if one is None else one.energy_j,
             "interval": None if one is None else list(one.interval_j),
@@ -147,7 +151,7 @@ def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
         return document, [_measured(row) for row in document["rows"]]
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"measured workloads: {path} cannot be read ({error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableInput(
             f"{path} holds no measured workloads ({type(error).__name__}: {error})",
             f"give a document of schema {MEASUREMENTS_SCHEMA} or {SCHEMA}",
@@ -158,36 +162,14 @@ SCHEMA = "joulemark/energy/1"
 """Of what ``joulemark energy`` prints and of ``validation.json``."""
 
 
-_OPTIONAL = (
-    "dtype", "batch_size", "kind", "items", "sm_clock_hz", "max_sm_clock_hz", "power_limit_w", "activity",
-)  # fmt: skip
+_SHORTEST_WINDOW_S = 1e-9
 
 
 def _measured(row: Mapping[str, Json]) -> Measured:
-    window, energy = float(row["window_s"]), float(row["measured_j"])
-    if not (0 < window < float("inf")) or not (0 < energy < float("inf")):
-        raise ValueError(f"{row['workload']!r} has a window of {window} s with {energy} J")
-    counters = {str(name): float(total) for name, total in row["counters"].items()}
-    if any(not 0 <= total < float("inf") for total in counters.values()):
-        raise ValueError(f"{row['workload']!r} has a counter that is no count")
-    optional = {
-        name: row[name]
-        for name in (
-            "dtype",
-            "batch_size",
-            "kind",
-            "items",
-            "sm_clock_hz",
-            "max_sm_clock_hz",
-            "power_limit_w",
-            "activity",
-        )
-        if row.get(name) is not None
-    }
-    return Measured(
-        str(row["workload"]), window, energy, counters, **optional, capped=bool(row.get("capped", False)),
-        core_share=None if row.get("core_share") is None else float(row["core_share"]), mix=dict(row.get("mix") or {}),
-    )  # fmt: skip
+    seen = converted({name: value for name, value in row.items() if value is not None}, Measured)
+    if seen.window_s < _SHORTEST_WINDOW_S or not seen.measured_j:
+        raise ValueError(f"{seen.workload!r} has a window of {seen.window_s} s with {seen.measured_j} J")
+    return seen
 
 
 def evaluate(calibration: Calibration, rows: Sequence[Measured]) -> list[Outcome]:
@@ -200,7 +182,7 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     architecture = str(calibration.gpu.get("architecture"))
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
-    model = Model(calibration, row.activity, dtype=row.dtype)
+    model = Model(calibration, row.activity, dtype=row.dtype, static_offset_w=static_offset_w(calibration, row.idle_w))
     try:
         prediction = _predict(model, counts, row)
     except MeasurementError as lack:
@@ -209,6 +191,12 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     others = {one.name: one.power_w(rates, calibration) * row.window_s for one in simple}
     at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:
+    """By how much an idle board spends more before a workload than in the calibration, in W; 0 where unknown."""
+    idle = [one["power_w"] for one in calibration.windows if one["key"].startswith("idle/") and one["power_w"]]
+    return idle_w - float(np.median(idle)) if idle_w is not None and idle else 0.0
 
 
 def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:
@@ -246,7 +234,23 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Json]:
             name: _errors([one.baselines[name] / one.measured.measured_j - 1 for one in free if name in one.baselines])
             for name in sorted(names)
         },
+        "power": _power([one.measured for one in outcomes]),
         "without_prediction": [one.measured.workload for one in outcomes if one.error is None],
+    }
+
+
+_LOW_SHARE = 0.7
+
+
+def _power(rows: Sequence[Measured]) -> dict[str, Json]:
+    """Which powers the workloads span, and how many lie well below the power limit."""
+    watts = [row.measured_j / row.window_s for row in rows]
+    limited = [(power, row.power_limit_w) for power, row in zip(watts, rows, strict=True) if row.power_limit_w]
+    return {
+        "lowest_w": min(watts, default=None),
+        "highest_w": max(watts, default=None),
+        "below_70_percent_of_limit": sum(power < _LOW_SHARE * limit for power, limit in limited) if limited else None,
+        "n": len(watts),
     }
 
 
@@ -274,9 +278,12 @@ def document(
         "schema": SCHEMA,
         "gpu": source.get("gpu"),
         "gpu_uuid": other,
+        "driver": source.get("driver") or (calibration.gpu.get("driver") if one == other else None),
+        "measured_utc": source.get("measured_utc"),
         "calibration": {"gpu_uuid": one, "mode": calibration.mode, "source": dict(calibration.source)},
         "gain": calibration.gain,
         "rows": [outcome.to_json() for outcome in outcomes],
+        "series": series_of(outcomes),
         "summary": summary(outcomes),
         "notes": notes,
         **extra,

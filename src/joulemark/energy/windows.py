@@ -285,7 +285,7 @@ def read_windows(path: Path) -> WindowFile:
                 counted[data["benchmark"]] = Counted.from_json(data)
             else:
                 windows.append(CalibrationWindow.from_json(data))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     return WindowFile(header, tuple(windows), tuple(counted.values()), tuple(damaged))
 
@@ -293,7 +293,7 @@ def read_windows(path: Path) -> WindowFile:
 def _header(line: str, path: Path) -> Mapping[str, Json]:
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         seen = header.get("schema") if isinstance(header, dict) else line[:40]

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from joulemark.collect.energy import conditions_of, energy_of
-from joulemark.energy.engine import CounterRecorder, Meter, Run
+from joulemark.energy.counting import Totals
+from joulemark.energy.engine import Meter, Run
 from joulemark.energy.windows import hindered
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from joulemark.energy.counting import Counting
     from joulemark.records import Json
 
     Step = Callable[[], object]
 
 WINDOW_S = 2.3
-_SETTLE_S = 0.5
+_IDLE_SETTLE_S, _IDLE_S = 0.3, 0.9
+_SETTLE_S = 0.4
 _CHUNK_S = 0.1
-_COUNTED_S = 0.3
+_COUNTED_S = 0.1
+_COUNTED_STEPS = 2
 _PILOT_STEPS = 3
 
 
@@ -82,7 +86,7 @@ def measure_workload(
     facts: Facts,
     stepper: Stepper,
     meter: Meter,
-    recorder: CounterRecorder | None,
+    counting: Counting | None,
     power_limit_w: float | None = None,
     window_s: float = WINDOW_S,
 ) -> dict[str, Json]:
@@ -92,19 +96,20 @@ def measure_workload(
         facts: of the workload.
         stepper: runs it.
         meter: reads the sensors.
-        recorder: of hardware counters; None leaves ``counters`` empty.
+        counting: of hardware counters; None leaves ``counters`` empty.
         power_limit_w: of the GPU, stored for capped windows.
         window_s: length of the window.
 
     Raises:
         MeasurementError: the sensors gave no energy; the message says why.
     """
+    idle_w = _idle_power(meter)
     ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
     reading, state = energy_of(power, ran.start, ran.end), conditions_of(power, ran.start, ran.end)
     if reading.power_w.value is None:
         raise MeasurementError(f"{facts.workload}: no energy ({reading.reason})", "repeat with a longer window")
     length = ran.end - ran.start
-    per_step = {} if recorder is None else _counters(stepper, recorder)
+    totals = Totals({}, None) if counting is None else _counted(stepper, counting)
     return {
         "workload": facts.workload,
         "kind": facts.kind,
@@ -114,10 +119,12 @@ def measure_workload(
         "steps": ran.launches,
         "window_s": length,
         "measured_j": reading.power_w.value * length,
+        "idle_w": idle_w,
         "power_interval_w": None if reading.power_w.interval is None else list(reading.power_w.interval),
         "cross_check_ratio": reading.cross_check_ratio,
         "findings": [finding.code for finding in reading.findings],
-        "counters": {name: total * ran.launches for name, total in per_step.items()},
+        "counters": {name: total * ran.launches for name, total in totals.each.items()},
+        "passes_differ": totals.spread,
         "sm_clock_hz": None if state is None else state.sm_clock_hz,
         "max_sm_clock_hz": None if state is None else state.max_sm_clock_hz,
         "temperature_c": None if state is None else state.temperature_c,
@@ -127,14 +134,20 @@ def measure_workload(
     }
 
 
-def _counters(stepper: Stepper, recorder: CounterRecorder) -> dict[str, float]:
-    """Counts per step: every group sees the same number of steps."""
-    steps = stepper.steps_in(_COUNTED_S)
-    found: dict[str, float] = {}
-    for group in recorder.groups:
-        series = recorder.record(group, lambda: stepper.run(steps), steps * stepper.step_s)
-        for name in (name for name, unit in series.units.items() if unit != "1"):
-            total = series.total(name)
-            if total is not None:
-                found.setdefault(name, total / steps)
-    return found
+def _idle_power(meter: Meter) -> float | None:
+    """Power of the board before the workload, in W: static power steps by up to 10 W between processes and minutes."""
+
+    def wait() -> Run:
+        time.sleep(_IDLE_SETTLE_S)
+        start = time.perf_counter()
+        time.sleep(_IDLE_S)
+        return Run(0, start, time.perf_counter())
+
+    ran, power = meter(wait)
+    return energy_of(power, ran.start, ran.end).power_w.value
+
+
+def _counted(stepper: Stepper, counting: Counting) -> Totals:
+    """Counts per step."""
+    steps = max(_COUNTED_STEPS, stepper.steps_in(_COUNTED_S))
+    return counting.of(lambda: stepper.run(steps), steps, steps * stepper.step_s)

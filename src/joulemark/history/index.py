@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -19,9 +19,9 @@ import numpy as np
 from joulemark import __version__
 from joulemark.errors import UnreadableInput
 from joulemark.history.runs import Figures, Floats, PastRun, Source, driver_of, order_of, setup_of
-from joulemark.records import Case, Json, Record, Run
+from joulemark.records import Case, Environment, Json, Record, Run
 
-_FORMAT = f"1 of joulemark {__version__}"
+_FORMAT = f"2 of joulemark {__version__}"
 _FILES_PER_COMMIT = 20
 _WAIT_S = 30.0
 _TABLES = """
@@ -279,8 +279,9 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
 
 def _by_driver(run: Run) -> list[tuple[PastRun, list[Record]]]:
     """What a file measured under each driver: a sweep may be resumed after an update."""
-    pasts = {key: _past(run, one.facts) for key, one in run.environments.items()}
-    unknown = _past(run, {})
+    measured = {record.gpu_uuid for record in run.records if record.gpu_uuid}
+    pasts = {key: _past(run, one, measured) for key, one in run.environments.items()}
+    unknown = _past(run, Environment({}))
     parts: dict[str, tuple[PastRun, list[Record]]] = {}
     for record in run.records:
         past = pasts.get(record.environment_id, unknown)
@@ -288,5 +289,6 @@ def _by_driver(run: Run) -> list[tuple[PastRun, list[Record]]]:
     return list(parts.values())
 
 
-def _past(run: Run, facts: Mapping[str, Json]) -> PastRun:
-    return PastRun(run.path, run.run_id, run.started_utc, driver_of(facts), setup_of(facts))
+def _past(run: Run, environment: Environment, measured: Collection[str] = ()) -> PastRun:
+    setup = setup_of(environment, measured)
+    return PastRun(run.path, run.run_id, run.started_utc, driver_of(environment.facts), setup)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from joulemark.records import Case, Json
+from joulemark.records import Case, Environment, Json
+from joulemark.regression.machines import facts_of, one_or_all
 
 Floats = npt.NDArray[np.float64]
 UNKNOWN_DRIVER = "unknown"
 """Of a run whose file names no driver."""
-
-_PLAIN = ("driver", "cuda", "cudnn", "python", "joulemark")
-_OF_GPUS = ("vbios", "power_limit_w", "ecc", "mig", "persistence")
 
 
 @dataclass(frozen=True)
@@ -79,31 +76,9 @@ def driver_of(facts: Mapping[str, Json]) -> str:
     return str(facts.get("driver") or UNKNOWN_DRIVER)
 
 
-def setup_of(facts: Mapping[str, Json]) -> dict[str, str]:
-    """What may move a figure, of an environment's facts, as text by name; what the facts do not say is left out."""
-    setup = {name: str(facts[name]) for name in _PLAIN if facts.get(name) is not None}
-    host, git = _mapping(facts.get("host")), _mapping(facts.get("git"))
-    if host.get("name") is not None:
-        setup["host"] = str(host["name"])
-    if git.get("hash") is not None:
-        setup["commit"] = str(git["hash"])[:12]
-    for name, version in _mapping(facts.get("packages")).items():
-        if version is not None and name not in setup:
-            setup[str(name)] = str(version)
-    gpus = facts.get("gpus")
-    for name in _OF_GPUS:
-        found = {str(gpu[name]) for gpu in (gpus if isinstance(gpus, list) else ()) if _has(gpu, name)}
-        if found:
-            setup[name] = ", ".join(sorted(found))
-    return setup
-
-
-def _mapping(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, dict) else {}
-
-
-def _has(gpu: Json, name: str) -> TypeGuard[Mapping[str, Json]]:
-    return isinstance(gpu, dict) and gpu.get(name) is not None
+def setup_of(environment: Environment, measured: Collection[str] = ()) -> dict[str, str]:
+    """What may move a figure as text by name, see :func:`joulemark.regression.machines.facts_of`."""
+    return {name: str(one_or_all(values)) for name, values in facts_of(environment, measured).items()}
 
 
 def sorted_drivers(drivers: Iterable[str]) -> list[str]:

@@ -17,6 +17,7 @@ from joulemark.collect.torch_profiler import seconds_per_step
 from joulemark.counter_series import CounterSeries, CounterSource
 from joulemark.errors import DeviceError, Unsupported
 from joulemark.measure.plan import Pass
+from joulemark.measure.stages import Stages
 from joulemark.metrics import AMOUNTS, COUNTERS, LEVELS, find
 from joulemark.records import Finding, Measurement, Row, Value
 from joulemark.stats import summarize
@@ -28,6 +29,8 @@ _FEWEST_WINDOWS = 3
 """Windows with the counters: an instrument that counts all at once has its one pass repeated."""
 _GPM_S = 0.6
 """A shorter window than this says little by NVML's GPM: its samples are 0.1 s apart, and the first ones lag."""
+_GPM_BESIDE_S = 0.45
+"""Where it is not the best instrument: two of its samples behind the lag, and some room for a step that gets faster."""
 _COVERED = 0.9
 """Share of the steps' time that samples must span: what they lack is not like what they hold, a step has phases."""
 _AGREE = 0.03
@@ -70,6 +73,7 @@ class Counting:
         device: torch's name of the device.
         beside: an instrument of another kind, which reads the same levels in the same minute.
         references: by number format, measured with the first case that has it.
+        opening_s: time that opening and proving them took, until a case has told it; None afterwards.
     """
 
     source: CounterSource | None
@@ -77,6 +81,7 @@ class Counting:
     device: str
     beside: CounterSource | None = None
     references: dict[str, Reference] = field(default_factory=dict)
+    opening_s: float | None = None
 
     @property
     def why(self) -> str:
@@ -98,6 +103,7 @@ class Readings:
         flops: of one step, by torch's flop counter.
         reference: of the step's number format.
         missing: metric → why it was not read.
+        stages: wall time of reading it all.
     """
 
     off_s: list[float] = field(default_factory=list)
@@ -109,6 +115,12 @@ class Readings:
     flops: int | None = None
     reference: Reference | None = None
     missing: dict[str, str] = field(default_factory=dict)
+    stages: Stages = field(default_factory=Stages)
+
+    def uncounted(self, loop: _Loop) -> None:
+        """A window without the counters."""
+        with self.stages.of("uncounted windows"):
+            self.off_s.append(loop.marked()[0])
 
 
 def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, step: Step, step_s: float) -> Readings:
@@ -128,22 +140,27 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
     if step.setup is not None:
         raise Unsupported("a setup runs between the steps: counters cannot tell its work from theirs")
     seen = Readings()
+    if counting.opening_s is not None:
+        seen.stages.add("opening", counting.opening_s)
+        counting.opening_s = None
     groups = () if counting.source is None else counting.source.groups
     turns = groups * math.ceil(_FEWEST_WINDOWS / len(groups)) if groups else ()
-    window_s = max(one.budget_s / (2 * len(turns) + 1), _least_s(counting.source))
+    window_s = max(one.budget_s / (2 * len(turns) + 1), _least_s(counting.source, _GPM_S))
     loop = _Loop(step, timer, counting.device, _steps(window_s, step_s, one.min_samples), step_s)
-    seen.off_s.append(loop.marked()[0])
+    seen.uncounted(loop)
+    loop.step_s = seen.off_s[0]
     for group in turns:
         if _count_group(counting.source, group, loop, seen):
-            seen.off_s.append(loop.marked()[0])
-    _read_beside(counting, replace(loop, steps=_steps(_least_s(counting.beside), step_s)), seen)
+            seen.uncounted(loop)
+    beside_s = _least_s(counting.beside, _GPM_BESIDE_S)
+    _read_beside(counting, replace(loop, steps=_steps(beside_s, min(seen.off_s))), seen)
     _read_work(counting, timer, dtype, step, seen)
     return seen
 
 
-def _least_s(source: CounterSource | None) -> float:
+def _least_s(source: CounterSource | None, gpm_s: float) -> float:
     """The shortest window from which an instrument tells anything, in s."""
-    return _GPM_S if source is not None and source.tier == "gpm" else 0.0
+    return gpm_s if source is not None and source.tier == "gpm" else 0.0
 
 
 def _steps(window_s: float, step_s: float, fewest: int = 1) -> int:
@@ -194,11 +211,14 @@ def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Re
         seconds, stretches = loop.marked()
         told.append((start, time.perf_counter(), seconds, stretches))
 
+    begin = time.perf_counter()
     try:
         series = source.record(group, run, loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[group] = str(error)
         return False
+    finally:
+        _tell_stages(seen.stages, begin, told)
     if not len(series):
         seen.lost[group] = f"every sample of the group {group} reads 0: nothing was counted"
         return False
@@ -213,14 +233,27 @@ def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Re
     return True
 
 
+def _tell_stages(stages: Stages, begin: float, told: list[tuple[float, float, float, tuple[Stretch, ...]]]) -> None:
+    """What of a record came before its steps, between those that were run again, and after."""
+    ends = [begin, *(end for _, end, _, _ in told)]
+    for (start, end, _, _), before in zip(told, ends, strict=False):
+        stages.add("before counting", start - before)
+        stages.add("counted windows", end - start)
+    stages.add("after counting", time.perf_counter() - ends[-1])
+
+
 def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
     if counting.beside is None:
         return
-    group = counting.beside.groups[0]
+    with seen.stages.of("other instrument"):
+        _record_beside(counting.beside, loop, seen)
+
+
+def _record_beside(beside: CounterSource, loop: _Loop, seen: Readings) -> None:
     try:
-        series = counting.beside.record(group, loop.plain, loop.expected_s).at_work()
+        series = beside.record(beside.groups[0], loop.plain, loop.expected_s).at_work()
     except DeviceError as error:
-        seen.lost[counting.beside.tier] = str(error)
+        seen.lost[beside.tier] = str(error)
         return
     if len(series):
         seen.beside = Counted(series, loop.steps)
@@ -228,9 +261,9 @@ def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
 
 def _read_work(counting: Counting, timer: Timer, dtype: str | None, step: Step, seen: Readings) -> None:
     """FLOP of the step and the reference; out of memory here costs these figures alone."""
-    with _lacking(seen, "step_flops"):
+    with seen.stages.of("flop counter"), _lacking(seen, "step_flops"):
         seen.flops = count_flops(step.run)
-    with _lacking(seen, "peak_flop_per_s"):
+    with seen.stages.of("reference"), _lacking(seen, "peak_flop_per_s"):
         seen.reference = _reference(counting, timer, dtype)
 
 
@@ -263,11 +296,12 @@ def _measure_reference(counting: Counting, timer: Timer, dtype: str) -> Referenc
     def loop() -> float:
         return seconds_per_step(lambda _: product.run(), None, calls, timer.synchronize)
 
-    plain = Reference(dtype, product.flops / loop())
+    each_s = loop()
+    plain = Reference(dtype, product.flops / each_s)
     if counting.source is None:
         return plain
     try:
-        series = counting.source.record(counting.source.groups[0], loop).at_work()
+        series = counting.source.record(counting.source.groups[0], loop, calls * each_s).at_work()
     except DeviceError:
         return plain
     counter = _PLAIN if dtype == "fp32" else _TENSOR
@@ -299,7 +333,7 @@ def measurement_of(
     """
     values = {**_levels(seen), **_times(seen), **_work(seen)}
     rows = rows_of(seen.counted) + ([] if seen.beside is None else rows_of([seen.beside]))
-    tables = {"levels": rows, "reference": _reference_rows(seen)}
+    tables = {"levels": rows, "reference": _reference_rows(seen), "stages": seen.stages.rows()}
     return Measurement(
         name,
         values,

@@ -95,6 +95,7 @@ class Runner:
     pace: Pace = field(default_factory=Alone)
     _epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
     _warm_step_s: float = 0.0
+    _warmup_s: float = 0.0
 
     def measure(
         self,
@@ -124,7 +125,8 @@ class Runner:
         warm = self._warm_up(step, warmup_rounds or self.pace.warmup_rounds)
         self._warm_step_s = self.pace.agree(warm.step_s)
         loops = iterations or self._iterations(self._warm_step_s, step)
-        job = _Job(step, rounds, loops, build_s + warm.seconds, warm.steps, plan.find("steady") is None)
+        self._warmup_s = build_s + warm.seconds
+        job = _Job(step, rounds, loops, self._warmup_s, warm.steps, plan.find("steady") is None)
         out: list[Measurement] = []
         for one in plan.passes:
             progress(one.name)
@@ -230,9 +232,10 @@ class Runner:
             issue = self.timer.issue(step.run, self.pace.stop(bursts, step_s))
         values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
         samples = {"device_time_s": steady.step_s}
-        if issue:
-            samples["host_issue_unprofiled_s"] = issue
-            values["host_issue_unprofiled_s"] = value_of(issue, "host_issue_unprofiled_s", "host_clock")
+        if issue.step_s:
+            for name, seconds in (("host_issue_unprofiled_s", issue.step_s), ("host_reference_s", issue.reference_s)):
+                samples[name] = seconds
+                values[name] = value_of(seconds, name, "host_clock")
         _throughput(values, samples, step)
         return Measurement(
             one.name,
@@ -346,6 +349,7 @@ class Runner:
             raise Unsupported("this process has opened no counters")
         with _quiet_collector():
             seen = counters.read_step(self.counting, self.timer, self.dtype, one, step, self._warm_step_s)
+        seen.stages.add("build and warm-up", self._warmup_s)
         windows = tuple((self._utc(start), self._utc(end)) for start, end in seen.spans)
         return counters.measurement_of(one.name, seen, self.counting, windows)
 

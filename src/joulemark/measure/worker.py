@@ -28,6 +28,9 @@ from joulemark.records import Json
 
 FD_VARIABLE = "JOULEMARK_WORKER_FD"
 HELLO = "hello"
+WAIT_VARIABLE = "JOULEMARK_WORKER_WAIT"
+"""Set for a child that imports and then waits for :data:`OPEN` before it touches its device."""
+IMPORTED, OPEN, OPENING = "imported", "open", "opening"
 SCRATCH_PREFIX = "joulemark-"
 """Of the parent's folder for answers and output; each worker has a folder of its own in it."""
 _LOOK_S = 1.0
@@ -92,6 +95,7 @@ class Worker:
         folder: where answers and the child's output go.
         environment: of the child process.
         start_timeout_s: for imports and collection.
+        open_timeout_s: for the instruments of a child that was started ahead (:meth:`prepare`).
     """
 
     arguments: Sequence[str]
@@ -100,6 +104,7 @@ class Worker:
     environment: Mapping[str, str]
     cwd: Path
     start_timeout_s: float = 300.0
+    open_timeout_s: float = 60.0
     hello: Json = None
     started: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -107,11 +112,18 @@ class Worker:
     _reader: LineReader | None = field(default=None, repr=False)
     _answers: IO[str] | None = field(default=None, repr=False)
     _log: Path | None = field(default=None, repr=False)
+    _stage: str = field(default=HELLO, repr=False)
+    """Of a child's start, what it says next; empty once it has greeted."""
 
     @property
     def is_running(self) -> bool:
         """Whether the child lives."""
         return self._is_alive()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the child was started ahead and has not been let at its device."""
+        return self._is_alive() and self._stage == IMPORTED
 
     def ensure_started(self) -> Json:
         """Start the child if none runs; its greeting (software facts, baselines).
@@ -119,9 +131,44 @@ class Worker:
         Raises:
             WorkerDied: it ended before it was ready; the message holds the end of its output.
         """
-        if self._process is not None and self._process.poll() is None:
-            return self.hello
+        if not self._is_alive():
+            self._start({})
+        if self._stage == IMPORTED:
+            self.open_instruments()
+        if self._stage:
+            limit = self.open_timeout_s if self._stage == OPENING else self.start_timeout_s
+            self.hello, self._stage = self._await(HELLO, limit), ""
+        return self.hello
+
+    def prepare(self) -> None:
+        """Start the child ahead: it imports, and waits for :meth:`open_instruments` before it touches its device."""
+        self._start({WAIT_VARIABLE: "1"})
+        self._stage = IMPORTED
+
+    def open_instruments(self) -> None:
+        """Let a prepared child open its instruments; returns when it has the turn at its device and begins.
+
+        Raises:
+            WorkerDied: it ended before.
+        """
+        self._await(IMPORTED, self.start_timeout_s)
+        assert self._connection is not None
+        with suppress(ConnectionError):  # its death shows when it is read
+            send(self._connection, {OPEN: True})
+        self._await(OPENING, self.open_timeout_s)
+        self._stage = OPENING
+
+    def _await(self, what: str, timeout_s: float) -> Json:
+        """What a starting child says next."""
+        assert self._reader is not None
+        try:
+            return self._reader.read(timeout_s, self._is_alive)[what]
+        except (EOFError, TimeoutError) as error:
+            raise self._death("did not start") from error
+
+    def _start(self, more: Mapping[str, str]) -> None:
         self.kill()
+        self._stage = HELLO
         self.started += 1
         answers = self.folder / f"measurements-{self.started}.jsonl"
         answers.touch()
@@ -135,17 +182,12 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self.environment, FD_VARIABLE: str(theirs.fileno())},
+                env={**self.environment, **more, FD_VARIABLE: str(theirs.fileno())},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
         self._connection, self._reader = ours, LineReader(ours)
         self._answers = answers.open(encoding="utf-8")
-        try:
-            self.hello = self._reader.read(self.start_timeout_s, self._is_alive)[HELLO]
-        except (EOFError, TimeoutError) as error:
-            raise self._death("did not start") from error
-        return self.hello
 
     def ask(self, nodeid: str, next_nodeid: str | None, timeout_s: float | None, **request: Json) -> Json:
         """Have one item measured.

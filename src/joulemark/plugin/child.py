@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,17 @@ from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
 from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.plan import ALONE
-from joulemark.measure.worker import FD_VARIABLE, HELLO, SCRATCH_PREFIX, LineReader, send
+from joulemark.measure.turn import TURN_VARIABLE, turn_at
+from joulemark.measure.worker import (
+    FD_VARIABLE,
+    HELLO,
+    IMPORTED,
+    OPENING,
+    SCRATCH_PREFIX,
+    WAIT_VARIABLE,
+    LineReader,
+    send,
+)
 from joulemark.plugin.fixture import Bench, Instruments
 from joulemark.plugin.instruments import counters_hello, energy_tier, open_instruments
 from joulemark.plugin.sweep import Target, case_of_function
@@ -37,10 +49,15 @@ REQUEST = pytest.StashKey[dict[str, Any]]()
 
 
 class Measuring:
-    """Builds the fixture ``bench``; its instruments are opened with the first case of a target."""
+    """Builds the fixture ``bench``; its instruments are opened with the first case of a target.
+
+    Attributes:
+        turn: the turn at the device (:mod:`joulemark.measure.turn`); None where no other process shares it.
+    """
 
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
+        self.turn: Path | None = None
         self._instruments: dict[str, Instruments] = {}
         self._together = 0
 
@@ -81,6 +98,7 @@ class Measuring:
             ALONE.get(self.options.alone or ""),
             None if trace is None else Path(trace),
             self._pace(case, instruments.device),
+            self.turn,
         )
         item.stash[BENCH] = bench
         return bench
@@ -111,7 +129,15 @@ class ChildLoop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         connection = socket.socket(fileno=int(descriptor))
         requests = _listen(connection, self.options.worker[1])
-        hello = self.measuring.instruments(self.target, self.options.collect)
+        turn = os.environ.pop(TURN_VARIABLE, None)
+        self.measuring.turn = None if turn is None else Path(turn)
+        waits = os.environ.pop(WAIT_VARIABLE, None) is not None
+        if waits and not _may_open(connection, requests):
+            return True
+        with turn_at(self.measuring.turn):
+            if waits:
+                send(connection, {OPENING: True})
+            hello = self.measuring.instruments(self.target, self.options.collect)
         # What the imports left will not become garbage: collections between cases then take no time.
         gc.collect()
         gc.freeze()
@@ -217,6 +243,15 @@ class ChildLoop:
         }
 
 
+def _may_open(connection: socket.socket, requests: queue.Queue[dict[str, Any]]) -> bool:
+    """Import what the cases will need, touching no device, and wait for the parent's word; False to stop instead."""
+    for name in ("torch", "torch._dynamo"):  # the second is imported by every optimizer of torch
+        with suppress(ImportError, OSError):  # instruments and cases say what is wrong with it
+            importlib.import_module(name)
+    send(connection, {IMPORTED: True})
+    return not requests.get().get("stop")
+
+
 def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, str | None]:
     """Outcome and reason of an item, from its first exception and its fixture."""
     if error is None:
@@ -232,9 +267,17 @@ def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, s
 
 
 def _reset_compiler() -> None:
-    """Forget earlier shapes: the recompile limit of torch.compile must not turn a later case into an eager one."""
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
+    """Forget earlier shapes: the recompile limit of torch.compile must not turn a later case into an eager one.
+
+    Every optimizer imports the compiler; where it has compiled nothing there is nothing to forget, and the first reset
+    beside CUDA would import all of the inductor.
+    """
+    compiler = sys.modules.get("torch._dynamo")
+    if compiler is None:
+        return
+    compiled: int | None = getattr(getattr(compiler, "convert_frame", None), "FRAME_COUNTER", None)
+    if compiled is None or compiled > 0:
+        compiler.reset()
 
 
 def _listen(connection: socket.socket, answers: Path) -> queue.Queue[dict[str, Any]]:

@@ -19,6 +19,7 @@ from joulemark.measure.counters import Counting
 from joulemark.measure.pace import Alone, Pace
 from joulemark.measure.plan import PROFILE, PROFILE_OF_RANKS, Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
+from joulemark.measure.turn import turn_at
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record
 from joulemark.workloads.base import Step
@@ -65,6 +66,7 @@ class Bench:
         alone: the plan of this process where it is for one instrument alone; None for the case's own plan.
         keep_trace: where the profiler's trace stays; None throws it away.
         pace: who decides how many steps a pass takes; several ranks go by rank 0.
+        turn: the turn at the device, which the passes keep from the warm-up on; None where no process shares it.
     """
 
     case: Case
@@ -76,6 +78,7 @@ class Bench:
     alone: Plan | None = None
     keep_trace: Path | None = None
     pace: Pace = field(default_factory=Alone)
+    turn: Path | None = None
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     used: bool = False
@@ -236,7 +239,7 @@ class Bench:
             pace=self.pace,
         )
         build_s = time.perf_counter() - self.opened
-        with warnings_as_findings(self.findings):
+        with turn_at(self.turn), warnings_as_findings(self.findings):
             measured = runner.measure(step, plan, rounds, iterations, warmup_rounds, build_s=build_s)
         self.measurements = [replace(one, process=self.process) for one in measured]
         if self.alone is None:

@@ -187,4 +187,6 @@ def _why_nothing(session: BenchSession) -> str:
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "
             "def bench_model(bench, workload): bench.step(workload)"
         )
+    if session.interrupted:
+        return ": interrupted before the first case was done"
     return "; pytest -rs shows why each case was skipped"

@@ -121,9 +121,11 @@ def open_counting(target: Target, device: str, no_clock: str, cupti: Path | None
         return Counting(None, {"counters": f"a CPU has no GPU counters{why}"}, device)
     if device == "cpu" and FAKE_GPUS not in os.environ:
         return Counting(None, {"counters": no_clock}, device)
+    begin = time.perf_counter()
     ladder = open_counters(target.uuid, "cuda:0", None if cupti is None else str(cupti))
     reasons: dict[str, str] = {tier: str(error) for tier, error in ladder.refused.items()}
-    return Counting(ladder.source, reasons, device, _beside(ladder, target.uuid))
+    beside = _beside(ladder, target.uuid)
+    return Counting(ladder.source, reasons, device, beside, opening_s=time.perf_counter() - begin)
 
 
 def _beside(ladder: Ladder, uuid: str) -> CounterSource | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from joulemark.errors import CaseTimeout, WorkerDied
@@ -33,6 +35,7 @@ class OwnProcess:
     _last: Worker | RankGroup | None = None
     _target: Target | None = None
     _cases: int = 0
+    _opening: threading.Thread | None = field(default=None, repr=False)
 
     @property
     def hello(self) -> Json:
@@ -45,6 +48,41 @@ class OwnProcess:
             self.close()
         return self._cases
 
+    def prepare(self, target: Target) -> None:
+        """Start the process of a target ahead of its first case: it imports, and touches no device before it may."""
+        self.cases_on(target)
+        if self._worker is None:
+            worker = self._worker = self._last = self.start(target)
+            self._target = target
+            if isinstance(worker, Worker):
+                worker.prepare()
+
+    def open_beside(self) -> None:
+        """Let the prepared process open its instruments; returns once it has the turn at the device.
+
+        So it has its turn before any case of the process that times, which imports and builds meanwhile and waits for
+        the turn before its warm-up. A process that fails here is started again with its first case, which says why;
+        one that hangs is killed.
+        """
+        worker = self._worker
+        if not isinstance(worker, Worker) or not worker.waits:
+            return
+        with suppress(WorkerDied):
+            worker.open_instruments()
+            self._opening = threading.Thread(target=self._greet, args=(worker,), name="joulemark-opening", daemon=True)
+            self._opening.start()
+
+    @staticmethod
+    def _greet(worker: Worker) -> None:
+        with suppress(WorkerDied):
+            worker.ensure_started()
+
+    def _opened(self) -> None:
+        """Wait for the thread that waits for the process."""
+        thread, self._opening = self._opening, None
+        if thread is not None:
+            thread.join()
+
     def measure(self, nodeid: str, target: Target, timeout_s: float | None, **request: Json) -> dict[str, Any]:
         """The answer for one item, with a Measurement in every case: where all failed, it says why."""
         return self.filled(self.ask(nodeid, target, timeout_s, **request))
@@ -52,6 +90,7 @@ class OwnProcess:
     def ask(self, nodeid: str, target: Target, timeout_s: float | None, **request: Json) -> dict[str, Any]:
         """The answer for one item; that of a process that died or timed out is ``failed``, and the next is fresh."""
         self.cases_on(target)
+        self._opened()
         if self._worker is None:
             self._worker = self._last = self.start(target)
             self._target = target
@@ -76,12 +115,16 @@ class OwnProcess:
 
     def close(self) -> None:
         """Let the process end by itself; a later case starts another."""
+        self._opened()
         if self._worker is not None:
             self._worker.close()
         self._forget()
 
     def kill(self) -> None:
         """End the process at once; a later case starts another."""
+        if self._opening is not None and isinstance(self._worker, Worker):
+            self._worker.signal_end()
+        self._opened()
         if self._worker is not None:
             self._worker.kill()
         self._forget()

@@ -23,6 +23,7 @@ from joulemark.measure.communication import communication_measurement
 from joulemark.measure.plan import ALONE
 from joulemark.measure.rank_group import RankGroup, trace_of_rank
 from joulemark.measure.scaling import with_efficiency
+from joulemark.measure.turn import TURN_VARIABLE
 from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
 from joulemark.metrics import COUNTERS
 from joulemark.plugin.instruments import idle_baseline
@@ -227,7 +228,7 @@ class Sweep:
         """What the passes with processes of their own add to a case's reply."""
         if "profiler" in collect:
             yield self._profile(item, case, target)
-        if "counters" in collect and target.world_size == 1:
+        if self._counts_alone(target, collect):
             yield self._counting.measure(item.nodeid, target, self.options.timeout_s)
         elif "counters" in collect:
             why = f"the counters are read of one GPU beside one process, and this case has {target.world_size}"
@@ -271,12 +272,23 @@ class Sweep:
             self._worker.close()
             self._worker = None
         if self._worker is None:
+            ahead = self._counts_alone(target, self.options.collect) and target.on_gpu
+            if ahead:
+                self._counting.prepare(target)
             if target.uuid is not None and "power" in self.options.collect and target.uuid not in self._idle:
                 self._idle[target.uuid] = idle_baseline(target.uuid)
             self._worker_target = target
             passes = ",".join(one for one in self.options.collect if one not in ALONE) or "timing"
             self._worker = self._new_worker(target, passes)
+            if ahead and isinstance(self._worker, Worker):
+                self._worker.ensure_started()
+                self._counting.open_beside()
         return self._worker
+
+    @staticmethod
+    def _counts_alone(target: Target, collect: Iterable[str]) -> bool:
+        """Whether a target's cases have counters: they are read of one GPU beside one process."""
+        return "counters" in collect and target.world_size == 1
 
     def _new_worker(self, target: Target, passes: str) -> Worker | RankGroup:
         """A measuring process for a target, or one for each of its ranks."""
@@ -288,6 +300,7 @@ class Sweep:
         arguments, cwd = child_arguments(self.config), self.config.invocation_params.dir
         folder = Path(tempfile.mkdtemp(dir=self._scratch()))  # answers of an earlier worker are not this one's
         if target.world_size == 1:
+            environment[TURN_VARIABLE] = str(self._scratch() / f"turn-{target.slug}")
             return Worker(arguments, passes, folder, environment, cwd)
         return RankGroup(arguments, passes, folder, environment, cwd, target.world_size, target.uuids)
 

@@ -130,7 +130,7 @@ class BenchSession:
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
         self.inventory: Inventory | None = None
-        self._interrupted = False
+        self.interrupted = False
         self._uncollected = False
         self.concluded = 0
         self._late = 0
@@ -562,14 +562,14 @@ class BenchSession:
 
     def pytest_keyboard_interrupt(self) -> None:
         """Mark the file as interrupted."""
-        self._interrupted = True
+        self.interrupted = True
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the file and give the GPUs free; a run that measured nothing exits 5."""
         try:
             if self.sweep is not None:
-                self.sweep.close(at_once=self._interrupted)
+                self.sweep.close(at_once=self.interrupted)
         finally:
             self._end(session.config.option.collectonly)
         found = self.comparison()
@@ -591,7 +591,7 @@ class BenchSession:
             if self.controller is not None:
                 self.controller.close()
             if self.cluster is not None:
-                self.cluster.close(at_once=self._interrupted)
+                self.cluster.close(at_once=self.interrupted)
             if self.leases is not None:
                 self.leases.close()
             for number, before in self._signals.items():
@@ -608,7 +608,7 @@ class BenchSession:
     def _why_incomplete(self, journal: Journal) -> str | None:
         of = self.controller or self.sweep
         assert of is not None
-        if self._interrupted:
+        if self.interrupted:
             return "interrupted"
         if of.skipped_for_budget:
             return "budget spent"

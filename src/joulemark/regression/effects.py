@@ -20,6 +20,9 @@ MIN_PROCESSES = 3
 CLOCK_MOVED = 0.005
 """Relative range of the SM clock over all processes of a row from which on its cycles are looked at too."""
 
+_SMALLEST = 1e-100
+"""A figure under it is none: ratios with it would overflow."""
+
 _PER_CYCLE = {"device_time_s": 1, "device_time_graph_s": 1, "device_time_cold_s": 1, "throughput_per_s": -1}
 """Metrics that follow the SM clock: with +1 a time that becomes cycles, with -1 a rate that becomes work per cycle."""
 
@@ -128,7 +131,7 @@ def _in_cycles(record: Record, metric: str, exponent: int) -> NDArray[np.float64
 
 
 def _log_or_empty(figures: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.log(figures) if figures.size and (figures > 0).all() else np.asarray([], dtype=float)
+    return np.log(figures) if figures.size and (figures > _SMALLEST).all() else np.asarray([], dtype=float)
 
 
 def _moved_clocks(pair: Pair, metric: str) -> tuple[float, float] | None:

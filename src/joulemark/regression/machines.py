@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from joulemark.records import Environment, Json, Run
 
@@ -13,18 +13,34 @@ SETTINGS = ("vbios", "power_limit_w", "max_sm_clock_hz", "ecc", "mig", "persiste
 """How a GPU is set up; a difference changes what its model can do."""
 
 
+def facts_of(environment: Environment, measured: Collection[str] = ()) -> dict[str, list[Json]]:
+    """What may move a figure: name → values, of which GPUs may have several; what is not known is left out.
+
+    Args:
+        environment: of a run.
+        measured: UUIDs of the GPUs that were measured on; of all where none of them is listed.
+    """
+    facts = environment.facts
+    packages, host, git = (_mapping(facts.get(name)) for name in ("packages", "host", "git"))
+    gpus = [gpu for gpu in environment.gpus if str(gpu.get("uuid")) in measured] or environment.gpus
+    plain = {name: facts.get(name) for name in SOFTWARE}
+    plain |= {name: version for name, version in packages.items() if version is not None}
+    plain |= {"commit": _commit(git), "host": host.get("name")}
+    found = {name: [value] for name, value in plain.items()}
+    found |= {name: [gpu.get(name) for gpu in gpus] for name in SETTINGS}
+    distinct = {name: _distinct(values) for name, values in found.items()}
+    return {name: values for name, values in distinct.items() if values}
+
+
 def machine_of(run: Run) -> dict[str, Json]:
     """What is known of the software and of the GPUs that a run measured on; what is not known is left out.
 
     Hosts, host names, UUIDs and momentary clocks are no part of it: two nodes of one kind are one machine.
     """
-    found: dict[str, list[Json]] = {}
     measured = {record.gpu_uuid for record in run.records if record.gpu_uuid}
-    for environment in run.environments.values():
-        for name, value in (*_software(environment), *_settings(environment, measured)):
-            if value is not None and value not in found.setdefault(name, []):
-                found[name].append(value)
-    return {name: _one_or_all(found[name]) for name in (*SOFTWARE, *SETTINGS) if found.get(name)}
+    each = [facts_of(environment, measured) for environment in run.environments.values()]
+    found = {name: _distinct([value for one in each for value in one.get(name, ())]) for name in (*SOFTWARE, *SETTINGS)}
+    return {name: one_or_all(values) for name, values in found.items() if values}
 
 
 def differences(base: Run, new: Run) -> dict[str, tuple[Json, Json]]:
@@ -44,31 +60,25 @@ def set_up_differently(found: Mapping[str, tuple[Json, Json]]) -> str | None:
     return f"the GPUs are set up differently ({', '.join(known)}): the verdicts are about that too" if known else None
 
 
-def _software(environment: Environment) -> Iterable[tuple[str, Json]]:
-    facts = environment.facts
-    packages = facts.get("packages")
-    git = facts.get("git")
-    for name in SOFTWARE:
-        if isinstance(packages, Mapping) and name in packages:
-            yield name, packages[name]
-        elif name == "commit":
-            yield name, _commit(git) if isinstance(git, Mapping) else None
-        else:
-            yield name, facts.get(name)
-
-
-def _commit(git: Mapping[str, Json]) -> Json:
-    commit = git.get("hash")
-    return f"{commit} (dirty)" if commit and git.get("dirty") else commit
-
-
-def _settings(environment: Environment, measured: set[str]) -> Iterable[tuple[str, Json]]:
-    listed = environment.facts.get("gpus")
-    gpus = [gpu for gpu in listed if isinstance(gpu, Mapping)] if isinstance(listed, list) else []
-    for gpu in [gpu for gpu in gpus if gpu.get("uuid") in measured] or gpus:
-        for name in SETTINGS:
-            yield name, gpu.get(name)
-
-
-def _one_or_all(values: list[Json]) -> Json:
+def one_or_all(values: list[Json]) -> Json:
+    """The value, or all of them as text."""
     return values[0] if len(values) == 1 else ", ".join(sorted(map(str, values)))
+
+
+def _distinct(values: list[Json]) -> list[Json]:
+    out: list[Json] = []
+    for value in values:
+        if value is not None and value not in out:
+            out.append(value)
+    return out
+
+
+def _mapping(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _commit(git: Mapping[str, Json]) -> str | None:
+    commit = git.get("hash")
+    if commit is None:
+        return None
+    return f"{commit} (dirty)" if git.get("dirty") else str(commit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ def evaluate(
     return {
         "schema": SCHEMA,
         "metric": name,
-        "sources": [run.path for run in runs],
+        "sources": [Path(run.path).name for run in runs],
         "gpu_models": sorted({record.case.gpu_model for run in runs for record in run.records}),
         "machine": machine_of(runs[0]),
         "rule": _rule(rule),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
 from joulemark.report import markdown, terminal
-from joulemark.report.escape import printable, shorten
+from joulemark.report.escape import printable, shorten_apart
 from joulemark.utilization.kernels import TITLES
 
 Format = Literal["terminal", "markdown"]
@@ -92,9 +92,8 @@ def _classes(document: Mapping[str, Any]) -> Table:
 
 def _kernels(document: Mapping[str, Any]) -> Table:
     entries = document["kernels"]
-    rows = [
-        (shorten(printable(entry["name"]), _NAME_WIDTH), _class(entry), *_figures(entry)) for entry in entries[:_SHOWN]
-    ]
+    names = shorten_apart((printable(entry["name"]) for entry in entries[:_SHOWN]), _NAME_WIDTH)
+    rows = [(names[printable(entry["name"])], _class(entry), *_figures(entry)) for entry in entries[:_SHOWN]]
     notes = []
     if any(entry["class_source"] == "counters" for entry in entries[:_SHOWN]):
         notes.append("*: the class is by the tensor counters, against what the name says")

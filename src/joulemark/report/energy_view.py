@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from joulemark.energy.calibration import Calibration
 from joulemark.energy.units import UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
-
-Format = Literal["terminal", "markdown"]
+from joulemark.report.share_table import Share, share_text
 
 
-def render(tables: Iterable[Table], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
-    """Tables as text, ending with a line break."""
-    text = terminal.render(tables) if format == "terminal" else markdown.render(tables)
-    return text.rstrip("\n") + "\n"
+@dataclass(frozen=True)
+class EnergyView:
+    """What ``joulemark energy`` shows of its document (:class:`joulemark.cli.console.View`).
+
+    Args:
+        shown: tables of the document and of the calibration that it rests on.
+    """
+
+    shown: tuple[Table, ...]
+
+    def tables(self, document: Mapping[str, Json]) -> tuple[Table, ...]:
+        """All of them."""
+        del document
+        return self.shown
 
 
 def calibration_tables(calibration: Calibration) -> list[Table]:
@@ -95,6 +104,8 @@ def workload_tables(document: Mapping[str, Json]) -> list[Table]:
     """Predictions and splits of measured workloads."""
     rows: Sequence[Mapping[str, Any]] = document["rows"]
     tables = [_predictions(rows, document), _splits(rows)]
+    if document["series"]:
+        tables.append(_series(document["series"]))
     if document.get("what_if"):
         tables.append(_what_if(document["what_if"]))
     return tables
@@ -135,13 +146,23 @@ def _summary(document: Mapping[str, Json]) -> list[str]:
     for name, one in document["summary"]["baselines"].items():
         if one["n"]:
             found.append(f"simple model, {name}: mean absolute error {one['mean_absolute']:.1%} (n = {one['n']})")
+    power = document["summary"]["power"]
+    if power["below_70_percent_of_limit"] is not None:
+        found.append(
+            f"{power['n']} workloads of {power['lowest_w']:.0f} to {power['highest_w']:.0f} W, "
+            f"{power['below_70_percent_of_limit']} below 70 % of the power limit"
+        )
     return [*found, *document["notes"]]
 
 
 _COUNTS_AGREE = 0.02
+_RESIDUAL_LARGE = 0.1
 _MOVEMENT = (
     "shares of measured energy; movement is of dynamic energy: shared memory, L1, L2 and HBM alone, or each level with "
     "its whole path"
+)
+_PUBLISHED_MOVEMENT = (
+    "published: up to 84 % of dynamic energy in a training iteration of ResNet-50 (Delestrac et al., ASAP 2024)"
 )
 _GROUPS = ("static", "issue", "vector", "integer", "special", "tensor", "shared", "l1", "l2", "hbm")
 
@@ -156,14 +177,54 @@ def _splits(rows: Sequence[Mapping[str, Any]]) -> Table:
         shown.append(
             (
                 row["workload"],
-                *(_percent(share) for share in shares),
                 _signed(parts["residual_share"]),
-                _percent(parts["movement_share"]),
-                _percent(parts["path_share"]),
+                share_text(_share(parts, "movement")),
+                share_text(_share(parts, "path")),
+                *(_percent(share) for share in shares),
             )
         )
-    columns = ("workload", *_GROUPS, "residual", "movement", "with path")
-    return _table("where the joules went", columns, shown, set(range(1, len(columns))), [_MOVEMENT])
+    columns = ("workload", "residual", "movement", "with path", *_GROUPS)
+    notes = [_MOVEMENT, _PUBLISHED_MOVEMENT, *_residuals(rows)]
+    return _table("where the joules went", columns, shown, set(range(1, len(columns))), notes)
+
+
+def _share(split: Mapping[str, Any], name: str) -> Share:
+    interval = split[f"{name}_interval"]
+    return Share("", name, split[f"{name}_share"], None if interval is None else tuple(interval))
+
+
+def _residuals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How large residuals are, and whose is too large to trust the split."""
+    known = {row["workload"]: row["split"]["residual_share"] for row in rows if row["split"] is not None}
+    if not known:
+        return []
+    worst = max(known, key=lambda name: abs(known[name]))
+    found = [f"largest residual: {known[worst]:+.1%} of measured energy, {worst}"]
+    large = sorted(name for name, share in known.items() if abs(share) >= _RESIDUAL_LARGE)
+    return found + ([f"residual of {_RESIDUAL_LARGE:.0%} and more: {', '.join(large)}"] if large else [])
+
+
+def _series(series: Sequence[Mapping[str, Any]]) -> Table:
+    """Energy per item over batch sizes, and from which batch on it and throughput stop gaining."""
+    rows = [
+        (
+            one["series"],
+            str(cell["batch_size"]),
+            f"{cell['items_per_s']:.4g}",
+            format_value(cell["energy_per_item_j"], "J"),
+            format_value(cell["dynamic_per_item_j"], "J"),
+            format_value(cell["power_w"], "W"),
+        )
+        for one in series
+        for cell in one["cells"]
+    ]
+    notes = [
+        f"{one['series']}, {level}: {one[f'{level}_plateau']['text']}"
+        for one in series
+        for level in ("throughput", "energy")
+    ]
+    columns = ("workload", "batch", "items/s", "energy per item", "dynamic", "power")
+    return _table("energy per item over batch sizes", columns, rows, {1, 2, 3, 4, 5}, notes)
 
 
 def _what_if(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
@@ -70,3 +73,59 @@ def shorten(text: str, width: int) -> str:
         else:
             tail, right = char + tail, right - 1
     return f"{head}…{tail}"
+
+
+def shorten_apart(texts: Iterable[str], width: int) -> dict[str, str]:
+    """Printable texts within a number of columns, see :func:`shorten`, of which no two become one.
+
+    Texts that would, or that would lose a part of a word that tells them apart, are cut beside those words. Where the
+    words alone are too wide, they stay equal.
+    """
+    short = {text: shorten(text, width) for text in dict.fromkeys(texts)}
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for text, one in short.items():
+        if one != text:
+            head, _, tail = one.partition("…")
+            groups[_whole_words(head), _whole_words(tail[::-1])].append(text)
+    for group in groups.values():
+        if len(group) > 1:
+            short |= _cut_beside_differences(group, width)
+    return short
+
+
+def _cut_beside_differences(texts: Sequence[str], width: int) -> dict[str, str]:
+    head = _whole_words(_common_begin(texts))
+    tail = _whole_words(_common_begin([text[len(head) :][::-1] for text in texts]))[::-1]
+    out = {}
+    for text in texts:
+        middle = text[len(head) : len(text) - len(tail)]
+        room = width - display_width(middle)
+        if room < _LEAST_BESIDE:
+            return {}
+        before = _begin(head, max(room // 2, room - display_width(tail)))
+        after = _begin(tail[::-1], room - display_width(before))[::-1]
+        out[text] = before + middle + after
+    return out
+
+
+_LEAST_BESIDE = 4
+
+
+def _common_begin(texts: Sequence[str]) -> str:
+    pairs = zip(min(texts), max(texts), strict=False)  # all others stand between these two
+    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _whole_words(text: str) -> str:
+    while text and text[-1].isalnum():
+        text = text[:-1]
+    return text
+
+
+def _begin(text: str, width: int) -> str:
+    """The begin of a text, and an ellipsis, within a number of columns."""
+    if display_width(text) <= width:
+        return text
+    while text and display_width(text) + 1 > width:
+        text = text[:-1]
+    return text + "…"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from joulemark.records import Case
+from joulemark.records import Case, Json
 
 
 def namer(cases: Iterable[Case]) -> Callable[[Case], str]:
@@ -28,6 +28,29 @@ def namer(cases: Iterable[Case]) -> Callable[[Case], str]:
 
 def _label_without_gpu(case: Case) -> str:
     return replace(case, gpu_model="").label
+
+
+def series_titles(series: Sequence[Mapping[str, Json]]) -> list[str]:
+    """``resnet50 train bf16 eager``; with layout, GPU and benchmark as far as several would be called the same.
+
+    Args:
+        series: entries of a document that begin with :meth:`joulemark.records.Case.series_to_json`.
+    """
+    titles = [_series_title(one) for one in series]
+    for name in ("gpu_model", "layout", "benchmark"):
+        same = Counter(titles)
+        titles = [
+            f"{title} {one[name]}" if same[title] > 1 else title for title, one in zip(titles, series, strict=True)
+        ]
+    return titles
+
+
+def _series_title(series: Mapping[str, Json]) -> str:
+    parts = [series[name] for name in ("workload", "phase", "dtype", "mode")]
+    parts.append(series["input"] if series["input"] not in (None, "device") else None)
+    parts.append(f"x{series['world_size']}" if series["world_size"] != 1 else None)
+    parts += [f"{key}={value}" for key, value in series["params"].items()]
+    return " ".join(str(one) for one in parts if one)
 
 
 def without_common_parts(keys: Sequence[str]) -> tuple[dict[str, str], str]:

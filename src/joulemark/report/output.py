@@ -87,12 +87,18 @@ def check_report_path(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path, schemas: Sequence[str] = _SCHEMAS, kind: str = "report") -> None:
-    """A report may replace a report; a JSON file of another kind may be somebody's only copy of a run."""
-    if path.suffix.lower() != ".json" or path.stat().st_size == 0:
-        return
-    with path.open("rb") as file:
-        head = file.read(200)
-    if not any(schema.encode() in head for schema in schemas):
+    """A report may replace a report; JSON of another kind, whatever its name, may be somebody's only copy of a run."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(200)
+    except OSError as error:
+        what = f"{path} is there already and cannot be read ({error.strerror or error})"
+        raise ConfigurationError(what, "choose another name") from error
+    if (
+        head
+        and (path.suffix.lower() == ".json" or head.lstrip()[:1] in (b"{", b"["))
+        and not any(schema.encode() in head for schema in schemas)
+    ):
         raise ConfigurationError(f"{path} is there already and is not a joulemark {kind}", "choose another name")
 
 
@@ -123,18 +129,21 @@ def write_checked(text: str, path: Path) -> None:
     write_text(text, path)
 
 
-def check_document_path(path: Path, schema: str, kind: str) -> None:
-    """Refuse the place of a document (``.json``, or ``.md`` for its tables) before the work for it is done.
+def check_document_path(path: Path, schema: str, kind: str, suffixes: Sequence[str] = (".json", ".md")) -> None:
+    """Refuse the place of a document before the work for it is done.
 
     Args:
+        path: of the document.
         schema: of the document; only a file that holds it may be replaced.
         kind: what users call the document.
+        suffixes: that it may have: ``.json``, and ``.md`` for its tables.
 
     Raises:
         ConfigurationError: of another suffix, a folder, or in the place of another JSON file.
     """
-    if path.suffix.lower() not in (".json", ".md"):
-        raise ConfigurationError(f"no {kind} has the suffix of {str(path)!r}", "use a name that ends in .json or .md")
+    if path.suffix.lower() not in suffixes:
+        ways_out = f"use a name that ends in {' or '.join(suffixes)}"
+        raise ConfigurationError(f"no {kind} has the suffix of {str(path)!r}", ways_out)
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder", "give a file name in it")
     if path.exists():

@@ -259,7 +259,7 @@ def summary_line(run: Run) -> str:
 
 
 def efficiency_of(run: Run) -> float | None:
-    """Share of a sweep's wall time whose samples are stored; None when the file does not say."""
-    if run.measured_s is None or not run.wall_s:
+    """Share of a sweep's wall time whose samples are stored; None when the file does not say, or not what can be."""
+    if run.measured_s is None or not run.wall_s or not 0 <= run.measured_s <= run.wall_s:
         return None
     return run.measured_s / run.wall_s

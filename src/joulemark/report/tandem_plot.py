@@ -86,4 +86,5 @@ def _mark_crossover(panel: Axes, crossover: Mapping[str, Json], colour: str) -> 
 
 def _label(series: Mapping[str, Json]) -> str:
     parts = [series["mode"] or "", series["input"] if series["input"] not in (None, "device") else ""]
+    parts.append(f"x{series['world_size']}" if series["world_size"] != 1 else "")
     return plain(" ".join(part for part in parts if part) or "series")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
 
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
-from joulemark.report.jsonout import dumps
-
-Format = Literal["terminal", "markdown"]
+from joulemark.report.formats import percent, table_of
+from joulemark.report.names import series_titles
 
 _COLUMNS = (
     "batch", "step", "GPU busy", "host issue", "exposed", "of step", "hidden", "issue/operator", "kernels", "launches",
@@ -20,42 +16,20 @@ _COLUMNS = (
 _INPUT_COLUMNS = ("cell", "step", "GPU busy", "idle: input", "idle: copy call", "copy only", "exposed (profiled)")
 
 
-def text_for(document: Mapping[str, Json], path: Path) -> str:
-    """The document as a file of this suffix holds it: JSON, or its tables in Markdown."""
-    return dumps(document) if path.suffix.lower() == ".json" else render(document, "markdown")
-
-
-def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
-    """The document of :func:`joulemark.tandem.tandem_document` as text, ending with a line break.
-
-    Names from the result files are shown harmless.
-    """
-    chosen = list(tables(document))
-    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
-    return text.rstrip("\n") + "\n"
-
-
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     """A table per series, then the modes against eager, then the cells that have no batch size."""
-    yield from (_series(one) for one in document["series"])
+    yield from map(_series, document["series"], series_titles(document["series"]))
     if document["against_eager"]:
         yield _against_eager(document["against_eager"])
     if document["cells"]:
         yield _cells(document["cells"])
 
 
-def title_of(series: Mapping[str, Json]) -> str:
-    """``resnet50 inference bf16 eager``, with its input where that is not the device."""
-    parts = [series[name] for name in ("workload", "phase", "dtype", "mode")]
-    parts.append(series["input"] if series["input"] not in (None, "device") else None)
-    parts += [f"{key}={value}" for key, value in series["params"].items()]
-    return " ".join(str(one) for one in parts if one)
-
-
-def _series(series: Mapping[str, Json]) -> Table:
+def _series(series: Mapping[str, Json], name: str) -> Table:
     rows = [_row(row) for row in series["rows"]]
-    title = f"{title_of(series)} on {series['gpu_model']}: crossover {series['crossover']['text']}"
-    return _table(title, _COLUMNS, rows, tuple(_notes(series)), frozenset(range(len(_COLUMNS))))
+    on = "" if name.endswith(series["gpu_model"]) else f" on {series['gpu_model']}"
+    title = f"{name}{on}: crossover {series['crossover']['text']}"
+    return table_of(title, _COLUMNS, rows, tuple(_notes(series)), frozenset(range(len(_COLUMNS))))
 
 
 def _row(row: Mapping[str, Json]) -> tuple[str, ...]:
@@ -70,12 +44,12 @@ def _row(row: Mapping[str, Json]) -> tuple[str, ...]:
         metric("gpu_busy_s"),
         metric("host_issue_unprofiled_s"),
         metric("exposed_overhead_unprofiled_s"),
-        _percent(row["exposed_share"]),
+        percent(row["exposed_share"]),
         format_value(row["hidden_ratio_unprofiled"], "1", 2),
         metric("host_issue_per_operator_s"),
         f"{kernels} (!)" if row["kernels_reconciled"] is False else kernels,
         metric("launches_per_step", 4),
-        _percent(row["metrics"]["profiler_distortion"]["value"]),
+        percent(row["metrics"]["profiler_distortion"]["value"]),
         metric("peak_memory_bytes"),
     )
 
@@ -89,20 +63,28 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
     if beyond["largest_share"] is not None:
         yield (
             f"exposed from batch {beyond['from_batch']:.3g} on (twice the crossover): "
-            f"at most {_percent(beyond['largest_share'])} of the step"
+            f"at most {percent(beyond['largest_share'])} of the step"
         )
-    even = series["host_issue_per_operator"]
-    if even["median_s"] is not None:
-        yield (
-            f"host issue time per operator: {format_value(even['median_s'], 's')}, "
-            f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"
-        )
+    yield from _issue_per_operator(series)
     yield from _causes(series["rows"])
     for finding in series["crossover"]["findings"]:
         yield f"{finding['message']}: {finding['remedy']}"
     if any(row["kernels_reconciled"] is False for row in series["rows"]):
         yield "(!): the profile lost records; launches and kernels do not agree"
     yield "step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy"
+
+
+def _issue_per_operator(series: Mapping[str, Json]) -> Iterator[str]:
+    """How even the host's issue time is over the batches, at one speed of the host where that is known."""
+    scaled, profiled = series["host_issue_per_operator_at_one_speed"], series["host_issue_per_operator"]
+    even, how = (scaled, " at one speed of the host") if scaled["median_s"] is not None else (profiled, "")
+    if even["median_s"] is not None:
+        yield (
+            f"host issue time per operator{how}: {format_value(even['median_s'], 's')}, "
+            f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"
+        )
+    if scaled["median_s"] is not None:
+        yield f"crossover at that speed: {series['crossover_at_one_speed']['text']}"
 
 
 def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
@@ -118,16 +100,16 @@ def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:
 def _against_eager(entries: Sequence[Mapping[str, Json]]) -> Table:
     rows = [
         (
-            title_of({**one, "params": {}}),
+            name,
             str(one["batch_size"]),
             format_value(one["eager_s"], "s"),
             format_value(one["mode_s"], "s"),
             format_value(one["ratio"], "1"),
         )
-        for one in entries
+        for one, name in zip(entries, series_titles([{**one, "params": {}} for one in entries]), strict=True)
     ]
     columns = ("series", "batch", "exposed in eager", "exposed in mode", "ratio")
-    return _table("exposed overhead against eager", columns, rows)
+    return table_of("exposed overhead against eager", columns, rows)
 
 
 def _cells(rows: Sequence[Mapping[str, Json]]) -> Table:
@@ -147,23 +129,8 @@ def _cells(rows: Sequence[Mapping[str, Json]]) -> Table:
             )
 
     note = "idle: of a profiled step, by cause; copy only: data moved and no kernel ran"
-    return _table("inputs of a step", _INPUT_COLUMNS, cells(), (note,))
+    return table_of("inputs of a step", _INPUT_COLUMNS, cells(), (note,))
 
 
 def _seconds(value: float | None) -> str:
     return format_value(value, "s")
-
-
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f} %"
-
-
-def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    notes: tuple[str, ...] = (),
-    numeric: frozenset[int] | None = None,
-) -> Table:
-    right = frozenset(range(1, len(columns))) if numeric is None else numeric
-    return Table(tuple(columns), tuple(tuple(row) for row in rows), numeric=right, title=title, notes=notes)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from joulemark.records import Table
-from joulemark.report.escape import display_width, printable, shorten
+from joulemark.report.escape import display_width, printable, shorten, shorten_apart
 
 _LONGEST_CELL = 48
 _READABLE_CELL = 40
@@ -54,7 +54,7 @@ def render_table(table: Table, width: int) -> str:
         rows=tuple(tuple(printable(cell) for cell in row) for row in table.rows),
     )
     fitted, said, hidden = _fit(plain, width)
-    lines = [shorten(printable(table.title), width)] if table.title else []
+    lines = _wrap(printable(table.title), width) if table.title else []
     if said:
         lines += _wrap(f"in all rows: {', '.join(said)}", width)
     if fitted.rows:
@@ -79,31 +79,30 @@ def _fit(table: Table, width: int) -> tuple[Table, list[str], list[str]]:
         table, said = _without_constants(table)
     if _width(table) > width:
         table = replace(table, columns=tuple(_broken(title) for title in table.columns))
-    table = _shortened_to_fit(table, width, _LONGEST_CELL, _LONGEST_CELL)
-    if _width(table) > width and any(_INTERVAL.search(cell) for row in table.rows for cell in row):
+    longest = _longest_cell(table, width, _LONGEST_CELL)
+    if _width(_shortened(table, longest)) > width and any(_INTERVAL.search(cell) for row in table.rows for cell in row):
         table = replace(table, rows=tuple(tuple(_INTERVAL.sub("", cell) for cell in row) for row in table.rows))
         hidden.append("intervals")
-    table = _shortened_to_fit(table, width, _LONGEST_CELL, _READABLE_CELL)
-    table, dropped = _without_figures(table, width, kept=2)
-    table = _shortened_to_fit(table, width, _READABLE_CELL, _SHORTEST_CELL)
-    table, more = _without_figures(table, width, kept=1)
-    return table, said, hidden + more + dropped
+    longest = _longest_cell(table, width, _READABLE_CELL)
+    table, dropped = _without_figures(table, width, longest, kept=2)
+    longest = _longest_cell(table, width, _SHORTEST_CELL)
+    table, more = _without_figures(table, width, longest, kept=1)
+    return _shortened(table, longest), said, hidden + more + dropped
 
 
-def _without_figures(table: Table, width: int, kept: int) -> tuple[Table, list[str]]:
+def _longest_cell(table: Table, width: int, least: int) -> int:
+    """How long text cells may be for a table to fit, not under ``least``."""
+    lengths = (sys.maxsize, *range(_LONGEST_CELL, least, -1))
+    return next((longest for longest in lengths if _width(_shortened(table, longest)) <= width), least)
+
+
+def _without_figures(table: Table, width: int, longest: int, kept: int) -> tuple[Table, list[str]]:
     dropped: list[str] = []
-    while _width(table) > width and len(table.numeric) > kept:
+    while _width(_shortened(table, longest)) > width and len(table.numeric) > kept:
         index = max(table.numeric)
         dropped.insert(0, table.columns[index].replace("/\n", "/").replace("\n", " "))
         table = _without(table, index)
     return table, dropped
-
-
-def _shortened_to_fit(table: Table, width: int, longest: int, shortest: int) -> Table:
-    while _width(table) > width and longest >= shortest:
-        table = _shortened(table, longest)
-        longest -= 1
-    return table
 
 
 def _broken(title: str) -> str:
@@ -133,15 +132,14 @@ def _shortened(table: Table, longest: int) -> Table:
     """Text cells cut in their middle; figures and the last column, the outcome, are left whole."""
     last = len(table.columns) - 1
     whole = table.numeric | {last}
+    short = [shorten_apart((row[i] for row in table.rows), longest) for i in range(len(table.columns))]
     return replace(
         table,
         columns=tuple(
             title if i == last else "\n".join(shorten(line, longest) for line in title.split("\n"))
             for i, title in enumerate(table.columns)
         ),
-        rows=tuple(
-            tuple(cell if i in whole else shorten(cell, longest) for i, cell in enumerate(row)) for row in table.rows
-        ),
+        rows=tuple(tuple(cell if i in whole else short[i][cell] for i, cell in enumerate(row)) for row in table.rows),
     )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from joulemark.metrics import find
 from joulemark.records import Json
+from joulemark.report.names import series_titles
 from joulemark.report.plot import COLOURS, plain, save
-from joulemark.report.utilization_view import BARS, title_of
+from joulemark.report.utilization_view import BARS
 from joulemark.utilization.waterfall import TITLES
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def draw(document: Mapping[str, Json], path: Path) -> None:
     series = document["series"]
     figure = Figure(figsize=(13, 3.6 * len(series)), layout="constrained")
     rows = figure.subplots(len(series), 3, squeeze=False)
-    for (throughput, levels, waterfall), one in zip(rows, series, strict=True):
-        _draw_throughput(throughput, one)
+    for (throughput, levels, waterfall), name, one in zip(rows, series_titles(series), series, strict=True):
+        _draw_throughput(throughput, name, one)
         _draw_levels(levels, one)
         _draw_waterfall(waterfall, one)
     save(figure, path)
@@ -44,7 +45,7 @@ def _batch_axis(panel: Axes) -> None:
     panel.grid(visible=True, linewidth=0.3)
 
 
-def _draw_throughput(panel: Axes, series: Mapping[str, Json]) -> None:
+def _draw_throughput(panel: Axes, name: str, series: Mapping[str, Json]) -> None:
     """Items per second, with the knee and its interval."""
     known = [(cell["batch_size"], cell["throughput_per_s"]) for cell in series["cells"] if cell["throughput_per_s"]]
     if known:
@@ -54,7 +55,7 @@ def _draw_throughput(panel: Axes, series: Mapping[str, Json]) -> None:
         panel.axvline(plateau["knee"], color=COLOURS[1], linewidth=0.8)
         panel.axvspan(*plateau["interval"], color=COLOURS[1], alpha=0.15, linewidth=0)
     verdict = "n/a" if plateau is None else plateau["text"]
-    panel.set_title(plain(f"{title_of(series)}: {verdict}"), loc="left", fontsize=9)
+    panel.set_title(plain(f"{name}: {verdict}"), loc="left", fontsize=9)
     panel.set_ylabel("items/s")
     _batch_axis(panel)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
 
 from joulemark.metrics import LEVELS, find, format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
-from joulemark.report.jsonout import dumps
+from joulemark.report.formats import percent, table_of
+from joulemark.report.names import series_titles
 from joulemark.utilization.waterfall import TITLES
-
-Format = Literal["terminal", "markdown"]
 
 _MAIN = (
     "gpu_busy_fraction", "sm_active_fraction", "issue_slot_fraction", "tensor_active_fraction", "dram_fraction",
@@ -31,53 +27,31 @@ BARS: Mapping[str, str] = {
 """Bar of a waterfall → heading."""
 
 
-def text_for(document: Mapping[str, Json], path: Path) -> str:
-    """The document as a file of this suffix holds it: JSON, or its tables in Markdown."""
-    return dumps(document) if path.suffix.lower() == ".json" else render(document, "markdown")
-
-
-def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
-    """The document of :func:`joulemark.utilization.summary.document_of` as text, ending with a line break.
-
-    Names from the result files are shown harmless.
-    """
-    chosen = list(tables(document))
-    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
-    return text.rstrip("\n") + "\n"
-
-
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     """The plateaus of all series, then per series its levels, its phases and its waterfalls."""
-    series = document["series"]
+    series = list(zip(series_titles(document["series"]), document["series"], strict=True))
     yield _plateaus(series)
     yield _beside_published(series, document["published"])
-    for one in series:
-        yield _levels(one)
-        phases = _phases(one)
+    for name, one in series:
+        yield _levels(name, one)
+        phases = _phases(name, one)
         if phases.rows:
             yield phases
-        yield _waterfalls(one)
+        yield _waterfalls(name, one)
 
 
-def title_of(series: Mapping[str, Json]) -> str:
-    """``resnet50 train bf16 eager``, with its input where that is not the device."""
-    parts = [series[name] for name in ("workload", "phase", "dtype", "mode")]
-    parts.append(series["input"] if series["input"] not in (None, "device") else None)
-    return " ".join(str(one) for one in parts if one)
-
-
-def _plateaus(series: Sequence[Mapping[str, Json]]) -> Table:
+def _plateaus(series: Sequence[tuple[str, Mapping[str, Json]]]) -> Table:
     rows = []
-    for one in series:
-        rows.append((title_of(one), "throughput", _verdict(one["throughput_plateau"])))
+    for name, one in series:
+        rows.append((name, "throughput", _verdict(one["throughput_plateau"])))
         rows += [("", find(level).title, _verdict(one["level_plateaus"].get(level))) for level in _MAIN]
     found = dict.fromkeys(
-        f"{title_of(one)}: {finding['message']}"
-        for one in series
+        f"{name}: {finding['message']}"
+        for name, one in series
         for finding in (one["throughput_plateau"] or {"findings": ()})["findings"]
     )
     note = "plateau: the batch beyond which no doubling gains more than 5 %, with a bootstrap interval"
-    return _table(
+    return table_of(
         "where a bigger batch stops helping", ("series", "what", "verdict"), rows, (note, *found), frozenset()
     )
 
@@ -91,25 +65,25 @@ def _verdict(plateau: Mapping[str, Json] | None) -> str:
     return str(plateau["text"]) if confident else f"{plateau['text']} ({plateau['support']:.0%} of draws)"
 
 
-def _beside_published(series: Sequence[Mapping[str, Json]], published: Mapping[str, Json]) -> Table:
+def _beside_published(series: Sequence[tuple[str, Mapping[str, Json]]], published: Mapping[str, Json]) -> Table:
     columns = ("series", "batch sizes", "tensor pipe", "issue slots", "no tensor core, of the step")
     rows = [
         (
-            title_of(one),
+            name,
             _batches(one["at_plateau"]),
-            *(_percent(one["at_plateau"][name]) for name in (_TENSOR, _ISSUE, "no_tensor_share")),
+            *(percent(one["at_plateau"][level]) for level in (_TENSOR, _ISSUE, "no_tensor_share")),
         )
-        for one in series
+        for name, one in series
     ]
-    rows.append(("published, at most", "", _percent(published[_TENSOR]), _percent(published[_ISSUE]), "n/a"))
+    rows.append(("published, at most", "", percent(published[_TENSOR]), percent(published[_ISSUE]), "n/a"))
     reasons = dict.fromkeys(
-        f"{title_of(one)}: {find(name).title}: {why}"
-        for one in series
-        for name, why in one["at_plateau"]["notes"].items()
-        if name in (_TENSOR, _ISSUE, "no_tensor_share")
+        f"{name}: {find(level).title}: {why}"
+        for name, one in series
+        for level, why in one["at_plateau"]["notes"].items()
+        if level in (_TENSOR, _ISSUE, "no_tensor_share")
     )
     notes = (f"published: {published['source']}", *reasons)
-    return _table("means at and beyond the throughput's plateau", columns, rows, notes, frozenset({2, 3, 4}))
+    return table_of("means at and beyond the throughput's plateau", columns, rows, notes, frozenset({2, 3, 4}))
 
 
 _TENSOR, _ISSUE = "tensor_active_fraction", "issue_slot_fraction"
@@ -122,7 +96,7 @@ def _batches(entry: Mapping[str, Json]) -> str:
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} … {sizes[-1]}"
 
 
-def _levels(series: Mapping[str, Json]) -> Table:
+def _levels(name: str, series: Mapping[str, Json]) -> Table:
     shown = [level for level in LEVELS if any(cell["levels"].get(level) for cell in series["cells"])]
     columns = (
         "batch",
@@ -142,12 +116,12 @@ def _levels(series: Mapping[str, Json]) -> Table:
             format_value(cell["throughput_per_s"], "1/s"),
             format_value(cell["peak_memory_bytes"], "B"),
             format_value(elastic.get(cell["batch_size"]), "1", 2),
-            _percent(cell["work"]["peak_fraction"]),
-            *(_percent(cell["levels"].get(level)) for level in ("gpu_busy_fraction", *shown)),
+            percent(cell["work"]["peak_fraction"]),
+            *(percent(cell["levels"].get(level)) for level in ("gpu_busy_fraction", *shown)),
         )
         for cell in series["cells"]
     ]
-    return _table(f"{title_of(series)}: levels", columns, rows, tuple(_level_notes(series)), _all(columns))
+    return table_of(f"{name}: levels", columns, rows, tuple(_level_notes(series)), _all(columns))
 
 
 def _level_notes(series: Mapping[str, Json]) -> Iterator[str]:
@@ -161,38 +135,38 @@ def _level_notes(series: Mapping[str, Json]) -> Iterator[str]:
         yield f"batch {series['did_not_fit']} did not fit into memory"
 
 
-def _phases(series: Mapping[str, Json]) -> Table:
+def _phases(name: str, series: Mapping[str, Json]) -> Table:
     """Of the largest batch size that has them."""
     cell = next((one for one in reversed(series["cells"]) if one["phases"]), None)
     if cell is None:
-        return _table("", (), ())
+        return table_of("", (), ())
     shown = [level for level in LEVELS if any(found.get(level) for found in cell["phases"].values())]
     columns = ("phase", "time", *(find(level).title for level in shown))
     rows = [
         (
             phase,
             format_value(found.get("phase_time_s"), "s"),
-            *(_percent(found.get(level)) for level in shown),
+            *(percent(found.get(level)) for level in shown),
         )
         for phase, found in cell["phases"].items()
     ]
-    return _table(f"{title_of(series)}: phases at batch {cell['batch_size']}", columns, rows)
+    return table_of(f"{name}: phases at batch {cell['batch_size']}", columns, rows)
 
 
-def _waterfalls(series: Mapping[str, Json]) -> Table:
+def _waterfalls(name: str, series: Mapping[str, Json]) -> Table:
     known = [cell for cell in series["cells"] if cell["waterfall"] is not None]
     present = {bar["name"] for cell in known for bar in cell["waterfall"]["bars"]}
-    names = [name for name in TITLES if name in present]
-    columns = ("batch", "step", *(BARS[name] for name in names))
+    bars = [bar for bar in TITLES if bar in present]
+    columns = ("batch", "step", *(BARS[bar] for bar in bars))
     rows = [
         (
             str(cell["batch_size"]),
             format_value(cell["waterfall"]["step_s"], "s"),
-            *(_percent(_bar(cell["waterfall"], name)) for name in names),
+            *(percent(_share(cell["waterfall"], bar)) for bar in bars),
         )
         for cell in known
     ]
-    notes = [f"{BARS[name]}: {TITLES[name]}" for name in names]
+    notes = [f"{BARS[bar]}: {TITLES[bar]}" for bar in bars]
     replayed = [str(cell["batch_size"]) for cell in known if cell["waterfall"]["idle_source"] == "cuda_graph"]
     if known:
         notes.append(f"idle by replay as a CUDA graph at batch {', '.join(replayed) or 'none'}, else by the profiler")
@@ -201,27 +175,12 @@ def _waterfalls(series: Mapping[str, Json]) -> Table:
         for cell in series["cells"]
         if cell["waterfall"] is None
     )
-    return _table(f"{title_of(series)}: from the ideal to the step", columns, rows, tuple(notes), _all(columns))
+    return table_of(f"{name}: from the ideal to the step", columns, rows, tuple(notes), _all(columns))
 
 
-def _bar(waterfall: Mapping[str, Json], name: str) -> float | None:
+def _share(waterfall: Mapping[str, Json], name: str) -> float | None:
     return next((bar["share"] for bar in waterfall["bars"] if bar["name"] == name), None)
-
-
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f} %"
 
 
 def _all(columns: Sequence[str]) -> frozenset[int]:
     return frozenset(range(len(columns)))
-
-
-def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    notes: tuple[str, ...] = (),
-    numeric: frozenset[int] | None = None,
-) -> Table:
-    right = frozenset(range(1, len(columns))) if numeric is None else numeric
-    return Table(tuple(columns), tuple(tuple(row) for row in rows), numeric=right, title=title, notes=notes)

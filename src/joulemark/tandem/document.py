@@ -9,13 +9,14 @@ from statistics import median
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import PROFILER, find
-from joulemark.records import Case, Json, Record, Run, Value
+from joulemark.records import Case, Environment, Json, Record, Run, Value
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
 
 SCHEMA = "joulemark/tandem/1"
 METRICS = (
     "device_time_s",
     "host_issue_unprofiled_s",
+    "host_reference_s",
     "exposed_overhead_unprofiled_s",
     *PROFILER,
     "peak_memory_bytes",
@@ -60,7 +61,7 @@ def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
         "runs": [_run(run) for run in runs if run.run_id in used],
         "series": found,
         "against_eager": _against_eager(found),
-        "cells": [_row(one) for one in cells],
+        "cells": [_row(one, None) for one in cells],
     }
 
 
@@ -80,43 +81,62 @@ def _batch_of(record: Record) -> int:
 
 
 def _run(run: Run) -> dict[str, Json]:
-    facts = next(iter(run.environments.values())).facts if run.environments else {}
-    gpus = facts.get("gpus")
+    environment = next(iter(run.environments.values()), Environment({}))
+    facts = environment.facts
     return {
         "file": Path(run.path).name,
         "run_id": run.run_id,
         "started_utc": run.started_utc,
         "completed": run.completed,
-        "gpus": [one.get("name") for one in gpus] if isinstance(gpus, list) else None,
+        "gpus": [one.get("name") for one in environment.gpus] or None,
         "driver": facts.get("driver"),
         "torch": facts.get("torch"),
     }
 
 
-def _identity(case: Case) -> dict[str, Json]:
-    names = ("workload", "phase", "mode", "dtype", "layout", "input", "gpu_model", "benchmark")
-    return {**{name: getattr(case, name) for name in names}, "params": dict(case.params)}
-
-
 def _series(records: Sequence[Record]) -> dict[str, Json]:
     """One model in one mode over its batch sizes."""
-    rows = [_row(one) for one in records]
+    speed_s = _fastest_reference(records)
+    rows = [_row(one, speed_s) for one in records]
     crossover = _crossover(records, "host_issue_unprofiled_s")
     return {
-        **_identity(records[0].case.series),
+        **records[0].case.series_to_json(),
         "rows": rows,
         "crossover": crossover.to_json(),
+        "crossover_at_one_speed": None
+        if speed_s is None
+        else _crossover(records, "host_issue_unprofiled_s", speed_s).to_json(),
         "crossover_profiled": _crossover(records, "host_issue_s").to_json(),
         "memory": _memory(records, crossover),
         "host_issue_per_operator": _evenness(rows, "host_issue_per_operator_s"),
         "host_issue_per_operator_unprofiled": _evenness(rows, "host_issue_per_operator_unprofiled_s"),
+        "host_issue_per_operator_at_one_speed": _evenness(rows, "host_issue_per_operator_at_one_speed_s"),
         "exposed_from_twice_the_crossover": _exposed_beyond(rows, crossover),
         "exposed_rises": _rises(rows),
     }
 
 
-def _row(record: Record) -> dict[str, Json]:
-    """One cell: its figures, what follows from them, and the idle time of a profiled step by cause."""
+def _fastest_reference(records: Sequence[Record]) -> float | None:
+    """The host's issue time of the reference work in the cell that found it fastest, in s; None where none has it."""
+    known = [value for one in records if (value := one.value("host_reference_s"))]
+    return min(known, default=None)
+
+
+def _at_speed(record: Record, speed_s: float | None) -> list[float] | None:
+    """Issue times as the host would have had them at one speed, in s: each scaled by the reference beside it."""
+    issue, reference = (record.samples.get(name) for name in ("host_issue_unprofiled_s", "host_reference_s"))
+    if speed_s is None or not issue or not reference or len(issue) != len(reference):
+        return None
+    return [one * speed_s / beside for one, beside in zip(issue, reference, strict=True)]
+
+
+def _row(record: Record, speed_s: float | None) -> dict[str, Json]:
+    """One cell: its figures, what follows from them, and the idle time of a profiled step by cause.
+
+    Args:
+        speed_s: issue time of the host's reference work at the speed that the series is compared at, in s.
+    """
+    at_speed, operators = _at_speed(record, speed_s), record.value("operators_per_step")
     notes = dict(record.notes)
     figures = {name: record.metrics.get(name) or Value(None, find(name).unit) for name in METRICS}
     for name, value in figures.items():
@@ -129,6 +149,7 @@ def _row(record: Record) -> dict[str, Json]:
             _over(record, "exposed_overhead_unprofiled_s", "host_issue_unprofiled_s")
         ),
         "host_issue_per_operator_unprofiled_s": _over(record, "host_issue_unprofiled_s", "operators_per_step"),
+        "host_issue_per_operator_at_one_speed_s": median(at_speed) / operators if at_speed and operators else None,
         "process_drift": _process_drift(record),
         "kernels_reconciled": _reconciled(record),
     }
@@ -187,10 +208,12 @@ def _idle(record: Record) -> dict[str, float]:
     }
 
 
-def _crossover(records: Iterable[Record], host: str) -> Crossover:
+def _crossover(records: Iterable[Record], host: str, speed_s: float | None = None) -> Crossover:
+    """Where the device's time reaches the host's; with ``speed_s`` at one speed of the host."""
     points = []
     for record in records:
-        device_s, host_s = record.samples.get("gpu_busy_s"), record.samples.get(host)
+        device_s = record.samples.get("gpu_busy_s")
+        host_s = record.samples.get(host) if speed_s is None else _at_speed(record, speed_s)
         if device_s and host_s and min(device_s) > 0 and min(host_s) > 0:
             points.append(Point(_batch_of(record), device_s, host_s))
     return find_crossover(points)
@@ -269,7 +292,7 @@ def _rises(rows: Sequence[Mapping[str, Json]]) -> list[list[int]]:
 
 def _against_eager(series: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
     """Exposed overhead of each other mode over eager's, at the smallest batch that both have."""
-    names = ("workload", "phase", "dtype", "layout", "input", "gpu_model", "benchmark")
+    names = ("workload", "phase", "dtype", "layout", "input", "gpu_model", "world_size", "benchmark")
 
     def key(one: Mapping[str, Json]) -> tuple[Json, ...]:
         return tuple(one[name] for name in names)

@@ -144,13 +144,7 @@ def _series_entry(series: _Series, per_kernel: Mapping[str, Json]) -> dict[str, 
     throughput = series.plateau("throughput_per_s")
     curves = {level: found for level in _CURVES if (found := series.plateau(level)) is not None}
     return {
-        "workload": case.workload,
-        "phase": case.phase,
-        "dtype": case.dtype,
-        "mode": case.mode,
-        "layout": case.layout,
-        "input": case.input,
-        "gpu_model": case.gpu_model,
+        **case.series_to_json(),
         "batch_sizes": [cell.batch for cell in series.cells],
         "did_not_fit": series.did_not_fit,
         "throughput_plateau": None if throughput is None else throughput.to_json(),

@@ -103,6 +103,7 @@ class CudaEngine:
     def _upload(self, name: str, values: NDArray[np.uint32]) -> int:
         address = self._buffer(name, values.nbytes)
         self._check(self._driver.cuMemcpyHtoD(address, values.ctypes.data, values.nbytes), f"copying {name}")
+        self._device.sync()  # a copy from pageable memory may return early, and our stream does not wait for it
         return address
 
     def _kernel(self, family: str, name: str) -> Any:
@@ -165,7 +166,13 @@ class CudaEngine:
                 raise
         return benchmark.overhead + sum(part.count for part in benchmark.work(self.facts.architecture))
 
-    def _launch(self, launch: Launch) -> None:
+    @property
+    def stream_handle(self) -> int:
+        """CUDA's handle of the stream of all launches."""
+        return int(self._stream.handle)
+
+    def launch(self, launch: Launch) -> None:
+        """One launch of the loaded kernel, without waiting for it."""
         if self._loaded is None:
             raise DeviceError("no kernel is loaded")
         kernel, benchmark, tiles = self._loaded
@@ -175,9 +182,9 @@ class CudaEngine:
     def time_launch(self, launch: Launch) -> float:
         """By events, the second of two launches."""
         options = self._core.EventOptions(timing_enabled=True)
-        self._launch(launch)
+        self.launch(launch)
         begin = self._stream.record(options=options)
-        self._launch(launch)
+        self.launch(launch)
         end = self._stream.record(options=options)
         end.sync()
         return float(end - begin) * 1e-3
@@ -196,7 +203,7 @@ class CudaEngine:
         launches = 0
         start: float | None = None
         while start is None or time.perf_counter() - start < seconds:
-            self._launch(launch)
+            self.launch(launch)
             waiting.append(self._stream.record(options=options))
             if len(waiting) > _AHEAD:
                 waiting.popleft().sync()
@@ -214,7 +221,7 @@ class CudaEngine:
         """Exactly that many launches, from an idle device to an idle device."""
         self._stream.sync()
         for _ in range(times):
-            self._launch(launch)
+            self.launch(launch)
         self._stream.sync()
 
     def close(self) -> None:

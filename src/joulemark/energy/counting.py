@@ -1,0 +1,77 @@
+"""Totals of hardware counters over repeated work: each group of counters sees the same number of repetitions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from joulemark.energy.engine import CounterRecorder
+
+_TIME = "sm_cycles"
+"""Counts time, not work: a host that launches unevenly changes it alone."""
+_LINGER_S = 2e-3
+_LINGER_SHARE = 2e-3
+"""Idle time after the work, at least, and as a share of it: the last sample is dropped while it is not complete."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts of work.
+
+    Args:
+        each: canonical name → count per repetition.
+        spread: largest relative difference of a count that several groups gave: how far the groups saw the same work;
+            None where no count was given twice.
+    """
+
+    each: Mapping[str, float]
+    spread: float | None
+
+
+class Counting:
+    """Counts work by as many runs of it as there are groups that give counts.
+
+    Args:
+        recorder: of hardware counters. Groups that turn out to give shares only, or nothing that an earlier group
+            did not give, are left out from the second work on.
+    """
+
+    def __init__(self, recorder: CounterRecorder) -> None:
+        self._recorder = recorder
+        self._groups = recorder.groups
+
+    def of(self, run: Callable[[], object], times: int, expected_s: float) -> Totals:
+        """Counts per repetition.
+
+        Args:
+            run: does ``times`` repetitions, from an idle device to an idle device.
+            times: see ``run``.
+            expected_s: about how long they take.
+        """
+        linger_s = max(_LINGER_S, _LINGER_SHARE * expected_s)
+
+        def work() -> None:
+            run()
+            time.sleep(linger_s)
+
+        found: dict[str, list[float]] = {}
+        useful = []
+        for group in self._groups:
+            series = self._recorder.record(group, work, expected_s + linger_s)
+            names = [name for name, unit in series.units.items() if unit != "1"]
+            if set(names) - found.keys():
+                useful.append(group)
+            for name in names:
+                total = series.total(name)
+                found.setdefault(name, []).extend([] if total is None else [total / times])
+        self._groups = tuple(useful)
+        return Totals({name: values[0] for name, values in found.items() if values}, _spread(found))
+
+
+def _spread(found: Mapping[str, list[float]]) -> float | None:
+    twice = [values for name, values in found.items() if name != _TIME and len(values) > 1 and max(values) > 0]
+    return max(((max(values) - min(values)) / max(values) for values in twice), default=None)

@@ -1,0 +1,60 @@
+"""Shares of measured energy, each with its interval, side by side over workloads, GPUs, drivers and runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from joulemark.device.gpu import slug
+from joulemark.energy.validation import SCHEMA
+from joulemark.errors import UnreadableInput
+from joulemark.records import Table
+from joulemark.report.share_table import Share, table_of
+
+TITLE = "where the joules went: shares of measured energy"
+
+
+def read_shares(paths: Iterable[Path]) -> list[Share]:
+    """The shares of documents of ``joulemark energy`` (``energy-split.json``).
+
+    Raises:
+        UnreadableInput: a file is none.
+    """
+    return [share for path in paths for share in _shares(_read(path), path.stem)]
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnreadableInput(
+            f"{path} holds no split of energy ({type(error).__name__}: {error})",
+            "give what joulemark energy FILE --calibration F --out wrote",
+        ) from error
+    return document  # type: ignore[no-any-return]
+
+
+def _shares(document: Mapping[str, Any], stem: str) -> Iterator[Share]:
+    where = {
+        "gpu_model": slug(document["gpu"]) if document["gpu"] else "",
+        "driver": document["driver"] or "",
+        "run": document["measured_utc"] or stem,
+    }
+    for row in document["rows"]:
+        split = row["split"]
+        if split is None:
+            continue
+        measured = split["measured_j"]
+        for part, interval in split["share_intervals"].items():
+            parts = split["parts"].get(part)
+            share = split["residual_share"] if parts is None else sum(parts.values()) / measured
+            yield Share(row["workload"], part, share, (interval[0], interval[1]), **where)
+
+
+def shares_table(shares: Sequence[Share]) -> Table:
+    """The shares as one table."""
+    return table_of(shares, TITLE)

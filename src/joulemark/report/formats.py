@@ -1,0 +1,40 @@
+"""Tables as text in the forms that people read, and the parts that views have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from joulemark.records import Table
+from joulemark.report import markdown, terminal
+
+Form = Literal["terminal", "markdown"]
+
+
+def render(tables: Iterable[Table], form: Form = "terminal", width: int | None = None) -> str:
+    """Tables as text, ending with a line break; names from outside are shown harmless.
+
+    Args:
+        tables: of a view.
+        form: ``terminal`` or ``markdown``.
+        width: of the terminal, in columns; its own by default.
+    """
+    text = terminal.render(tables, width) if form == "terminal" else markdown.render(tables)
+    return text.rstrip("\n") + "\n"
+
+
+def table_of(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Sequence[str] = (),
+    numeric: Iterable[int] | None = None,
+) -> Table:
+    """A table whose first column is text; the others are figures unless said otherwise."""
+    right = frozenset(range(1, len(columns)) if numeric is None else numeric)
+    return Table(tuple(columns), tuple(map(tuple, rows)), right, tuple(notes), title)
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """``12.5 %``; ``n/a`` for what was not measured."""
+    return "n/a" if value is None else f"{100 * value:.{digits}f} %"

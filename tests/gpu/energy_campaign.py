@@ -1,0 +1,181 @@
+"""Calibration, held-out workloads and splits of one GPU within a given time, on one board and day.
+
+Run: ``python tests/gpu/energy_campaign.py OUT --limit 560``, then the same with ``--resume`` until it says "complete".
+What is most wanted comes first: the short part of the plan, counters of the microbenchmarks, workloads, then what is
+left of the plan. Each part is a process of its own, is killed when it overruns its time, and goes on where it ended.
+Files grow in WORK, which stays on the machine between two commands, and are copied to OUT all along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / ".joulemark" / "energy-campaign"
+CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
+DONE, UNFINISHED, LOST = 0, 3, 4
+_GRACE_S = 12.0
+_LEAST_S = 8.0
+_COPY_S = 10.0
+_WINDOW_S = 1.0
+_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the campaign.
+
+    Args:
+        name: of its log.
+        command: without its limit.
+        most_s: of one turn; the rest comes in a later one.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    most_s: float
+
+
+def parts(workload_window_s: float) -> tuple[Part, ...]:
+    """In order of turns; a part that is done is left out of later ones."""
+    joulemark = (sys.executable, "-c", "import sys; from joulemark.cli import main; sys.exit(main())")
+    calibrate = (*joulemark, "calibrate", "--resume", "--out", str(WORK / CALIBRATION), "--window", f"{_WINDOW_S:g}")
+    measure = (sys.executable, "bench_energy/measure_workloads.py", "--out", str(WORK / WORKLOADS))
+    windows = Part("windows", calibrate, 185.0)
+    return (
+        windows,
+        Part("counts", (*calibrate, "--count"), 75.0),
+        Part("workloads", (*measure, "--window", f"{workload_window_s:g}"), 420.0),
+        Part("windows", windows.command, 1e4),
+    )
+
+
+class Campaign:
+    """Runs parts until time is up.
+
+    Args:
+        out: where everything is copied.
+        limit_s: for all.
+    """
+
+    def __init__(self, out: Path, limit_s: float) -> None:
+        self._out, self._end = out, time.monotonic() + limit_s
+        self._stop = threading.Event()
+        self._note = WORK / "done.txt"
+        self._done = set(self._note.read_text().split()) if self._note.exists() else set[str]()
+
+    @property
+    def left_s(self) -> float:
+        """Time that is left."""
+        return self._end - time.monotonic()
+
+    def run(self, todo: tuple[Part, ...]) -> int:
+        """All parts in turn, and again what is left while there is time."""
+        copier = threading.Thread(target=self._copy_all_along)
+        copier.start()
+        try:
+            while self.left_s > _LEAST_S + _GRACE_S and not {part.name for part in todo} <= self._done:
+                turns = [self._turn(part) for part in todo if part.name not in self._done]
+                if not any(turns):
+                    break
+        finally:
+            self._stop.set()
+            copier.join()
+        missing = sorted({part.name for part in todo} - self._done)
+        self._say("complete" if not missing else f"left: {', '.join(missing)}")
+        return UNFINISHED if missing else DONE
+
+    def _turn(self, part: Part) -> bool:
+        """Whether another turn could bring something."""
+        for start in range(_STARTS):
+            seconds = min(part.most_s, self.left_s - _GRACE_S)
+            if seconds < _LEAST_S:
+                return False
+            code = self._start(part, seconds)
+            if code == DONE:
+                self._done.add(part.name)
+                self._note.write_text("\n".join(sorted(self._done)))
+            if code in (DONE, UNFINISHED):
+                return True
+            self._say(f"{part.name} ended with {code} (start {start + 1} of {_STARTS})")
+            if code == 2:  # wrong use: another start changes nothing
+                return False
+        return False
+
+    def _start(self, part: Part, seconds: float) -> int:
+        self._say(f"{part.name} begins, for {seconds:.0f} s")
+        log = WORK / f"{part.name}.log"
+        path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
+        environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        begin = time.monotonic()
+        with log.open("ab") as sink:
+            process = subprocess.Popen(
+                [*part.command, "--limit", f"{seconds:.0f}"], cwd=ROOT, env=environ, stdout=sink, stderr=sink
+            )
+            try:
+                code = self._wait(process, part.name, seconds + _GRACE_S, log)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        self._say(f"{part.name}: exit {code} after {time.monotonic() - begin:.0f} s: {last_line(log)}")
+        return code
+
+    def _wait(self, process: subprocess.Popen[bytes], name: str, seconds: float, log: Path) -> int:
+        """Its exit code; says now and then where it stands."""
+        end = time.monotonic() + min(seconds, self.left_s)
+        while time.monotonic() < end:
+            try:
+                return process.wait(min(20.0, max(0.1, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                self._say(f"{name}: {last_line(log)}")
+        return -9
+
+    def _say(self, text: str) -> None:
+        print(f"[{self.left_s:4.0f} s left] {text}", flush=True)
+
+    def _copy_all_along(self) -> None:
+        while not self._stop.wait(_COPY_S):
+            copy(self._out)
+        copy(self._out)
+
+
+def copy(out: Path) -> None:
+    """Everything in WORK to OUT."""
+    for path in WORK.iterdir():
+        if path.suffix != ".part":
+            shutil.copy2(path, out / path.name)
+
+
+def last_line(log: Path) -> str:
+    """The end of a log, for a line of progress."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1][-160:] if lines else "nothing said yet"
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--limit", type=float, default=560.0, metavar="S", help="for this command (560)")
+    parser.add_argument("--resume", action="store_true", help="go on with what an earlier command left in WORK")
+    parser.add_argument("--workload-window", type=float, default=2.3, metavar="S", help="of each workload (2.3)")
+    args = parser.parse_args()
+    if not args.resume:
+        shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    todo = parts(args.workload_window)
+    return Campaign(args.out, args.limit).run(todo[1:] if args.resume else todo)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
