@@ -11,7 +11,7 @@ from joulemark.merged.automatic import _Automatic
 from joulemark.merged.families import Family
 from joulemark.merged.paths import Executed, library_paths
 from joulemark.merged.sequence import Conv
-from tests.merged.fakes import RATES, fake_family
+from tests.merged.fakes import RATES, FakeKernel, fake_family, packed
 
 
 @pytest.fixture(autouse=True)
@@ -204,3 +204,21 @@ def test_a_compiler_sees_a_segment_as_one_operator():
     with torch.no_grad():
         exported = torch.compile(merged.inner, backend="eager", dynamic=False)(x)
     torch.testing.assert_close(exported, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_alone_takes_our_own_kernel_where_there_is_one():
+    from joulemark.merged.graph import find_chains, trace
+    from joulemark.merged.plan import Planner, Setting
+
+    def single(problem):
+        if problem.description.sequence.channels(0) == 8:
+            label = f"single_{problem.description}"
+            yield FakeKernel(label, problem.description, label, 128, 1024, (8, 8), packed)
+
+    model, x = model_and_input()
+    graph = trace(model, (x,))
+    setting = Setting(torch.device("cpu"), "fp32", RATES, (Family("single", "padded", single),), False)
+    planner = Planner(setting)
+    paths = {unit.convolution.name: planner.own_choice(unit).path for chain in find_chains(graph)[0] for unit in chain}
+    assert paths["stem"] == "library"
+    assert paths["a"].startswith("single/single_")

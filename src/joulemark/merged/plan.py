@@ -160,13 +160,13 @@ class Planner:
     most: int = _MEASURED
     ranges: dict[str, Segment] = field(default_factory=dict)
 
-    def own_choice(self, unit: Unit) -> Choice | None:
-        """The best generated kernel for a single layer; None where there is none that is right."""
+    def own_choice(self, unit: Unit) -> Choice:
+        """The best generated kernel for a single layer; its best path of all where there is none that is right."""
         segment = range_segment([unit])
         assert segment is not None
         self._prepare([(segment, inf)])
         own = self._best(one for one in self._trials(segment, inf) if one.kernel is not None)
-        return None if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
+        return self._single(unit) if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
 
     def points(self) -> list[Point]:
         """What was measured, for fitting the performance model."""

@@ -27,6 +27,8 @@ from joulemark.merged.rates import learn, rates_of
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
+_OWN_PATHS = ("taps", "epilogue")
+"""Paths of single layers that hold a kernel of our own, if not a generated one."""
 _PROFILED = 4
 """Calls in which TorchScript looks at shapes before it settles on its fused kernels."""
 Made = tuple[Call, Callable[[object], object] | None, dict[str, Any]]
@@ -157,10 +159,10 @@ def _fused(task: Task) -> Made:
 
 
 def _own_unmerged(task: Task) -> Made:
-    """Every layer alone by the best of our own kernels for a single layer.
+    """Every layer alone: by the best of our own kernels for a single layer, by the library where we have none.
 
     Raises:
-        Unsupported: a layer has none.
+        Unsupported: no kernel of our own executes any layer alone.
     """
     if task.device.type != "cuda":
         raise Unsupported("our own kernels need a GPU")
@@ -170,14 +172,12 @@ def _own_unmerged(task: Task) -> Made:
     chains, _ = find_chains(graph)
     choices = []
     for unit in (unit for chain in chains for unit in chain):
-        own = planner.own_choice(unit)
-        if own is None:
-            raise Unsupported(f"no kernel of our own executes {unit.convolution.target} alone")
-        choices.append(own)
-    if not choices:
-        raise Unsupported("the model holds no convolution")
+        choices.append(planner.own_choice(unit))
+    ours = sum("/" in one.path or one.path in _OWN_PATHS for one in choices)
+    if not ours:
+        raise Unsupported("no kernel of our own executes any layer of this model alone")
     rewrite(graph, choices, setting)
-    return graph, None, {"paths": [one.path for one in choices]}
+    return graph, None, {"paths": [one.path for one in choices], "own_convolutions": ours, "convolutions": len(choices)}
 
 
 def _merged(task: Task) -> Made:
