@@ -1,4 +1,4 @@
-"""Measures the rates of a GPU that the performance model takes, in about two seconds; none is a data sheet's."""
+"""Measures the rates of a GPU that the performance model takes; none is a data sheet's."""
 
 from __future__ import annotations
 
