@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
-from joulemark.merged.partition import bricks_of, recompute_factor, regions, schedule
+from joulemark.merged.partition import bricks_of, positions_needed, recompute_factor, regions, schedule
 from joulemark.merged.sequence import Conv, Sequence
 
 
@@ -147,3 +147,14 @@ def test_sizes_that_do_not_fit_are_refused():
         Sequence((conv(2, 2, stride=2, residual=0),)).sizes((8, 8))
     with pytest.raises(ValueError, match="nothing behind layer 0"):
         Sequence((conv(1, 1, kernel=5, padding=0),)).sizes((3, 9))
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("edge", [3, 4])
+def test_positions_by_dimension_are_those_of_all_bricks(name, edge):
+    sequence = SEQUENCES[name]
+    size = (13, 9, 7)[: sequence.dimensions]
+    sizes, edges = list(sequence.sizes(size)), (edge,) * sequence.dimensions
+    boxes = [regions(sequence, sizes, brick) for brick in bricks_of(sizes[-1], edges)]
+    summed = [sum(one[tensor].positions for one in boxes) for tensor in range(len(sizes))]
+    assert positions_needed(sequence, size, edges) == summed

@@ -20,6 +20,14 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "vgg16": 138_357_544,
     "mobilenet_v2": 3_504_872,
+    "efficientnet_b0": 5_288_548,
+    "convnext_tiny": 28_589_128,
+    "drn_26": 21_126_584,
+    "darknet_53": 41_609_928,
+    "inception_v4": 42_679_816,
+    "resnet3d_34": 63_718_736,
+    "unet": 31_037_698,
+    "deepcam": 40_809_955,
     "vit_b_16": 86_567_656,
     "bert_base": 109_483_778,
     "gpt2_small": 124_439_808,
@@ -75,7 +83,7 @@ def test_an_unknown_name_lists_close_matches_and_the_zoo():
 
 
 def test_images_and_phases():
-    assert [name for name in zoo.names() if not zoo.takes_images(name)] == ["bert_base", "gpt2_small"]
+    assert [name for name in zoo.names() if not zoo.takes_images(name)] == ["resnet3d_34", "bert_base", "gpt2_small"]
     assert zoo.phases("gpt2") == ("prefill", "decode", "train")
     assert zoo.phases("resnet50") == ("inference", "train")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from joulemark.merged.partition import Box, bricks_of, reach, regions, schedule
-from joulemark.merged.sequence import Activation, Conv, Sequence, Shape
+from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence, Shape
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -18,6 +18,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu6": F.relu6,
     "silu": F.silu,
     "gelu": F.gelu,
+    "leaky": lambda x: F.leaky_relu(x, LEAKY_SLOPE),
+    "hardswish": F.hardswish,
 }
 
 
@@ -34,17 +36,19 @@ class Parameters:
     bias: Tensor | None
 
 
-def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor) -> Tensor:
+def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor, added: Tensor | None = None) -> Tensor:
     """Layer by layer, no bricks: what every other schedule must equal.
 
     Args:
         x: [batch, channels, *size].
+        added: before the last activation, of the output's shape; None adds nothing.
     """
     tensors = [x]
-    for layer, given in zip(sequence.layers, parameters, strict=True):
+    for number, (layer, given) in enumerate(zip(sequence.layers, parameters, strict=True), 1):
         y = CONVOLUTIONS[sequence.dimensions](
             tensors[-1], given.weight, given.bias, layer.stride, layer.padding, layer.dilation, layer.groups
         )
+        y = y + added if added is not None and number == len(sequence.layers) else y
         tensors.append(_finish(layer, y, None if layer.residual is None else tensors[layer.residual]))
     return tensors[-1]
 

@@ -1,20 +1,28 @@
 """``merge``: a model whose sequences of convolutions run brick by brick."""
 
+# mypy: disallow-subclassing-any=False
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
+from joulemark.merged.cost import Rates
+from joulemark.merged.families import Family
 from joulemark.merged.graph import Segment, find_segments, trace
 from joulemark.merged.sequence import Sequence, Shape
 
 Strategy = Literal["auto", "padded", "memoized"]
 _STRATEGIES = ("auto", "padded", "memoized")
 _EDGE = 16
+BUDGET_S = 50.0
 
 
 @dataclass(frozen=True)
@@ -23,23 +31,43 @@ class Decision:
 
     Args:
         name: as the model calls it.
-        how: ``padded``, ``memoized``, or ``plain`` for what is not merged.
+        how: ``padded``, ``memoized``, ``rows``, ``unmerged`` on a library's path, or ``plain`` for what was left.
         why: in one clause.
         edge: of the bricks; None where there are none.
+        path: what executes it (:mod:`joulemark.merged.paths`); None for torch's own operators.
+        predicted_s, measured_s: of one call; None where not known.
+        apart_s: its layers one by one.
     """
 
     name: str
     how: str
     why: str
     edge: Shape | None = None
+    path: str | None = None
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    apart_s: float | None = None
 
     def __str__(self) -> str:
         bricks = "" if self.edge is None else f", bricks of {'×'.join(str(e) for e in self.edge)}"
-        return f"{self.name}: {self.how}{bricks} ({self.why})"
+        path = "" if self.path is None else f" by {self.path}"
+        times = [
+            f"{word} {seconds * 1e3:.4g} ms"
+            for word, seconds in (
+                ("predicted", self.predicted_s),
+                ("measured", self.measured_s),
+                ("its layers one by one", self.apart_s),
+            )
+            if seconds is not None
+        ]
+        known = self.measured_s if self.measured_s is not None else self.predicted_s
+        if known and self.apart_s is not None:
+            times.append(f"gain {self.apart_s / known:.2f}×")
+        return f"{self.name}: {self.how}{bricks}{path} ({'; '.join([self.why, *times])})"
 
 
-class MergedSequence(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A sequence of convolutions executed by one of the schedules.
+class MergedSequence(nn.Module):
+    """A sequence of convolutions executed by one of the schedules in torch's own operators.
 
     Args:
         how: ``plain``, ``padded`` or ``memoized``.
@@ -64,26 +92,60 @@ class MergedSequence(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return run_plain(self.sequence, given, x)
 
 
-class MergedModel(nn.Module):  # type: ignore[misc]
+class MergedModel(nn.Module):
     """A model after :func:`merge`; an ordinary module for inference.
 
     Args:
         inner: what runs.
         decisions: per segment, and per convolution that is in none.
+        variant: how the whole runs: ``launches``, ``graph``, ``compiled``, ``compiled graph`` and what else the referee
+            has tried.
+        times: variant → measured seconds per call; empty where nothing was measured.
+        problems: variant → why it is out.
+        took_s: by :func:`merge`.
+        cached: whether the plan came from the disk.
     """
 
-    def __init__(self, inner: nn.Module, decisions: List[Decision]) -> None:
+    def __init__(
+        self,
+        inner: nn.Module,
+        decisions: List[Decision],
+        variant: str = "launches",
+        times: dict[str, float] | None = None,
+        problems: dict[str, str] | None = None,
+        took_s: float | None = None,
+        cached: bool = False,
+    ) -> None:
         super().__init__()
         self.inner = inner
         self.decisions = tuple(decisions)
+        self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
+        self.took_s, self.cached = took_s, cached
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Any:
         """The model's output."""
-        return self.inner(*inputs)
+        with tuned_cudnn():
+            return self.inner(*inputs)
 
     def explain(self) -> str:
-        """What was merged and how, what was not and why, a line each."""
-        return "\n".join(str(one) for one in self.decisions)
+        """What was merged and how, what was not and why, a line each; then what was measured of the whole."""
+        lines = [str(one) for one in self.decisions]
+        if self.times:
+            told = ", ".join(f"{name} {seconds * 1e3:.4g} ms" for name, seconds in self.times.items())
+            lines.append(f"the whole: {self.variant} (measured per call: {told})")
+        lines += [f"the whole: not {name} ({why})" for name, why in self.problems.items()]
+        return "\n".join(lines)
+
+
+@contextmanager
+def tuned_cudnn() -> Iterator[None]:
+    """CuDNN picks its algorithms by trial, as it did when paths were measured; the user's setting comes back."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def merge(
@@ -91,18 +153,29 @@ def merge(
     example_inputs: Tensor | tuple[Tensor, ...],
     strategy: Strategy = "auto",
     edge: int | Shape = _EDGE,
+    *,
+    rates: Rates | None = None,
+    families: tuple[Family, ...] | None = None,
+    measure: bool | None = None,
+    budget_s: float = BUDGET_S,
 ) -> MergedModel:
     """A copy of a model for inference in which sequences of convolutions run brick by brick.
 
-    Batch norms are folded first. With torch's own operators per brick, as here, the schedules are exact and slow: they
-    are the reference of the kernels. ``auto`` therefore merges nothing yet and says so. A model that torch.fx cannot
-    trace comes back as it is, with the reason.
+    Batch norms are folded first. ``auto`` chooses for each sequence by the performance model and one measured pass, and
+    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and the
+    fastest is what comes back. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``padded`` and
+    ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the reference of
+    kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
 
     Args:
         model: in evaluation mode or not; it is not changed.
-        example_inputs: of the shapes that it will get (the batch may differ later).
-        strategy: ``padded`` recomputes halos, ``memoized`` keeps every brick of an intermediate until it is read.
-        edge: positions of a brick per dimension, one number or one for each dimension.
+        example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch).
+        strategy: see above.
+        edge: positions of a brick per dimension, one number or one for each dimension; not for ``auto``.
+        rates: of the device, for the performance model; None measures those of a GPU once.
+        families: kernels to choose from; None for all that there are for a GPU, none for a CPU.
+        measure: whether candidates are timed; None for on a GPU.
+        budget_s: after which nothing further is measured or compiled.
 
     Raises:
         ValueError: an unknown strategy, or an edge below 1.
@@ -112,12 +185,13 @@ def merge(
     if min((edge,) if isinstance(edge, int) else edge) < 1:
         raise ValueError(f"merge got edge={edge}: a brick holds at least one position")
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    try:
-        graph = trace(model, inputs)
-    except Exception as error:  # torch.fx raises whatever the model's own code does with a proxy
-        said = str(error).strip().splitlines()
-        why = f"torch.fx cannot trace it: {type(error).__name__}: {said[0] if said else ''}"
-        return MergedModel(model, [Decision(type(model).__name__, "plain", why)])
+    if strategy == "auto":
+        from joulemark.merged.automatic import merge_automatically
+
+        return merge_automatically(model, inputs, rates, families, measure, budget_s)
+    graph = traced_or_reason(model, inputs)
+    if isinstance(graph, str):
+        return untraced(model, graph)
     segments, left = find_segments(graph)
     replaced: dict[fx.Node, fx.Node] = {}
     decisions = [_replace(graph, number, one, strategy, edge, replaced) for number, one in enumerate(segments)]
@@ -125,7 +199,26 @@ def merge(
     graph.delete_all_unused_submodules()
     graph.recompile()
     decisions += [Decision(name, "plain", why) for name, why in left.items()]
-    return MergedModel(graph, decisions or [Decision(type(model).__name__, "plain", "it holds no convolution")])
+    return MergedModel(graph, decisions or [nothing_in(model)])
+
+
+def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule | str:
+    """The model as a graph, or why torch.fx cannot make one."""
+    try:
+        return trace(model, inputs)
+    except Exception as error:  # torch.fx raises whatever the model's own code does with a proxy
+        said = str(error).strip().splitlines()
+        return f"torch.fx cannot trace it: {type(error).__name__}: {said[0] if said else ''}"
+
+
+def untraced(model: nn.Module, why: str) -> MergedModel:
+    """The model as it is, with the reason."""
+    return MergedModel(model, [Decision(type(model).__name__, "plain", why)])
+
+
+def nothing_in(model: nn.Module) -> Decision:
+    """That a model holds no convolution."""
+    return Decision(type(model).__name__, "plain", "it holds no convolution")
 
 
 def _replace(
@@ -145,8 +238,6 @@ def _replace(
     edges = (edge,) * dimensions if isinstance(edge, int) else edge
     if len(edges) != dimensions:
         return Decision(segment.name, "plain", f"edge={edge} has not the {dimensions} dimensions of its tensors")
-    if strategy == "auto":
-        return Decision(segment.name, "plain", "no kernel for this device yet; per-brick operators are slower")
     name = f"merged_{number}"
     graph.add_submodule(name, MergedSequence(segment.sequence, segment.parameters, strategy, edges))
     last = segment.nodes[-1]

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
+from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from joulemark.merged.bricks import Parameters
-from joulemark.merged.sequence import Activation, Conv, Sequence
+from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -25,12 +25,15 @@ _ACTIVATION_MODULES: dict[type[nn.Module], Activation] = {
     nn.ReLU6: "relu6",
     nn.SiLU: "silu",
     nn.GELU: "gelu",
+    nn.LeakyReLU: "leaky",
+    nn.Hardswish: "hardswish",
 }
 _ACTIVATION_FUNCTIONS: dict[Callable[..., Any], Activation] = {
     F.relu: "relu",
     torch.relu: "relu",
     F.relu6: "relu6",
     F.silu: "silu",
+    F.hardswish: "hardswish",
 }
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 
@@ -46,6 +49,7 @@ class Segment:
         size: spatial, of its input.
         source: the node whose value it takes.
         nodes: that it replaces, the last one gives its output.
+        adds: the node from outside whose value is added before the last activation; None without.
     """
 
     name: str
@@ -54,11 +58,24 @@ class Segment:
     size: tuple[int, ...]
     source: fx.Node
     nodes: tuple[fx.Node, ...]
+    adds: fx.Node | None = None
+
+    @property
+    def batch(self) -> int:
+        """Images of the example."""
+        return int(self.source.meta["tensor_meta"].shape[0])
 
 
 @dataclass(frozen=True)
-class _Unit:
-    """A convolution, the tensor added to it and its activation."""
+class Unit:
+    """A convolution, the tensor added to it and its activation.
+
+    Args:
+        convolution: the node.
+        added: whose value is added; None without.
+        activation: after it.
+        nodes: of all of this, the last one gives its output.
+    """
 
     convolution: fx.Node
     added: fx.Node | None
@@ -67,6 +84,7 @@ class _Unit:
 
     @property
     def output(self) -> fx.Node:
+        """The node that gives its value."""
         return self.nodes[-1]
 
 
@@ -80,7 +98,7 @@ def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModul
     ShapeProp(graph).propagate(*example_inputs)
     for node in list(graph.graph.nodes):
         module = _module(node)
-        if isinstance(module, _NOTHING):
+        if isinstance(module, _NOTHING) or _is_stochastic_depth(node):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
         elif isinstance(module, _BATCH_NORMS):
@@ -88,6 +106,12 @@ def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModul
     graph.graph.lint()
     graph.recompile()
     return graph
+
+
+def _is_stochastic_depth(node: fx.Node) -> bool:
+    """Torchvision's, which passes everything on outside of training; its module cannot be seen through the trace."""
+    training = node.kwargs.get("training", node.args[3] if len(node.args) > 3 else True)
+    return getattr(node.target, "__name__", "") == "stochastic_depth" and training is False
 
 
 def _fold(graph: fx.GraphModule, node: fx.Node, norm: nn.Module) -> None:
@@ -123,10 +147,61 @@ def find_segments(graph: fx.GraphModule, shortest: int = 2) -> tuple[list[Segmen
     return found, left
 
 
-def _follow(node: fx.Node) -> list[_Unit]:
+def find_chains(graph: fx.GraphModule) -> tuple[list[list[Unit]], dict[str, str]]:
+    """All convolutions as units, those in one chain of which each reads what the one before it gives.
+
+    Unlike in :func:`find_segments`, a unit may add a tensor from anywhere, and what an inner unit gives may be read
+    elsewhere: :func:`range_segment` says which part of a chain can be executed as one.
+
+    Returns:
+        The chains, and per convolution that is in none the reason.
+    """
+    taken: set[fx.Node] = set()
+    units: dict[fx.Node, Unit] = {}
+    left: dict[str, str] = {}
+    for node in graph.graph.nodes:
+        if not _is_convolution(node):
+            continue
+        why = _unsuited(node)
+        if why is not None:
+            left[str(node.target)] = why
+            continue
+        unit = _unit(node, None, taken)
+        taken.update(unit.nodes)
+        units[node] = unit
+    chains: list[list[Unit]] = []
+    ends: dict[fx.Node, list[Unit]] = {}
+    for unit in units.values():
+        source = cast(fx.Node, unit.convolution.args[0])
+        readers = [user for user in source.users if user in units]
+        chain = ends.pop(source, None) if len(readers) == 1 else None
+        if chain is None:
+            chain = []
+            chains.append(chain)
+        chain.append(unit)
+        ends[unit.output] = chain
+    return chains, left
+
+
+def range_segment(units: list[Unit]) -> Segment | None:
+    """Consecutive units of a chain as one segment.
+
+    None where something outside reads an inner output, or an inner unit adds a tensor from outside.
+    """
+    if not _closed(units):
+        return None
+    tensors = [cast(fx.Node, units[0].convolution.args[0]), *(unit.output for unit in units)]
+    for number, unit in enumerate(units):
+        inside = unit.added is None or unit.added in tensors[: number + 1]
+        if not inside and number + 1 < len(units):
+            return None
+    return _segment(units)
+
+
+def _follow(node: fx.Node) -> list[Unit]:
     """The longest chain from a convolution of which only the last output is read from outside."""
     tensors = [cast(fx.Node, node.args[0])]
-    units: list[_Unit] = []
+    units: list[Unit] = []
     following: fx.Node | None = node
     while following is not None:
         unit = _unit(following, tensors)
@@ -139,34 +214,55 @@ def _follow(node: fx.Node) -> list[_Unit]:
     return units
 
 
-def _unit(convolution: fx.Node, tensors: list[fx.Node]) -> _Unit:
+def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Node] | None = None) -> Unit:
+    """A convolution with what follows it.
+
+    Args:
+        tensors: that may be added; None for any of the same shape.
+        taken: nodes that belong to other units.
+    """
     nodes, added = [convolution], None
     follower = _only_user(convolution)
+    if taken and follower in taken:
+        return Unit(convolution, None, "none", tuple(nodes))
     if follower is not None and follower.target in _ADDITIONS and len(follower.args) == 2 and not follower.kwargs:
         others = [one for one in follower.args if one is not convolution]
-        if len(others) == 1 and others[0] in tensors:
+        if len(others) == 1 and _may_be_added(others[0], convolution, tensors):
             added = cast(fx.Node, others[0])
             nodes.append(follower)
             follower = _only_user(follower)
     activation = _activation(follower)
     if activation is not None and follower is not None:
         nodes.append(follower)
-    return _Unit(convolution, added, activation or "none", tuple(nodes))
+    return Unit(convolution, added, activation or "none", tuple(nodes))
 
 
-def _closed(units: list[_Unit]) -> bool:
+def _may_be_added(other: object, convolution: fx.Node, tensors: list[fx.Node] | None) -> bool:
+    if tensors is not None:
+        return other in tensors
+    here = convolution.meta.get("tensor_meta")
+    there = other.meta.get("tensor_meta") if isinstance(other, fx.Node) else None
+    return isinstance(there, TensorMetadata) and (there.shape, there.dtype) == (here.shape, here.dtype)
+
+
+def _closed(units: list[Unit]) -> bool:
     """Whether every output but the last is read inside the chain alone."""
     inside = {node for unit in units for node in unit.nodes}
     return all(user in inside for unit in units[:-1] for user in unit.output.users)
 
 
-def _segment(units: list[_Unit]) -> Segment:
+def _segment(units: list[Unit]) -> Segment:
     source = cast(fx.Node, units[0].convolution.args[0])
     tensors = [source, *(unit.output for unit in units)]
     layers, parameters = [], []
-    for unit in units:
+    adds: fx.Node | None = None
+    for number, unit in enumerate(units):
         module = cast(nn.Conv2d, _module(unit.convolution))
-        residual = None if unit.added is None else tensors.index(unit.added)
+        residual = None
+        if unit.added in tensors[: number + 1]:
+            residual = tensors.index(unit.added)
+        else:
+            adds = unit.added
         layers.append(
             Conv(
                 module.in_channels,
@@ -183,8 +279,8 @@ def _segment(units: list[_Unit]) -> Segment:
         parameters.append(Parameters(module.weight.detach(), None if module.bias is None else module.bias.detach()))
     size = tuple(source.meta["tensor_meta"].shape[2:])
     nodes = tuple(node for unit in units for node in unit.nodes)
-    name = f"{units[0].convolution.target} … {units[-1].convolution.target}"
-    return Segment(name, Sequence(tuple(layers)), tuple(parameters), size, source, nodes)
+    ends = dict.fromkeys(str(one.convolution.target) for one in (units[0], units[-1]))
+    return Segment(" … ".join(ends), Sequence(tuple(layers)), tuple(parameters), size, source, nodes, adds)
 
 
 def _padding(module: nn.Conv2d) -> tuple[int, ...]:
@@ -227,7 +323,9 @@ def _activation(node: fx.Node | None) -> Activation | None:
     module = _module(node)
     if module is not None:
         name = _ACTIVATION_MODULES.get(type(module))
-        return None if name == "gelu" and getattr(module, "approximate", "none") != "none" else name
+        if name == "gelu" and getattr(module, "approximate", "none") != "none":
+            return None
+        return None if name == "leaky" and getattr(module, "negative_slope", None) != LEAKY_SLOPE else name
     if node.op == "call_function" and not set(node.kwargs) - {"inplace"}:
         return _ACTIVATION_FUNCTIONS.get(cast("Callable[..., Any]", node.target))
     return None

@@ -7,8 +7,8 @@ computed once and kept until their last consumer has read them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -84,18 +84,64 @@ def regions(sequence: Sequence, sizes: list[Shape], brick: Box) -> list[Box]:
     return [one for one in needed if one is not None]
 
 
+def positions_needed(sequence: Sequence, size: Shape, edge: Shape) -> list[int]:
+    """Per tensor, the positions that all padded bricks of one image need together, what overlaps counted each time.
+
+    A brick's boxes grow in each dimension alone, so the sum over bricks is a product over dimensions of sums.
+
+    Args:
+        size: spatial, of the input.
+        edge: of the output's bricks.
+    """
+    lines = [
+        _line_positions(Sequence(tuple(_along(one, d) for one in sequence.layers)), size[d], edge[d])
+        for d in range(sequence.dimensions)
+    ]
+    return [prod(one) for one in zip(*lines, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _line_positions(line: Sequence, length: int, edge: int) -> tuple[int, ...]:
+    """:func:`positions_needed` in one dimension."""
+    lengths = list(line.sizes((length,)))
+    parts = [regions(line, lengths, brick) for brick in bricks_of(lengths[-1], (edge,))]
+    return tuple(sum(boxes[n].positions for boxes in parts) for n in range(len(lengths)))
+
+
+def inner_positions(sequence: Sequence, edge: Shape) -> list[Shape]:
+    """Per tensor, the positions per dimension that a brick far from all borders needs."""
+    box = Box((0,) * sequence.dimensions, edge)
+    needed: list[Box | None] = [None] * len(sequence.layers) + [box]
+    for number in reversed(range(len(sequence.layers))):
+        layer, target = sequence.layers[number], needed[number + 1]
+        assert target is not None
+        needed[number] = reach(layer, target).hull(needed[number])
+        if layer.residual is not None:
+            needed[layer.residual] = target.hull(needed[layer.residual])
+    return [one.size for one in needed if one is not None]
+
+
+def _along(layer: Conv, d: int) -> Conv:
+    """A layer in one of its dimensions."""
+    return replace(
+        layer,
+        in_channels=1,
+        out_channels=1,
+        groups=1,
+        kernel=(layer.kernel[d],),
+        stride=(layer.stride[d],),
+        padding=(layer.padding[d],),
+        dilation=(layer.dilation[d],),
+    )
+
+
 def recompute_factor(sequence: Sequence, size: Shape, edge: Shape) -> float:
     """FLOPs of padded bricks over FLOPs without recomputation; 1 for a single layer.
 
     Far from the borders, with L layers of 3^d taps and bricks of edge B, it is Σ_{l=1..L} (B + 2(L−l))^d / (L·B^d).
     """
-    sizes = list(sequence.sizes(size))
-    spent = 0
-    for brick in bricks_of(sizes[-1], edge):
-        boxes = regions(sequence, sizes, brick)
-        spent += sum(
-            one.flops_per_position * box.positions for one, box in zip(sequence.layers, boxes[1:], strict=True)
-        )
+    needed = positions_needed(sequence, size, edge)[1:]
+    spent = sum(one.flops_per_position * positions for one, positions in zip(sequence.layers, needed, strict=True))
     return spent / sequence.flops(size)
 
 

@@ -8,7 +8,9 @@ from math import prod
 from typing import Literal
 
 Shape = tuple[int, ...]
-Activation = Literal["none", "relu", "relu6", "silu", "gelu"]
+Activation = Literal["none", "relu", "relu6", "silu", "gelu", "leaky", "hardswish"]
+LEAKY_SLOPE = 0.1
+"""Of ``leaky``: DarkNet's."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
-MODES = ("eager", "jit", "compile", "graph")
+MODES = ("eager", "jit", "compile", "graph", "merged")
 INPUTS = ("device", "pinned", "pageable", "loader")
 
 

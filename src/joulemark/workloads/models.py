@@ -36,7 +36,7 @@ def settle_batch_norms(model: nn.Module, images: Tensor) -> None:
     With the statistics of an untrained network activations shrink from layer to layer, in FP16 to zero, and zeros are
     faster and take less energy than data.
     """
-    norms = [one for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
+    norms = [one for one in model.modules() if isinstance(one, (nn.BatchNorm2d, nn.BatchNorm3d))]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]

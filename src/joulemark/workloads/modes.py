@@ -1,4 +1,4 @@
-"""How a step is executed: eager, traced (jit), compiled, or replayed from a CUDA graph."""
+"""How a step is executed: eager, traced (jit), compiled, replayed from a CUDA graph, or merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-MODES = ("eager", "jit", "compile", "graph")
+MODES = ("eager", "jit", "compile", "graph", "merged")
 _WARM_UP_STEPS = 3
 
 
@@ -23,12 +23,14 @@ def check(mode: str, phase: str, device: str) -> None:
 
     Raises:
         ConfigurationError: no such mode.
-        Unsupported: training under jit, a CUDA graph on a CPU, compiling without a compiler.
+        Unsupported: training under jit or merged, a CUDA graph on a CPU, compiling without a compiler.
     """
     if mode not in MODES:
         raise ConfigurationError(f"the mode {mode!r} is not known", f"it takes {', '.join(MODES)}")
     if mode == "jit" and phase == "train":
         raise Unsupported("torch.jit.trace and freeze make inference code only", "train in eager, compile or graph")
+    if mode == "merged" and phase == "train":
+        raise Unsupported("merging makes inference code only", "train in eager, compile or graph")
     if mode == "graph" and not device.startswith("cuda"):
         raise Unsupported("a CUDA graph needs a CUDA device", "choose another mode on a CPU")
     if mode == "compile" and not _has_compiler(device):
@@ -49,6 +51,14 @@ def traced(module: nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[...
     trace = torch.jit.trace(module, example, check_trace=False, strict=False)
     frozen: Callable[..., Any] = torch.jit.freeze(trace)
     return frozen
+
+
+def merged(module: nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    """The module with its sequences of convolutions merged: :func:`joulemark.merged.merge`."""
+    from joulemark.merged import merge
+
+    made: Callable[..., Any] = merge(module, example)
+    return made
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -158,6 +158,8 @@ class _Builder:
         elif self.mode == "jit":
             with torch.no_grad():
                 call = modes.traced(module, example)
+        elif self.mode == "merged":
+            call = modes.merged(module, example)
 
         def forward(batch: Batch) -> object:
             with torch.no_grad():

@@ -25,6 +25,10 @@ BERT_TOKENS = 128
 GPT2_CONTEXT = 512
 """Length of the decoder's prompts and training sequences, and of the context at which it decodes."""
 _IMAGENET_SHAPE = (3, 224, 224)
+_CLIP_SHAPE = (3, 16, 112, 112)
+_DEEPCAM_SHAPE = (16, 768, 1152)
+_DEEPCAM_SETTLING_SHAPE = (16, 192, 288)
+_UNET_SHAPE = (3, 512, 512)
 _SETTLING_IMAGES = 4
 _BERT_VOCABULARY, _GPT2_VOCABULARY = 30522, 50257
 
@@ -59,8 +63,12 @@ def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-def _torchvision(name: str) -> nn.Module:
+def _torchvision(name: str, **more: object) -> nn.Module:
     """A torchvision model with random weights and the batch statistics of random images.
+
+    Args:
+        name: as torchvision's registry has it.
+        more: arguments of its builder.
 
     Raises:
         Unsupported: torchvision does not import (it must fit torch's version), with its own reason.
@@ -76,9 +84,36 @@ def _torchvision(name: str) -> nn.Module:
         ) from error
     from joulemark.workloads.models import settle_batch_norms
 
-    module: nn.Module = models.get_model(name, weights=None)
+    module: nn.Module = models.get_model(name, weights=None, **more)
     settle_batch_norms(module, torch.randn(_SETTLING_IMAGES, *_IMAGENET_SHAPE))
     return module
+
+
+def _settled(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
+    """A network of random weights with the batch statistics of random inputs."""
+    import torch
+
+    from joulemark.workloads.models import settle_batch_norms
+
+    module = build()
+    settle_batch_norms(module, torch.randn(_SETTLING_IMAGES, *shape))
+    return module
+
+
+def _network(name: str, shape: tuple[int, ...]) -> nn.Module:
+    """A network of :mod:`joulemark.workloads.networks` by its class."""
+    from joulemark.workloads import networks
+
+    return _settled(getattr(networks, name), shape)
+
+
+def _deepcam() -> nn.Module:
+    from joulemark.workloads.networks import DeepCam
+
+    def build() -> nn.Module:
+        return DeepCam(_torchvision("resnet50", replace_stride_with_dilation=[False, False, True]))
+
+    return _settled(build, _DEEPCAM_SETTLING_SHAPE)
 
 
 def _vit() -> nn.Module:
@@ -138,6 +173,42 @@ def _imagenet(name: str, model: Callable[[], nn.Module] | None = None) -> ModelS
     return _classifier(name, model or partial(_torchvision, name), _IMAGENET_SHAPE, 1000)
 
 
+def _pixel_labels(
+    classes: int, size: tuple[int, ...], batch_size: int, generator: torch.Generator, device: str
+) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    return (torch.randint(0, classes, (batch_size, *size), generator=generator, device=device),)
+
+
+def _pixel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Over the channels, for one label per pixel."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(logits, labels)
+
+
+def _segmentation(name: str, model: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> ModelSpec:
+    return ModelSpec(
+        name,
+        model,
+        inputs=partial(_images, shape),
+        targets=partial(_pixel_labels, classes, shape[1:]),
+        loss=_pixel_cross_entropy,
+        optimizer=sgd,
+        unit="images",
+    )
+
+
+_RESNET3D = ModelSpec(
+    "resnet3d_34",
+    partial(_network, "ResNet3d34", _CLIP_SHAPE),
+    inputs=partial(_images, _CLIP_SHAPE),
+    targets=partial(_labels, 400),
+    loss=_cross_entropy,
+    optimizer=sgd,
+    unit="clips",
+)
 _BERT = ModelSpec(
     "bert_base",
     _bert,
@@ -167,6 +238,13 @@ _SPECS = {
     for spec in (
         _classifier("lenet5", _lenet5, (1, 32, 32), 10),
         *map(_imagenet, ("resnet18", "resnet50", "vgg16", "mobilenet_v2")),
+        *map(_imagenet, ("efficientnet_b0", "convnext_tiny")),
+        _imagenet("drn_26", partial(_network, "Drn26", _IMAGENET_SHAPE)),
+        _classifier("darknet_53", partial(_network, "DarkNet53", (3, 256, 256)), (3, 256, 256), 1000),
+        _classifier("inception_v4", partial(_network, "InceptionV4", (3, 299, 299)), (3, 299, 299), 1000),
+        _RESNET3D,
+        _segmentation("unet", partial(_network, "UNet", (3, 128, 128)), _UNET_SHAPE, 2),
+        _segmentation("deepcam", _deepcam, _DEEPCAM_SHAPE, 3),
         _imagenet("vit_b_16", _vit),
         _BERT,
         _GPT2,
@@ -175,6 +253,8 @@ _SPECS = {
 _ALIASES = {
     "lenet": "lenet5",
     "mobilenet": "mobilenet_v2",
+    "convnextt": "convnext_tiny",
+    "3dresnet34": "resnet3d_34",
     "vit": "vit_b_16",
     "vitbase": "vit_b_16",
     "vitbasepatch16224": "vit_b_16",

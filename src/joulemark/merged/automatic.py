@@ -1,0 +1,217 @@
+"""``merge(strategy="auto")``: plan the segments, build variants of the whole, keep the fastest."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from joulemark.merged import cache
+from joulemark.merged.cost import Rates
+from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, tuned_cudnn, untraced
+from joulemark.merged.families import Family, known_families
+from joulemark.merged.paths import format_of
+from joulemark.merged.plan import Choice, Planner, Setting, rewrite
+from joulemark.merged.rates import learn, rates_of
+from joulemark.merged.whole import Referee, Replayed, compiled
+
+_FOR_SEGMENTS = 0.6
+"""Share of the budget after which no further segment is measured; compilers take the rest."""
+_FOR_TUNING_S = 180.0
+"""A budget from which torch's compiler may tune convolutions too: minutes, for a gain that is seldom one here."""
+_FOR_COMPILING = 0.55
+"""No compiler is started after this share of the budget: it cannot be interrupted."""
+
+
+def merge_automatically(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    rates: Rates | None,
+    families: tuple[Family, ...] | None,
+    measure: bool | None,
+    budget_s: float,
+) -> MergedModel:
+    """See :func:`joulemark.merged.merge`."""
+    begin = time.monotonic()
+    with torch.no_grad():
+        graph = traced_or_reason(model, inputs)
+        if isinstance(graph, str):
+            return untraced(model, graph)
+        try:
+            setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
+            if not setting.families and not setting.measured:
+                return _unplanned(model, graph)
+            with tuned_cudnn():
+                merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
+        except Exception as error:  # whatever a device or a compiler says: the model itself still works
+            said = next(iter(str(error).strip().splitlines()), "")
+            why = f"merging it failed: {type(error).__name__}: {said}"
+            warnings.warn(f"{type(model).__name__} is not merged: {why}", stacklevel=3)
+            return untraced(model, why)
+    merged.took_s = time.monotonic() - begin
+    return merged
+
+
+def _setting(
+    inputs: tuple[Tensor, ...],
+    rates: Rates | None,
+    families: tuple[Family, ...] | None,
+    measure: bool | None,
+    deadline: float,
+) -> Setting:
+    x = next((one for one in inputs if one.is_floating_point()), None)
+    device = torch.device("cpu") if x is None else x.device
+    on_gpu = device.type == "cuda"
+    if families is None:
+        families = known_families() if on_gpu else ()
+    if rates is None and on_gpu and families:
+        rates = rates_of(torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index))
+    form = None if x is None else format_of(x)
+    return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline)
+
+
+def _unplanned(model: nn.Module, graph: fx.GraphModule) -> MergedModel:
+    why = "no kernel for this device; its own operators are the best path"
+    choices, left = Planner(Setting(torch.device("cpu"), None, None, (), False)).plan(graph)
+    decisions = [Decision(one.name, "plain", why) for one in choices]
+    decisions += [Decision(name, "plain", reason) for name, reason in left.items()]
+    return MergedModel(graph, decisions or [nothing_in(model)])
+
+
+class _Automatic:
+    """One model on its way to the fastest variant."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: fx.GraphModule,
+        inputs: tuple[Tensor, ...],
+        setting: Setting,
+        begin: float,
+        budget_s: float,
+    ) -> None:
+        self.model, self.graph, self.inputs, self.setting = model, _channels_last(graph), inputs, setting
+        self.begin, self.budget_s = begin, budget_s
+        kernels = [one.name for one in setting.families]
+        shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
+        where = cache.device_key(setting.device)
+        gpu = None if setting.rates is None else setting.rates.gpu
+        self.key = cache.key_of("plan", where, cache.model_key(model), shapes, setting.form, kernels, gpu)
+        self.kept: dict[str, Any] | None = cache.read("plan", self.key) if setting.measured else None
+
+    def merged(self) -> MergedModel:
+        """The model, from what the disk keeps of it where that still holds."""
+        if self.kept is not None:
+            try:
+                choices = [_choice_of(one) for one in self.kept["choices"]]
+                return self._finish(choices, self.kept["left"], self.kept)
+            except (KeyError, TypeError, RuntimeError):  # an entry of another meaning, or that CUDA refuses today
+                self.kept = None
+        planner = Planner(self.setting)
+        choices, left = planner.plan(self.graph)
+        if self.setting.rates is not None and self.setting.device.type == "cuda":
+            learn(planner.points(), self.setting.rates, self.setting.device)
+        return self._finish(choices, left, None)
+
+    def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:
+        decisions = [_decision(one) for one in choices]
+        decisions += [Decision(name, "plain", why) for name, why in left.items()]
+        if not decisions:
+            decisions = [nothing_in(self.model)]
+        rewritten = copy.deepcopy(self.graph)
+        rewrite(rewritten, choices, self.setting)
+        referee = Referee(self.setting, self.inputs, self.graph(*self.inputs))
+        if kept is not None:
+            variant = str(kept["variant"])
+            self._build(referee, variant, rewritten)
+            told = [*_of_the_whole(variant), *decisions]
+            return MergedModel(referee.module(variant), told, variant, kept["times"], cached=True)
+        self._variants(referee, rewritten)
+        variant = referee.judge()
+        if self.setting.measured:
+            entry = {
+                "choices": [asdict(one) for one in choices],
+                "left": left,
+                "variant": variant,
+                "times": referee.times,
+            }
+            cache.write("plan", self.key, entry)
+        told = [*_of_the_whole(variant), *decisions]
+        return MergedModel(referee.module(variant), told, variant, referee.times, referee.problems)
+
+    def _variants(self, referee: Referee, rewritten: nn.Module) -> None:
+        """Build what is to be measured: cheap ones always, compiled ones while there is time."""
+        self._build(referee, "launches", rewritten)
+        if not self.setting.measured:
+            return
+        names = ["folded"]
+        if self.setting.device.type == "cuda":
+            names += ["graph", "folded graph"]
+            names += ["compiled", "compiled graph", "folded compiled", "folded compiled graph"]
+        if self.budget_s >= _FOR_TUNING_S:
+            names += ["folded compiled tuned", "folded compiled tuned graph"]
+        for name in names:
+            if "compiled" in name and "graph" not in name and self._spent() > _FOR_COMPILING:
+                referee.problems[name] = f"no time left to compile within {self.budget_s:g} s"
+                continue
+            self._build(referee, name, rewritten)
+
+    def _spent(self) -> float:
+        return (time.monotonic() - self.begin) / self.budget_s
+
+    def _build(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
+        """One variant by its name; a graph is captured of the variant without it."""
+        inner = self.graph if name.startswith("folded") else rewritten
+        plain = name.removesuffix("graph").strip() or "launches"
+        build: Callable[[], nn.Module]
+        if name in ("launches", "folded"):
+            referee.try_(name, lambda: inner)
+        elif name.endswith("graph"):
+            known = referee.known(plain)
+            if known is None and "compiled" in plain and plain not in referee.problems:
+                known = referee.try_(plain, lambda: compiled(inner, _mode(plain)))
+            base = inner if known is None and "compiled" not in plain else known
+            if base is None:
+                referee.problems[name] = referee.problems.get(plain, f"{plain} does not work")
+                return
+            build = lambda: Replayed(base, self.inputs)  # noqa: E731
+            referee.try_(name, build)
+        else:
+            referee.try_(name, lambda: compiled(inner, _mode(name)))
+
+
+def _channels_last(graph: fx.GraphModule) -> fx.GraphModule:
+    """Weights in the layout that every path reads, so that no transposes appear where paths meet."""
+    for module in graph.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            module.to(memory_format=torch.channels_last)
+        elif isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
+            module.to(memory_format=torch.channels_last_3d)
+    return graph
+
+
+def _mode(name: str) -> str:
+    return "max-autotune-no-cudagraphs" if "tuned" in name else "default"
+
+
+def _of_the_whole(variant: str) -> list[Decision]:
+    """That a rival was faster than what is merged, where it was."""
+    if not variant.startswith("folded"):
+        return []
+    return [Decision("the whole model", "plain", f"measured faster as {variant!r} than with what follows merged")]
+
+
+def _choice_of(kept: dict[str, Any]) -> Choice:
+    edge = kept["edge"]
+    return Choice(**{**kept, "units": tuple(kept["units"]), "edge": None if edge is None else tuple(edge)})
+
+
+def _decision(one: Choice) -> Decision:
+    return Decision(one.name, one.how, one.why, one.edge, one.path, one.predicted_s, one.measured_s, one.apart_s)

@@ -1,0 +1,510 @@
+"""Chooses, chain by chain, which convolutions are executed as one and by which path.
+
+Every range of a chain that something can execute as one is predicted by the performance model; what is promising is
+measured in turns against its layers one by one (each distinct range once, kept on disk), and the cuts of the chain with
+the least time in all win. A path whose output is wrong on the example's shapes is left out, however fast.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from math import inf, log
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from joulemark.merged import cache
+from joulemark.merged.bricks import Parameters, run_plain
+from joulemark.merged.cost import Candidate, Point, Prediction, Rates, kind_of, predict
+from joulemark.merged.families import Family, Offer, Problem, limits_of, offers
+from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
+from joulemark.merged.kernels import Description, Kernel, KernelError, build
+from joulemark.merged.kernels.compile import architecture_of
+from joulemark.merged.kernels.description import Format
+from joulemark.merged.paths import LIBRARY, Executed, library_paths
+from joulemark.merged.sequence import Sequence, Shape
+from joulemark.merged.stopwatch import race
+
+DEPTH = 6
+"""Most layers that are executed as one; BrickDL's best depth was 3, and six at once lost there."""
+_PROMISING = 1.5
+"""A range is measured when its prediction is at most this much above its layers one by one."""
+_MEASURED = 6
+"""Kernels for a range that are measured, the best predicted first."""
+_FEWEST = 2
+"""Kernels of a family that are measured at least."""
+_ALIKE = 0.08
+"""Relative difference of predicted times below which candidates count as equal."""
+_COMPILERS = max(2, min(16, os.cpu_count() or 2))
+TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
+"""Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
+
+
+@dataclass
+class Setting:
+    """For what is planned.
+
+    Args:
+        device: of the model.
+        form: number format of its convolutions; None for one that no kernel has.
+        rates: of the device; None where they are not known, then nothing is predicted.
+        families: of kernels.
+        measured: whether candidates are timed on the device.
+        deadline: on ``time.monotonic``; later nothing further is measured.
+        depth: most layers as one.
+    """
+
+    device: torch.device
+    form: Format | None
+    rates: Rates | None
+    families: tuple[Family, ...]
+    measured: bool
+    deadline: float = inf
+    depth: int = DEPTH
+
+    @property
+    def in_time(self) -> bool:
+        """Whether there is time to measure."""
+        return self.measured and time.monotonic() < self.deadline
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What became of one range of a chain.
+
+    Args:
+        units: names of its convolutions' nodes.
+        name: its first and last convolution, as the model calls them.
+        path: see :mod:`joulemark.merged.paths`.
+        how: the schedule; ``unmerged`` for a single layer of a library.
+        edge: of the bricks.
+        predicted_s, measured_s: per call; None where not known.
+        apart_s: its layers one by one, each on its best path; measured where ``measured_s`` is.
+        why: it was chosen, or was not merged.
+    """
+
+    units: tuple[str, ...]
+    name: str
+    path: str
+    how: str
+    edge: Shape | None
+    predicted_s: float | None
+    measured_s: float | None
+    apart_s: float | None
+    why: str
+
+    @property
+    def merged(self) -> bool:
+        """Whether several layers are executed as one."""
+        return len(self.units) > 1
+
+    @property
+    def time_s(self) -> float | None:
+        """The best knowledge of its time."""
+        return self.predicted_s if self.measured_s is None else self.measured_s
+
+
+@dataclass
+class _Trial:
+    """A candidate of a range and what is known of it."""
+
+    path: str
+    how: str
+    edge: Shape | None
+    kernel: Kernel | None
+    prediction: Prediction | None
+    measured_s: float | None = None
+    problem: str | None = None
+    rank: int = 0
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """By predicted time; what the model cannot tell apart stays in its family's order."""
+        time_s = self.predicted_s
+        return (inf if not time_s else round(log(time_s) / _ALIKE), self.rank)
+
+    @property
+    def predicted_s(self) -> float | None:
+        return None if self.prediction is None else self.prediction.time_s
+
+    @property
+    def time_s(self) -> float:
+        """Measured, else predicted, else unknown and never best."""
+        known = self.measured_s if self.measured_s is not None else self.predicted_s
+        return inf if known is None or self.problem is not None else known
+
+
+@dataclass
+class Planner:
+    """Plans the chains of one graph.
+
+    Args:
+        setting: device, rates, kernels.
+        found: trials of ranges already tried, by what they depend on.
+        candidates: of ranges that are going to be tried.
+        forced: several layers are merged wherever something can, whatever they take one by one.
+        most: kernels for a range that are measured, the best predicted first.
+        ranges: that were tried.
+    """
+
+    setting: Setting
+    candidates: dict[str, list[_Trial]] = field(default_factory=dict)
+    found: dict[str, list[_Trial]] = field(default_factory=dict)
+    forced: bool = False
+    most: int = _MEASURED
+    ranges: dict[str, Segment] = field(default_factory=dict)
+
+    def own_choice(self, unit: Unit) -> Choice:
+        """The best generated kernel for a single layer; its best path of all where there is none that is right."""
+        segment = range_segment([unit])
+        assert segment is not None
+        self._prepare([(segment, inf)])
+        own = self._best(one for one in self._trials(segment, inf) if one.kernel is not None)
+        return self._single(unit) if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
+
+    def points(self) -> list[Point]:
+        """What was measured, for fitting the performance model."""
+        found = []
+        for key, trials in self.found.items():
+            segment, form = self.ranges[key], self.setting.form
+            for one in trials:
+                if one.measured_s and one.prediction is not None and form is not None:
+                    candidate = one.prediction.candidate
+                    found.append(
+                        Point(
+                            segment.sequence, segment.size, segment.batch, form, candidate, one.measured_s, cold=False
+                        )
+                    )
+        return found
+
+    def table(self) -> list[dict[str, Any]]:
+        """All candidates that were tried and measured or refused, for judging and fitting the performance model."""
+        rows = []
+        for key, trials in self.found.items():
+            for one in trials:
+                if one.prediction is None or (one.measured_s is None and one.problem is None):
+                    continue
+                candidate, segment = asdict(one.prediction.candidate), self.ranges[key]
+                layers = [asdict(layer) for layer in segment.sequence.layers]
+                shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
+                known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
+                rows.append({**shape, "candidate": candidate, "path": one.path, "bound": one.prediction.bound, **known})
+        return rows
+
+    def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
+        """A choice for every convolution, and per convolution that no path takes the reason."""
+        chains, left = find_chains(graph)
+        self._prepare((one, inf) for chain in chains for unit in chain if (one := range_segment([unit])) is not None)
+        singles = [[self._single(unit) for unit in chain] for chain in chains]
+        self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
+        return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
+
+    def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[Segment, float]]:
+        """Every range of a chain that may be executed as one, with the time of its layers one by one."""
+        for end in range(2, len(chain) + 1):
+            for begin in range(max(0, end - self.setting.depth), end - 1):
+                segment = range_segment(list(chain[begin:end]))
+                if segment is not None:
+                    yield segment, sum(_known(one) for one in singles[begin:end])
+
+    def _prepare(self, segments: Iterable[tuple[Segment, float]]) -> None:
+        """Compile what is going to be measured, all together."""
+        if self.setting.device.type != "cuda" or not self.setting.measured:
+            return
+        kernels: dict[str, Kernel] = {}
+        for segment, apart in segments:
+            key = self._key(segment)
+            if key not in self.candidates:
+                self.candidates[key] = self._candidates(segment)
+                promising = self._promising(self.candidates[key], apart)
+                kernels.update((one.kernel.name, one.kernel) for one in promising if one.kernel)
+        build_all(kernels.values(), self.setting.device, self.setting.deadline)
+
+    def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
+        """The cheapest cuts of a chain: dynamic programming over its ends."""
+        best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+        for end in range(1, len(chain) + 1):
+            alone = singles[end - 1]
+            options = [(best[end - 1][0] + _known(alone), [*best[end - 1][1], alone])]
+            for begin in range(max(0, end - self.setting.depth), end - 1):
+                choice = self._range(chain[begin:end], singles[begin:end])
+                if choice is not None:
+                    options.append((best[begin][0] + _known(choice), [*best[begin][1], choice]))
+            ours = [one for one in options[1:] if one[1][-1].time_s is not None]
+            best.append(min(ours if self.forced and ours else options, key=lambda one: one[0]))
+        return best[-1][1]
+
+    def _single(self, unit: Unit) -> Choice:
+        segment = range_segment([unit])
+        assert segment is not None
+        trials = self._trials(segment, inf)
+        best = self._best(trials) or next(one for one in trials if one.kernel is None and one.problem is None)
+        why = "its best path" if best.measured_s is not None else "a single layer"
+        return _choice(unit_names([unit]), segment, best, None, why)
+
+    def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
+        segment = range_segment(list(units))
+        if segment is None:
+            return None
+        apart = sum(_known(one) for one in singles)
+        best = self._best(self._trials(segment, apart))
+        if best is None:
+            return None
+        why = "measured" if best.measured_s is not None else "predicted"
+        return _choice(unit_names(units), segment, best, apart, why)
+
+    def _best(self, trials: Iterable[_Trial]) -> _Trial | None:
+        """The fastest that works: among those measured where it is measured, else as predicted; None without any.
+
+        A prediction never beats a measurement: what was not worth measuring is not worth taking.
+        """
+        known = [one for one in trials if one.problem is None and one.time_s < inf]
+        if self.setting.measured:
+            known = [one for one in known if one.measured_s is not None]
+        return min(known, key=lambda one: one.time_s, default=None)
+
+    def _trials(self, segment: Segment, apart: float) -> list[_Trial]:
+        """All candidates of a segment, measured where that is wanted and promising."""
+        key = self._key(segment)
+        if key not in self.found:
+            trials = self.candidates.pop(key, None) or self._candidates(segment)
+            self._measure(segment, trials, apart)
+            self.found[key], self.ranges[key] = trials, segment
+        return self.found[key]
+
+    def _key(self, segment: Segment) -> str:
+        return repr((segment.sequence, segment.size, segment.batch, segment.adds is not None, self.setting.form))
+
+    def _candidates(self, segment: Segment) -> list[_Trial]:
+        sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
+        trials = []
+        if len(sequence.layers) == 1:
+            for path in library_paths(sequence.layers[0], adds, self.setting.device, form):
+                family = f"{path}/{kind_of(sequence.layers[0])}"
+                trials.append(
+                    _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
+                )
+        if form is not None:
+            for offer in offers(self.setting.families, _problem(segment, self.setting, form)):
+                trials.append(self._offered(segment, offer))
+        return trials
+
+    def _offered(self, segment: Segment, offer: Offer) -> _Trial:
+        prediction = self._predict(segment, offer.candidate)
+        trial = _Trial(offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction, rank=offer.rank)
+        if prediction is not None:
+            trial.problem = prediction.why_not
+        return trial
+
+    def _predict(self, segment: Segment, candidate: Candidate) -> Prediction | None:
+        rates, form = self.setting.rates, self.setting.form
+        if rates is None or form is None or form not in rates.flop_per_s:
+            return None
+        return predict(segment.sequence, segment.size, segment.batch, form, candidate, rates, cold=False)
+
+    def _measure(self, segment: Segment, trials: list[_Trial], apart: float) -> None:
+        """Fill in the measured times of the promising trials, from the disk where they are there."""
+        if not self.setting.measured:
+            return
+        chosen = self._promising(trials, apart)
+        if not chosen:
+            return
+        key = cache.key_of(
+            cache.device_key(self.setting.device),
+            segment.sequence,
+            segment.size,
+            segment.batch,
+            segment.adds is not None,
+            self.setting.form,
+            [(one.path, one.kernel and one.kernel.source) for one in chosen],
+        )
+        kept = cache.read("segment", key)
+        if kept is None:
+            if not self.setting.in_time:
+                return
+            self._race(segment, chosen)
+            cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
+            return
+        for one in chosen:
+            one.measured_s, one.problem = kept.get(one.path, (None, "not in the cache"))
+
+    def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
+        """What is measured: all paths of a library, and of each family of kernels the best predicted.
+
+        Every family has its turn: how far each stays behind the rates is not known before it was measured.
+        """
+        trials = list(trials)
+        generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
+        limit = inf if self.forced else _PROMISING * apart
+        generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
+        families: dict[str, list[_Trial]] = {}
+        for one in generated:
+            families.setdefault(one.path.partition("/")[0], []).append(one)
+        each = max(_FEWEST, -(-self.most // max(len(families), 1)))
+        chosen = [one for members in families.values() for one in members[:each]]
+        return [one for one in trials if one.kernel is None] + chosen
+
+    def _race(self, segment: Segment, trials: list[_Trial]) -> None:
+        x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
+        added = _added(segment, x)
+        expected = run_reference(segment, _ends(x), None if added is None else _ends(added))
+        calls: dict[str, Callable[[], object]] = {}
+        for one in trials:
+            try:
+                calls[one.path] = _checked(segment, one, x, added, expected, self.setting.form)
+            except (RuntimeError, ValueError, NotImplementedError) as error:  # KernelError is a RuntimeError
+                said = str(error).strip().splitlines()
+                one.problem = f"{type(error).__name__}: {said[0] if said else ''}"
+        with torch.no_grad():
+            times = race(calls, self.setting.device)
+        for one in trials:
+            one.measured_s = times.get(one.path)
+
+
+def _checked(
+    segment: Segment, one: _Trial, x: Tensor, added: Tensor | None, expected: Tensor, form: Format | None
+) -> Callable[[], Tensor]:
+    """A call of a trial whose output was right once.
+
+    Raises:
+        KernelError: its output is wrong.
+    """
+    module = Executed(segment.sequence, segment.parameters, one.path, segment.adds is not None, one.kernel)
+    with torch.no_grad():
+        out = module.run(x, added)
+        error = relative_error(_ends(out), expected)
+    limit = TOLERANCE[form] if form is not None else 1e-9
+    if not error <= limit:
+        raise KernelError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
+    return lambda: module.run(x, added)
+
+
+def _ends(tensor: Tensor) -> Tensor:
+    """The first and the last image, which lie in the first and last bricks; both of two, the one of one."""
+    ends: Tensor = tensor if len(tensor) <= 2 else torch.cat([tensor[:1], tensor[-1:]])
+    return ends
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """Frobenius norm of the difference over that of ``expected``; NaN counts as wrong, it compares false."""
+    wanted = expected.to(torch.float64 if expected.dtype == torch.float64 else torch.float32)
+    return float((out.to(wanted.dtype) - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
+    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+
+    def widen(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(wide)
+
+    parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
+    with torch.no_grad():
+        return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
+
+
+def _example(segment: Segment, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Random input of a segment's shape, channels-last."""
+    dimensions = segment.sequence.dimensions
+    shape = (segment.batch, segment.sequence.channels(0), *segment.size)
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    x = torch.randn(shape, device=device).to(dtype)
+    return x.contiguous(memory_format=formats.get(dimensions, torch.contiguous_format))
+
+
+def _added(segment: Segment, x: Tensor) -> Tensor | None:
+    if segment.adds is None:
+        return None
+    size = segment.sequence.sizes(segment.size)[-1]
+    shape = (segment.batch, segment.sequence.channels(len(segment.sequence.layers)), *size)
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    memory = formats.get(segment.sequence.dimensions, torch.contiguous_format)
+    return torch.randn(shape, device=x.device).to(x.dtype).contiguous(memory_format=memory)
+
+
+def _known(choice: Choice) -> float:
+    """Its time for sums; what nothing is known of counts as nothing, so that cuts compare what is known."""
+    return 0.0 if choice.time_s is None else choice.time_s
+
+
+def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: float | None, why: str) -> Choice:
+    return Choice(
+        names, segment.name, trial.path, trial.how, trial.edge, trial.predicted_s, trial.measured_s, apart, why
+    )
+
+
+def _problem(segment: Segment, setting: Setting, form: Format) -> Problem:
+    description = Description(segment.sequence, form, segment.adds is not None)
+    return Problem(description, segment.size, segment.batch, limits_of(setting.rates))
+
+
+def build_all(kernels: Iterable[Kernel], device: torch.device, deadline: float = inf) -> None:
+    """Compile kernels for a device, several at a time; what does not compile says so when it is loaded.
+
+    Args:
+        deadline: on ``time.monotonic``; what is not begun by then is left.
+    """
+    architecture = architecture_of(*torch.cuda.get_device_capability(device))
+    with ThreadPoolExecutor(_COMPILERS) as pool:
+        builds = [pool.submit(build, kernel, architecture) for kernel in kernels]
+        wait(builds, None if deadline == inf else max(deadline - time.monotonic(), 0.0))
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
+    """What identifies units in every copy of a graph."""
+    return tuple(one.convolution.name for one in units)
+
+
+def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | None:
+    """The kernel that a choice names; None for a library's path.
+
+    Raises:
+        KernelError: no family offers it any more.
+    """
+    if choice.path in LIBRARY:
+        return None
+    assert setting.form is not None
+    named = [one for one in setting.families if one.name == choice.path.partition("/")[0]]
+    for offer in offers(named, _problem(segment, setting, setting.form)):
+        if offer.path == choice.path:
+            return offer.kernel
+    raise KernelError(f"{choice.path} is offered no more: clear the cache at {cache.folder()}")
+
+
+def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) -> None:
+    """Put one module in the place of each range that was chosen."""
+    chains, _ = find_chains(graph)
+    units = {one.convolution.name: one for chain in chains for one in chain}
+    # All before the first is replaced: a unit remembers the nodes that it adds.
+    segments = [(choice, range_segment([units[name] for name in choice.units])) for choice in choices]
+    replaced: dict[fx.Node, fx.Node] = {}
+    for number, (choice, segment) in enumerate(segments):
+        assert segment is not None, f"{choice.name} is no range of this graph"
+        adds = segment.adds
+        module = Executed(
+            segment.sequence, segment.parameters, choice.path, adds is not None, kernel_of(choice, segment, setting)
+        )
+        name = f"executed_{number}"
+        graph.add_submodule(name, module)
+        last = segment.nodes[-1]
+        arguments = [segment.source] if adds is None else [segment.source, adds]
+        with graph.graph.inserting_after(last):
+            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments))
+        last.replace_all_uses_with(new)
+        replaced[last] = new
+        new.meta = dict(last.meta)
+        for node in reversed(segment.nodes):
+            graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+
+
+__all__ = ["Choice", "Planner", "Sequence", "Setting", "kernel_of", "relative_error", "rewrite"]

@@ -1,0 +1,185 @@
+"""Runs a whole rewritten model: launch by launch, compiled around its segments, or replayed from a CUDA graph."""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from joulemark.merged.plan import TOLERANCE, Setting, relative_error
+from joulemark.merged.stopwatch import race
+
+_WARM_UP = 3
+_WHOLE = 5
+"""A whole model may differ from another execution of it by so many times what one segment may: each has errors."""
+_EQUAL = 1.01
+"""Times this close count as equal."""
+
+
+class Replayed(nn.Module):
+    """A module replayed from a CUDA graph for inputs like its example; launched as it is for all others.
+
+    Inputs are copied to the graph's own and outputs are copies: no call sees what another one left.
+
+    Args:
+        inner: what is captured.
+        example: inputs on the device.
+    """
+
+    def __init__(self, inner: nn.Module, example: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._signature = _signature(example)
+        with torch.cuda.device(example[0].device), torch.no_grad():
+            self._inputs = tuple(one.clone(memory_format=torch.preserve_format) for one in example)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UP):
+                    inner(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            self._graph: Any = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+                self._outputs = inner(*self._inputs)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The module's output."""
+        foreign = self._graph is None or _signature(inputs) != self._signature
+        if foreign or torch.cuda.is_current_stream_capturing():
+            return self.inner(*inputs)
+        for mine, given in zip(self._inputs, inputs, strict=True):
+            mine.copy_(given, non_blocking=True)
+        self._graph.replay()
+        return pytree.tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, self._outputs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Replayed:
+        """Weights move: the graph, which knows their old places, is dropped."""
+        self._graph, self._inputs, self._outputs = None, (), None
+        moved: Replayed = super()._apply(fn, recurse)
+        return moved
+
+
+def _signature(inputs: tuple[Tensor, ...]) -> tuple[object, ...]:
+    return tuple((one.shape, one.dtype, one.device) for one in inputs)
+
+
+def compiled(module: nn.Module, mode: str = "default") -> nn.Module:
+    """A module under torch's compiler for the shapes of its inputs, without graphs of the compiler's own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+        made: nn.Module = torch.compile(module, dynamic=False, mode=mode)
+    return made
+
+
+@dataclass
+class Referee:
+    """Measures whole variants of a model against each other and keeps the fastest that is right.
+
+    Args:
+        setting: device and deadline.
+        example: inputs.
+        expected: the folded model's own output.
+        times: variant → seconds per call as a user calls it; host included.
+        problems: variant → why it is out.
+        cost_s: variant → seconds until it could be called.
+    """
+
+    setting: Setting
+    example: tuple[Tensor, ...]
+    expected: Any
+    times: dict[str, float] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    cost_s: dict[str, float] = field(default_factory=dict)
+    _modules: dict[str, nn.Module] = field(default_factory=dict)
+
+    def try_(self, name: str, build: Callable[[], nn.Module]) -> nn.Module | None:
+        """Build a variant and call it once; None, with the reason kept, where that fails or its output is wrong."""
+        begin = time.monotonic()
+        try:
+            with torch.no_grad():
+                module = build()
+                out = module(*self.example)
+                self._check(out)
+        except Exception as error:  # a compiler raises anything; the variant is one of several
+            said = str(error).strip().splitlines()
+            self.problems[name] = f"{type(error).__name__}: {said[0] if said else ''}"[:300]
+            return None
+        finally:
+            self.cost_s[name] = time.monotonic() - begin
+        self._modules[name] = module
+        return module
+
+    def _check(self, out: Any) -> None:
+        limit = 1e-9 if self.setting.form is None else _WHOLE * TOLERANCE[self.setting.form]
+        got, wanted = pytree.tree_leaves(out), pytree.tree_leaves(self.expected)
+        for one, other in zip(got, wanted, strict=True):
+            if isinstance(other, Tensor) and other.is_floating_point() and other.norm() > 0:
+                error = relative_error(one, other)
+                if not error <= limit:
+                    raise ArithmeticError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
+
+    def judge(self) -> str:
+        """Time the variants in turns; the name of the fastest, or of one as good that needs no compiler.
+
+        Raises:
+            RuntimeError: no variant works.
+        """
+        if not self._modules:
+            raise RuntimeError(f"no variant of the model works: {self.problems}")
+        if len(self._modules) > 1:
+            self.times.update(_race_calls(self._modules, self.example, self.setting.device))
+        best = min(self.times.values(), default=0.0)
+        good = [name for name in self._modules if self.times.get(name, 0.0) <= _EQUAL * best]
+        # What no compiler has to make again is ready sooner next time.
+        return min(good, key=lambda name: ("compiled" in name, self.times.get(name, 0.0)))
+
+    def known(self, name: str) -> nn.Module | None:
+        """A variant that works, or None."""
+        return self._modules.get(name)
+
+    def module(self, name: str) -> nn.Module:
+        """A variant that works.
+
+        Raises:
+            KeyError: it does not.
+        """
+        return self._modules[name]
+
+
+def _race_calls(
+    modules: Mapping[str, nn.Module], example: tuple[Tensor, ...], device: torch.device, rounds: int = 9
+) -> dict[str, float]:
+    """Median seconds per call, calls back to back as a user's loop has them, in turns."""
+    with torch.no_grad():
+        if device.type != "cuda":
+            return race({name: _call(one, example) for name, one in modules.items()}, device, rounds)
+        times: dict[str, list[float]] = {name: [] for name in modules}
+        for turn in range(rounds + 1):
+            for name, module in modules.items():
+                seconds = _back_to_back(module, example)
+                if turn:
+                    times[name].append(seconds)
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def _back_to_back(module: nn.Module, example: tuple[Tensor, ...], calls: int = 4) -> float:
+    """Seconds per call on the host's clock from an idle device to an idle device."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        module(*example)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / calls
+
+
+def _call(module: nn.Module, example: tuple[Tensor, ...]) -> Callable[[], object]:
+    return lambda: module(*example)

@@ -1,0 +1,124 @@
+"""The command line that the benchmarks of blocks and of networks share."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from joulemark.collect.power import open_power
+from joulemark.device.gpu import probe_gpus
+from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.merged.executor import BUDGET_S
+from joulemark.merged.rates import rates_of
+from joulemark.merged_bench import rivals
+from joulemark.merged_bench.judge import judge
+from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
+from joulemark.merged_bench.stage import Stage
+from joulemark.merged_bench.subjects import Subject
+
+
+def main(
+    kind: str,
+    subjects: Callable[[argparse.Namespace], Sequence[Subject]],
+    names: Sequence[str],
+    argv: Sequence[str] | None,
+    more: Callable[[argparse.ArgumentParser], object] = lambda _: None,
+    about: str | None = None,
+) -> int:
+    """Measure what a file lacks.
+
+    Args:
+        kind: ``blocks`` or ``networks``.
+        subjects: from the arguments.
+        names: of rivals by default.
+        argv: without the program's name.
+        more: adds arguments of its own.
+        about: what ``--help`` says.
+
+    Returns:
+        0 done, 2 wrong use or no GPU, 3 time was up first, 4 a CUDA error ended the process: start again to go on.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="F.json", help="goes on with a file that is there")
+    parser.add_argument("--only", default="", metavar="WORD", help="subjects with WORD in their name")
+    parser.add_argument("--rivals", default=",".join(names), metavar="NAMES", help=f"of {', '.join(rivals.EVERY)}")
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
+    parser.add_argument("--limit", type=float, default=540.0, metavar="S", help="begin no subject that may end later")
+    parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
+    merge_s = 15.0 if kind == "blocks" else BUDGET_S
+    parser.add_argument("--merge-budget", type=float, default=merge_s, metavar="S", help="of merging a subject")
+    parser.add_argument("--rounds", type=int, default=25, help="bursts of each rival")
+    parser.add_argument("--sustain", type=float, default=2.2, metavar="S", help="of each steady window; 0 for none")
+    parser.add_argument("--turns", type=int, default=1, help="steady windows of each rival")
+    parser.add_argument("--no-counters", action="store_true", help="leave bytes by hardware counters out")
+    parser.add_argument("--device", default="cuda:0", help="as torch calls it; cpu with --tiny tests the command")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes")
+    more(parser)
+    args = parser.parse_args(argv)
+    try:
+        return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
+    except JoulemarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"error: {error}; start again to go on", file=sys.stderr)
+        return 4
+
+
+def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> int:
+    chosen = tuple(one for one in args.rivals.split(",") if one)
+    unknown = [one for one in chosen if one not in rivals.RIVALS]
+    if unknown:
+        raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
+    stage, facts = _stage(args)
+    options = Options(
+        args.dtype,
+        chosen,
+        args.rounds,
+        args.sustain,
+        args.turns,
+        limit_s=args.subject_limit,
+        merge_s=args.merge_budget,
+        tiny=args.tiny,
+    )
+    document = Document(args.out, kind, facts)
+    if args.device != "cpu":
+        stage.rates = rates_of(torch.device(args.device))
+        document.content["rates"] = document.content["rates"] or stage.rates.to_json()
+    try:
+        done = measure_all(subjects, document, stage, options, args.limit, lambda line: print(line, flush=True))
+    finally:
+        document.content["model"] = judge(document.content)
+        document.write()
+        for group, gains in group_gains(document.content["rows"]).items():
+            told = ", ".join(f"{name} {gain:.2f}×" for name, gain in gains.items() if name != "rows")
+            print(f"{group} ({gains['rows']:.0f}): {told or 'no gain known'}")
+        if stage.counters is not None:
+            stage.counters.close()
+        if stage.power is not None:
+            stage.power.close()
+    return 0 if done else 3
+
+
+def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
+    """The device with its instruments, and what the document says of it."""
+    software = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    if args.device == "cpu":
+        return Stage("cpu"), {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": software}
+    inventory = probe_gpus(os.environ)
+    if not inventory.visible:
+        raise inventory.problem or ConfigurationError("no GPU is visible", "see joulemark env")
+    seen = inventory.visible[0]
+    facts = {"gpu": seen.gpu.name, "gpu_uuid": seen.gpu.uuid, "driver": inventory.driver, "software": software}
+    if args.no_counters:
+        return Stage(args.device, open_power(seen.gpu.uuid)), facts
+    ladder = importlib.import_module("joulemark.collect.counters").open_counters(seen.gpu.uuid, args.device)
+    why = "; ".join(f"{tier}: {reason}" for tier, reason in ladder.refused.items())
+    return Stage(args.device, open_power(seen.gpu.uuid), ladder.source, why or "no hardware counters here"), facts

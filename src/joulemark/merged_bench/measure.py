@@ -1,0 +1,349 @@
+"""One subject with all its rivals, in one process: a row of a document; and documents that are resumed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
+from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
+from joulemark.merged.executor import BUDGET_S
+from joulemark.merged.plan import relative_error
+from joulemark.merged_bench import rivals
+from joulemark.merged_bench.floors import floors_of
+from joulemark.merged_bench.stage import Act, Stage, over_best
+from joulemark.merged_bench.subjects import Shape, Subject
+from joulemark.workloads import precision
+
+SCHEMA = "joulemark.merged/1"
+_ROTATED_BYTES = 300 * 2**20
+_CHECKED = 2
+"""Images whose output is compared with an fp32 reference."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long a subject is measured.
+
+    Args:
+        dtype: bf16, fp16, tf32 or fp32.
+        names: of rivals.
+        rounds: bursts of each.
+        sustain_s: of each sustained window; 0 leaves them out.
+        turns: sustained windows of each rival.
+        most_inputs: that rotate.
+        limit_s: after which no further rival of a subject is built.
+        merge_s: budget of merging.
+        tiny: the subject's size for tests.
+    """
+
+    dtype: str = "bf16"
+    names: tuple[str, ...] = rivals.EVERY
+    rounds: int = 25
+    sustain_s: float = 2.2
+    turns: int = 1
+    most_inputs: int = 16
+    limit_s: float = 400.0
+    merge_s: float = BUDGET_S
+    tiny: bool = False
+
+
+def measure_subject(
+    subject: Subject, stage: Stage, options: Options, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """A row: every rival's figures in SI units, what is missing and why, and the gains over the best rival.
+
+    A rival that runs out of memory or fails is missing with its reason.
+
+    Raises:
+        RuntimeError: a CUDA error has left the process unusable.
+    """
+    begin = time.perf_counter()
+    precision.check(options.dtype, stage.device)
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(1)
+    shape = subject.tiny if options.tiny else subject.shape
+    reference = subject.build().eval()
+    xs = _inputs(shape, options, stage.device)
+    model = _arranged(reference, options.dtype, stage.device)
+    precision.set_fp32(tf32=False)
+    expected = _reference(reference, xs[0], stage.device)
+    precision.set_fp32(tf32=options.dtype == "tf32")
+    del reference
+    found: dict[str, dict[str, Any]] = {}
+    acts: list[Act] = []
+    for name in options.names:
+        if time.perf_counter() - begin > options.limit_s:
+            found[name] = {"missing": {"all": f"no time left after {options.limit_s:g} s"}}
+            continue
+        row, act = _prepare(name, rivals.Task(model, xs[0], options.merge_s), xs, expected, stage)
+        found[name] = row
+        if act is not None:
+            acts.append(act)
+        tell(f"  {name}: {row.get('missing', {}).get('all') or 'built'}, {time.perf_counter() - begin:.0f} s")
+    with torch.no_grad():
+        _perform(stage, acts, options)
+    for act in acts:
+        found[act.name].update(act.figures, graphed=act.graphed)
+        found[act.name]["missing"] |= act.missing
+    return {
+        "subject": subject.name,
+        "group": subject.group,
+        "shape": list(shape),
+        "dtype": options.dtype,
+        "calls_per_round": len(xs),
+        "rivals": found,
+        "gains": _gains(found),
+        "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
+        "took_s": time.perf_counter() - begin,
+    }
+
+
+def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> tuple[Callable[[], object], int]:
+    """One rival's step over rotating inputs, for a benchmark of its own, and the images of a step; tiny on a CPU.
+
+    Raises:
+        Unsupported: the rival is not for this subject or device.
+    """
+    options = Options(dtype, tiny=device == "cpu")
+    torch.manual_seed(1)
+    xs = _inputs(subject.tiny if options.tiny else subject.shape, options, device)
+    built = rivals.build(rival, rivals.Task(_arranged(subject.build().eval(), dtype, device), xs[0]))
+    turns = itertools.cycle(built.inputs(xs))
+
+    def run() -> object:
+        with torch.no_grad():
+            return built.call(next(turns))
+
+    return run, len(xs[0])
+
+
+def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> None:
+    if not acts:
+        return
+    stage.bursts(acts, options.rounds)
+    if options.sustain_s > 0:
+        stage.sustained(acts, options.sustain_s, options.turns)
+    stage.count(acts)
+
+
+def _gains(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Best rival over merged, for time, energy and DRAM bytes; unmerged over merged."""
+    others = [name for name in found if name not in rivals.OURS]
+    dram = {
+        name: {"dram_bytes": row["dram_read_bytes"] + row["dram_write_bytes"]}
+        for name, row in found.items()
+        if row.get("dram_read_bytes") is not None and row.get("dram_write_bytes") is not None
+    }
+    timed = [name for name in others if found[name].get("burst_s") is not None]
+    return {
+        "best_rival": min(timed, key=lambda name: found[name]["burst_s"]) if timed else None,
+        "burst": over_best(found, "merged", others, "burst_s"),
+        "sustained": over_best(found, "merged", others, "sustained_s"),
+        "energy": over_best(found, "merged", others, "energy_j"),
+        "dram_bytes": over_best(dram, "merged", others, "dram_bytes"),
+        "over_own_unmerged": over_best(found, "merged", ["own_unmerged"], "burst_s"),
+    }
+
+
+def _prepare(
+    name: str, task: rivals.Task, xs: Sequence[Tensor], expected: Tensor | None, stage: Stage
+) -> tuple[dict[str, Any], Act | None]:
+    """A rival built, checked and captured, or why it is not."""
+    on_gpu = stage.device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    try:
+        built = rivals.build(name, task)
+        with torch.no_grad():
+            out = built.call(*built.inputs(xs[:1]))
+            out = out if built.restore is None else built.restore(out)
+        error = None if expected is None else _error(out, expected)
+        peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
+        act = stage.act(name, built.call, built.inputs(xs), built.wait)
+    except Unsupported as reason:
+        return {"missing": {"all": str(reason)}}, None
+    except Exception as reason:  # a compiler or CUDA may raise anything; one rival of many is lost
+        if is_poisoned(reason):
+            raise RuntimeError(f"{name} left CUDA unusable: {first_line(reason)}") from reason
+        what = "out of memory" if is_out_of_memory(reason) else type(reason).__name__
+        return {"missing": {"all": f"{what}: {first_line(reason)}"[:400]}}, None
+    row = {"build_s": built.build_s, "relative_error": error, "peak_bytes": peak, "missing": {}, **built.facts}
+    return row, act
+
+
+def _error(out: Any, expected: Tensor) -> float | None:
+    first = out[0] if isinstance(out, (tuple, list)) else out
+    return relative_error(first[:_CHECKED], expected) if isinstance(first, Tensor) else None
+
+
+def _inputs(shape: Shape, options: Options, device: str) -> list[Tensor]:
+    """Random inputs that together exceed the L2, channels-last."""
+    dtype = _DTYPES[options.dtype]
+    size = 2 * dtype.itemsize
+    for one in shape:
+        size *= one
+    count = max(1, min(options.most_inputs, -(-_ROTATED_BYTES // size))) if not options.tiny else 2
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape), torch.contiguous_format)
+    return [torch.randn(shape, device=device).to(dtype).contiguous(memory_format=layout) for _ in range(count)]
+
+
+def _arranged(model: nn.Module, dtype: str, device: str) -> nn.Module:
+    """A copy in its number format, channels-last, on the device."""
+    made = copy.deepcopy(model).to(device=device, dtype=_DTYPES[dtype]).requires_grad_(False)
+    dimensions = {one.dim() for one in made.parameters()}
+    layout = torch.channels_last_3d if 5 in dimensions else torch.channels_last
+    arranged: nn.Module = made.to(memory_format=layout)
+    return arranged
+
+
+def _reference(model: nn.Module, x: Tensor, device: str) -> Tensor | None:
+    """The output in fp32 of the model with weights and input as rounded to the number format."""
+    rounded = copy.deepcopy(model).to(device=device, dtype=x.dtype).float()
+    with torch.no_grad():
+        out = rounded(x[:_CHECKED].float())
+    return out if isinstance(out, Tensor) else None
+
+
+class Document:
+    """A file of rows that is resumed: a subject that it holds is not measured again.
+
+    Args:
+        path: of the file.
+        kind: what it holds: ``blocks`` or ``networks``.
+        facts: of GPU and software; another GPU's file is refused.
+
+    Raises:
+        ConfigurationError: the file is no such document, or of another GPU.
+    """
+
+    def __init__(self, path: Path, kind: str, facts: Mapping[str, Any]) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": kind,
+            **facts,
+            "rates": None,
+            "model": None,
+            "rows": [],
+            "failed": {},
+        }
+        if not path.exists():
+            return
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if (found.get("schema"), found.get("kind"), found.get("gpu")) != (SCHEMA, kind, facts["gpu"]):
+            raise ConfigurationError(
+                f"{path} is no document of merged {kind} on {facts['gpu']}", "choose another --out"
+            )
+        self.content = found
+
+    def lacks(self, subject: Subject, dtype: str) -> bool:
+        """Whether the subject is still to be measured."""
+        return not any((row["subject"], row["dtype"]) == (subject.name, dtype) for row in self.content["rows"])
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Keep a row and write the file."""
+        self.content["failed"].pop(row["subject"], None)
+        self.content["rows"].append(dict(row))
+        self.write()
+
+    def fail(self, subject: Subject, why: str) -> None:
+        """Keep why a subject has no row; it is tried again next time."""
+        self.content["failed"][subject.name] = why
+        self.write()
+
+    def write(self) -> None:
+        """Write the file whole."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        part.replace(self.path)
+
+
+def measure_all(
+    subjects: Sequence[Subject],
+    document: Document,
+    stage: Stage,
+    options: Options,
+    limit_s: float,
+    tell: Callable[[str], None] = print,
+) -> bool:
+    """Measure what the document lacks; False when time was up first.
+
+    Raises:
+        RuntimeError: a CUDA error has left the process unusable; start the command again to go on.
+    """
+    begin, longest = time.perf_counter(), 0.0
+    for subject in subjects:
+        if not document.lacks(subject, options.dtype):
+            continue
+        started = time.perf_counter()
+        if started - begin + longest > limit_s:
+            return False
+        tell(subject.name)
+        with _clean():
+            try:
+                row = measure_subject(subject, stage, options, tell)
+            except JoulemarkError as error:
+                document.fail(subject, str(error))
+                tell(f"  {error}")
+                continue
+        document.add(row)
+        longest = max(longest, time.perf_counter() - started)
+        tell(line_of(row))
+    return True
+
+
+def group_gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Per group the geometric means of the gains over the best rival, and of how many rows."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row["gains"])
+    found = {}
+    for group, gains in groups.items():
+        found[group] = {"rows": float(len(gains))}
+        for name in ("burst", "sustained", "energy", "dram_bytes"):
+            known = [log(one[name]) for one in gains if one[name]]
+            if known:
+                found[group][name] = exp(sum(known) / len(known))
+    return found
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """A row in one line for a terminal."""
+    gains = row["gains"]
+    told = [
+        f"{name} {gains[name]:.2f}×"
+        for name in ("burst", "sustained", "energy", "dram_bytes", "over_own_unmerged")
+        if gains[name] is not None
+    ]
+    merged = row["rivals"].get("merged", {}).get("burst_s")
+    mine = "not measured" if merged is None else f"{merged * 1e3:.4g} ms"
+    return f"  merged {mine} against {gains['best_rival']}: {', '.join(told) or 'no gain known'}"
+
+
+@contextmanager
+def _clean() -> Iterator[None]:
+    """Nothing of one subject stays for the next."""
+    try:
+        yield
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,186 @@
+"""What merged execution is measured on: blocks of layers, and whole networks of the zoo."""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod, sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from joulemark.workloads import zoo
+from joulemark.workloads.spec import as_tensors
+from joulemark.workloads.steps import TorchWorkload
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to execute and the input that it gets.
+
+    Args:
+        name: unique.
+        group: rows whose gains are averaged.
+        build: the model in fp32 on the CPU, in evaluation mode.
+        shape: of the input, the batch first.
+        tiny: the same of a size for tests.
+    """
+
+    name: str
+    group: str
+    build: Callable[[], nn.Module]
+    shape: Shape
+    tiny: Shape
+
+
+class Chain(nn.Sequential):
+    """3^d convolutions with ReLU, all of the same channels; weights of unit gain (He et al., 2015)."""
+
+    def __init__(self, channels: int, layers: int, dimensions: int = 2) -> None:
+        made: list[nn.Module] = []
+        for _ in range(layers):
+            made += [_convolution(channels, channels, 3, dimensions=dimensions), nn.ReLU()]
+        super().__init__(*made)
+
+
+class ResidualPair(nn.Module):
+    """Two 3×3 convolutions, the input added before the last ReLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (_convolution(channels, channels, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + x)
+
+
+class Bottleneck(nn.Module):
+    """1×1 down, 3×3, 1×1 up, the input added before the last ReLU."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.down = _convolution(channels, inner, 1)
+        self.middle = _convolution(inner, inner, 3)
+        self.up = _convolution(inner, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.up(F.relu(self.middle(F.relu(self.down(x))))) + x)
+
+
+class InvertedResidual(nn.Module):
+    """1×1 up, depthwise 3×3, 1×1 down, ReLU6 between (MobileNetV2); the input is added where the shape stays."""
+
+    def __init__(self, channels: int, hidden: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.expand = _convolution(channels, hidden, 1)
+        self.depthwise = _convolution(hidden, hidden, 3, stride, groups=hidden)
+        self.project = _convolution(hidden, outputs, 1)
+        self.adds = stride == 1 and channels == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(F.relu6(self.depthwise(F.relu6(self.expand(x)))))
+        return y + x if self.adds else y
+
+
+def _convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, dimensions: int = 2
+) -> nn.Module:
+    kinds = {2: nn.Conv2d, 3: nn.Conv3d}
+    made = kinds[dimensions](inputs, outputs, kernel, stride, kernel // 2, groups=groups)
+    nn.init.normal_(made.weight, 0, sqrt(2 * groups / (inputs * prod(made.kernel_size))))
+    nn.init.normal_(made.bias, 0, 0.1)
+    return made
+
+
+def _chain(channels: int, layers: int, edge: int, batch: int, dimensions: int = 2) -> Subject:
+    kind = "chain" if dimensions == 2 else "chain3d"
+    name = f"{kind}-{layers}x{channels}-{edge}-b{batch}"
+    size, tiny = (edge,) * dimensions, (2, channels, *(9, 20, 7)[:dimensions])
+    build = partial(Chain, channels, layers, dimensions)
+    return Subject(name, f"{kind}-{channels}" + _one(batch), build, (batch, channels, *size), tiny)
+
+
+def _one(batch: int) -> str:
+    """Single images are a group of their own: with few bricks merging loses, and the fallback is judged."""
+    return "-b1" if batch == 1 else ""
+
+
+def _residual(channels: int, edge: int, batch: int) -> Subject:
+    build = partial(ResidualPair, channels)
+    shape = (batch, channels, edge, edge)
+    return Subject(f"residual-{channels}-{edge}-b{batch}", "residual" + _one(batch), build, shape, (2, channels, 9, 20))
+
+
+def _bottleneck(channels: int, inner: int, edge: int, batch: int) -> Subject:
+    name = f"bottleneck-{channels}-{inner}-{edge}-b{batch}"
+    build, shape = partial(Bottleneck, channels, inner), (batch, channels, edge, edge)
+    return Subject(name, "bottleneck" + _one(batch), build, shape, (2, channels, 9, 20))
+
+
+def _inverted(channels: int, hidden: int, outputs: int, stride: int, edge: int, batch: int) -> Subject:
+    name = f"inverted-{channels}-{hidden}-{outputs}-s{stride}-{edge}-b{batch}"
+    build = partial(InvertedResidual, channels, hidden, outputs, stride)
+    group = "inverted" + ("" if stride == 1 else "-s2") + _one(batch)
+    return Subject(name, group, build, (batch, channels, edge, edge), (2, channels, 9, 20))
+
+
+BLOCKS: tuple[Subject, ...] = (
+    *(_chain(16, layers, 1024, 8) for layers in (4, 2, 3, 6)),
+    _chain(16, 3, 224, 64),
+    _chain(16, 4, 512, 1),
+    *(_chain(32, layers, 512, 16) for layers in (2, 4, 3)),
+    _chain(32, 3, 224, 64),
+    _chain(32, 3, 224, 1),
+    _chain(64, 2, 224, 64),
+    _chain(64, 2, 56, 64),
+    _chain(64, 2, 56, 1),
+    _chain(24, 3, 224, 64),
+    *(_chain(16, layers, 128, 1, 3) for layers in (2, 3)),
+    _chain(16, 2, 64, 8, 3),
+    _chain(32, 2, 64, 8, 3),
+    _residual(16, 512, 16),
+    _residual(32, 224, 64),
+    _residual(64, 56, 64),
+    _bottleneck(256, 64, 56, 64),
+    _bottleneck(256, 64, 56, 32),
+    _bottleneck(256, 64, 56, 1),
+    _bottleneck(512, 128, 28, 64),
+    _inverted(16, 96, 16, 1, 112, 64),
+    _inverted(24, 144, 24, 1, 56, 64),
+    _inverted(32, 192, 32, 1, 56, 64),
+    _inverted(64, 384, 64, 1, 56, 64),
+    _inverted(32, 192, 32, 1, 28, 64),
+    _inverted(64, 384, 64, 1, 14, 64),
+    _inverted(32, 192, 32, 1, 56, 1),
+    _inverted(16, 96, 24, 2, 112, 64),
+    _inverted(24, 144, 32, 2, 56, 64),
+    _inverted(32, 192, 64, 2, 28, 64),
+)
+"""The blocks of the study, and more of their kind."""
+
+NETWORKS: tuple[str, ...] = (
+    "resnet50", "drn_26", "resnet3d_34", "darknet_53", "vgg16", "deepcam", "inception_v4",
+    "mobilenet_v2", "efficientnet_b0", "convnext_tiny", "unet",
+)  # fmt: skip
+"""The seven of BrickDL in the order of its table, and four that people deploy."""
+_TINY = {"resnet3d_34": (3, 3, 33, 35), "inception_v4": (3, 99, 81), "deepcam": (16, 49, 65)}
+_SMALL = (3, 65, 57)
+
+
+def network(name: str, batch: int) -> Subject:
+    """A network of the zoo at a batch size.
+
+    Raises:
+        ConfigurationError: the zoo has none of this name.
+    """
+    workload = zoo.find(name)
+    assert isinstance(workload, TorchWorkload)
+    spec = workload.spec
+    shape = tuple(as_tensors(spec.inputs(1, torch.Generator(), "cpu"))[0].shape[1:])
+    return Subject(f"{spec.name}-b{batch}", spec.name, spec.model, (batch, *shape), (2, *_TINY.get(spec.name, _SMALL)))

@@ -1,0 +1,186 @@
+"""What of merging only a GPU can show: rates, paths of the library, variants of the whole, replays, the cache."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from torch import nn  # noqa: E402
+
+from joulemark.merged import cache, merge  # noqa: E402
+from joulemark.merged.bricks import Parameters, run_plain  # noqa: E402
+from joulemark.merged.paths import Executed, library_paths  # noqa: E402
+from joulemark.merged.plan import relative_error  # noqa: E402
+from joulemark.merged.rates import measure_rates  # noqa: E402
+from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
+from joulemark.merged.stopwatch import race  # noqa: E402
+from joulemark.merged.whole import Replayed, compiled  # noqa: E402
+from joulemark.workloads.precision import set_fp32  # noqa: E402
+
+# Importing the compiler warns of torch's own deprecated calls (torch 2.11).
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning")
+
+DEVICE = torch.device("cuda", torch.cuda.current_device())
+LIMITS = {"bf16": 1e-2, "fp16": 5e-3, "tf32": 2e-3, "fp32": 1e-5}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cache.VARIABLE, str(tmp_path_factory.mktemp("merged")))
+        yield
+    set_fp32(tf32=False)
+
+
+def test_rates_are_those_of_a_gpu():
+    rates = measure_rates(DEVICE)
+    assert 1e11 < rates.dram_bytes_per_s < 2e13
+    assert rates.l2_bytes_per_s > rates.dram_bytes_per_s
+    assert rates.flop_per_s["bf16"] > rates.flop_per_s["fp32"] > 1e12
+    assert rates.flop_per_s["tf32"] > rates.flop_per_s["fp32"]
+    assert 1e-7 < rates.launch_s < 2e-5
+    assert 1e-7 < rates.flag_s < 2e-5
+
+
+def layer(inputs, outputs, kernel=3, stride=1, groups=1, d=2, **more):
+    return Conv(inputs, outputs, (kernel,) * d, (stride,) * d, (kernel // 2,) * d, (1,) * d, groups, **more)
+
+
+LAYERS = {
+    "dense": layer(24, 40, activation="relu"),
+    "residual": layer(32, 32, activation="relu", residual=0),
+    "pointwise": layer(64, 96, 1, activation="relu"),
+    "linear": layer(64, 96, 1),
+    "depthwise": layer(72, 72, 5, 2, 72, activation="silu"),
+    "leaky": layer(32, 64, 3, 2, activation="leaky"),
+    "volume": layer(16, 16, d=3, activation="relu"),
+}
+
+
+@pytest.mark.parametrize("form", LIMITS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
+    """CuDNN has no fused kernel for some formats and says so; the planner then leaves that path."""
+    one, dtype = LAYERS[name], DTYPES[form]
+    d = len(one.kernel)
+    torch.manual_seed(3)
+    x = torch.randn(3, one.in_channels, *(19, 23, 9)[:d], device=DEVICE).to(dtype)
+    weight = torch.randn(one.out_channels, one.in_channels // one.groups, *one.kernel, device=DEVICE).to(dtype) / 8
+    bias = torch.randn(one.out_channels, device=DEVICE).to(dtype)
+    sequence = Sequence((one,))
+    expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double())
+    set_fp32(tf32=form == "tf32")
+    worked = []
+    for path in library_paths(one, False, DEVICE, form):
+        module = Executed(sequence, [Parameters(weight, bias)], path, False)
+        try:
+            out = module.run(x, None)
+        except RuntimeError as error:
+            out, said = None, str(error)
+        if out is None:
+            assert path == "fused", f"{path}: {said}"
+            continue
+        assert relative_error(out, expected) < LIMITS[form], path
+        assert out.is_contiguous(memory_format=torch.channels_last_3d if d == 3 else torch.channels_last), path
+        worked.append(path)
+    assert "library" in worked
+
+
+class Small(nn.Module):
+    """Something of everything: a stem, an inverted residual, a chain, a bottleneck with a side branch, pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
+        self.inverted = nn.Sequential(
+            nn.Conv2d(16, 96, 1), nn.ReLU6(), nn.Conv2d(96, 96, 3, 1, 1, groups=96), nn.ReLU6(), nn.Conv2d(96, 16, 1)
+        )
+        self.chain = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())))
+        self.a, self.b, self.side = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(16, 64, 1, 2)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.chain(self.inverted(x) + x)
+        x = torch.relu(self.b(torch.relu(self.a(x))) + self.side(x))
+        return self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def small(form, batch=8, size=96):
+    set_fp32(tf32=form == "tf32")
+    torch.manual_seed(4)
+    model = Small().eval().to(DEVICE, DTYPES[form]).requires_grad_(False)
+    x = torch.randn(batch, 3, size, size, device=DEVICE).to(DTYPES[form])
+    wide = Small().eval().to(DEVICE).requires_grad_(False)
+    wide.load_state_dict({name: one.float() for name, one in model.state_dict().items()})
+    return model, x, wide.double()
+
+
+@pytest.mark.parametrize("form", LIMITS)
+def test_a_merged_model_is_right_at_first_and_from_the_disk(form):
+    model, x, wide = small(form)
+    with torch.no_grad():
+        merged = merge(model, x, budget_s=40)
+        assert not merged.explain().startswith("Small: plain"), merged.explain()
+        expected = wide(x.double())
+        assert relative_error(merged(x), expected) < 2 * LIMITS[form]
+        assert relative_error(merged(x[:3]), expected[:3]) < 2 * LIMITS[form]
+        begin = time.perf_counter()
+        again = merge(model, x, budget_s=40)
+        if "compiled" not in again.variant:
+            assert time.perf_counter() - begin < 5
+        assert again.cached
+        assert relative_error(again(x), expected) < 2 * LIMITS[form]
+    assert merged.times[merged.variant] <= 1.011 * min(merged.times.values())
+
+
+def test_no_call_sees_what_another_one_left():
+    model, x, _ = small("bf16", batch=1)
+    with torch.no_grad():
+        replayed = Replayed(model, (x,))
+        first = replayed(x)
+        kept = first.clone()
+        other = replayed(-x)
+        assert torch.equal(first, kept)
+        assert not torch.equal(other, first)
+        torch.testing.assert_close(first, model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_a_merged_model_can_be_captured_and_moved():
+    model, x, wide = small("bf16", batch=2)
+    with torch.no_grad():
+        merged = merge(model, x, budget_s=40)
+        expected = wide(x.double())
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            merged(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = merged(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert relative_error(out, expected) < 2e-2
+        moved = merged.to(DEVICE)
+        assert relative_error(moved(x), expected) < 2e-2
+
+
+def test_a_compiler_goes_around_segments():
+    model, x, wide = small("bf16", batch=2)
+    with torch.no_grad():
+        merged = merge(model, x, budget_s=15)
+        inner = getattr(merged.inner, "inner", merged.inner)
+        out = compiled(inner)(x)
+        assert relative_error(out, wide(x.double())) < 2e-2
+
+
+def test_a_race_knows_the_slower():
+    large, small_one = (torch.randn(n, n, device=DEVICE) for n in (2048, 512))
+    times = race({"large": lambda: large @ large, "small": lambda: small_one @ small_one}, DEVICE)
+    assert times["large"] > 4 * times["small"] > 0

@@ -1,0 +1,224 @@
+"""``merge(strategy="auto")`` with kernels and rates that need no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from joulemark.merged import cache, merge
+from joulemark.merged.automatic import _Automatic
+from joulemark.merged.families import Family
+from joulemark.merged.paths import Executed, library_paths
+from joulemark.merged.sequence import Conv
+from tests.merged.fakes import RATES, FakeKernel, fake_family, packed
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+class Residual(nn.Module):
+    """A pair with a residual from inside, one from outside, and a fork."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.a, self.b = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.c, self.d, self.side = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 12, 3, 2, 1), nn.Conv2d(8, 12, 1, 2)
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        x = torch.relu(self.b(torch.relu(self.a(x))) + x)
+        return torch.relu(self.d(torch.relu(self.c(x))) + self.side(x)).mean((2, 3))
+
+
+def model_and_input(batch=2):
+    torch.manual_seed(0)
+    return Residual().eval(), torch.randn(batch, 3, 33, 29)
+
+
+def executed(merged):
+    return [one for one in merged.modules() if isinstance(one, Executed)]
+
+
+def test_what_the_model_predicts_to_win_is_merged():
+    model, x = model_and_input()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),))
+    lengths = [len(one.sequence.layers) for one in executed(merged)]
+    assert sum(lengths) == 6
+    assert max(lengths) > 1
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merged(x[:1]), model(x[:1]), rtol=1e-4, atol=1e-5)
+    said = merged.explain()
+    assert "… b: padded, bricks of" in said
+    assert "predicted" in said
+    assert "gain" in said
+
+
+def test_a_residual_from_outside_is_the_kernels_own_addition():
+    model, x = model_and_input()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),))
+    adding = [one for one in executed(merged) if one.adds]
+    assert len(adding) == 1
+    assert merged.decisions
+
+
+def test_without_kernels_that_do_it_layers_stay_apart():
+    model, x = model_and_input()
+    nothing = Family("none", "padded", lambda problem: ())
+    merged = merge(model, x, rates=RATES, families=(nothing,))
+    assert [len(one.sequence.layers) for one in executed(merged)] == [1] * 6
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_with_a_wrong_output_is_left_out_however_fast():
+    model, x = model_and_input()
+    merged = merge(model, x, rates=RATES, families=(fake_family(wrong=True),), measure=True)
+    assert all(len(one.sequence.layers) == 1 for one in executed(merged))
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
+    """Bricks in torch's own operators are: the model comes back folded, and says so."""
+    model, x = model_and_input()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
+    assert set(merged.times) == {"launches", "folded"}
+    assert merged.times[merged.variant] <= 1.01 * min(merged.times.values())
+    assert "the whole:" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_where_merging_fails_the_model_comes_back_and_says_so():
+    def broken(problem):
+        raise OSError("no compiler\non this disk")
+
+    model, x = model_and_input()
+    with pytest.warns(UserWarning, match="Residual is not merged: merging it failed: OSError: no compiler"):
+        merged = merge(model, x, rates=RATES, families=(Family("broken", "padded", broken),))
+    assert torch.equal(merged(x), model(x))
+    assert merged.explain() == "Residual: plain (merging it failed: OSError: no compiler)"
+
+
+def test_a_prediction_never_beats_a_measurement():
+    """Of many bricks a few are measured; the others have their predictions alone, which are far too good."""
+    from joulemark.merged.graph import trace
+    from joulemark.merged.plan import Planner, Setting
+
+    model, x = model_and_input()
+    families = (fake_family(edges=range(2, 22)),)
+    planner = Planner(Setting(torch.device("cpu"), "fp32", RATES, families, True), forced=True)
+    choices, _ = planner.plan(trace(model, (x,)))
+    assert any(one.merged for one in choices)
+    assert all(one.measured_s is not None for one in choices)
+    tried = [one for trials in planner.found.values() for one in trials]
+    assert any(one.measured_s is None and one.predicted_s is not None for one in tried)
+
+
+def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
+    model, x = model_and_input()
+    first = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
+    monkeypatch.setattr("joulemark.merged.plan.race", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("joulemark.merged.whole.race", lambda *_: pytest.fail("measured again"))
+    second = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
+    assert (first.cached, second.cached) == (False, True)
+    assert second.variant == first.variant
+    assert second.decisions == first.decisions
+    torch.testing.assert_close(second(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_other_shapes_and_other_weights_shapes_are_other_plans():
+    model, x = model_and_input()
+    keys = set()
+    for inputs, given in ((x, model), (x[:1], model), (x, nn.Sequential(model))):
+        graph = nn.Identity()
+        from joulemark.merged.plan import Setting
+
+        setting = Setting(torch.device("cpu"), "fp32", RATES, (), False)
+        keys.add(_Automatic(given, graph, (inputs,), setting, 0.0, 1.0).key)
+    assert len(keys) == 3
+
+
+def test_a_broken_entry_is_measured_again(tmp_path):
+    model, x = model_and_input()
+    merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
+    for path in cache.folder().glob("*.json"):
+        path.write_text("{")
+    assert not merge(model, x, rates=RATES, families=(fake_family(),), measure=True).cached
+
+
+def test_a_cache_that_cannot_be_written_costs_the_cache_alone(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "below"))
+    model, x = model_and_input()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_paths_of_a_layer_on_a_cpu_are_torchs_own():
+    layer = Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+    assert library_paths(layer, False, torch.device("cpu"), "fp32") == ("library",)
+    assert library_paths(layer, False, torch.device("cuda"), None) == ("library",)
+    on_gpu = library_paths(layer, False, torch.device("cuda"), "bf16")
+    assert on_gpu[0] == "fused"
+    assert "library" in on_gpu
+
+
+def test_kernels_of_all_ranges_are_compiled_together_before_any_is_measured(monkeypatch):
+    from joulemark.merged import plan
+    from joulemark.merged.graph import find_chains, range_segment, trace
+
+    built: list[str] = []
+    monkeypatch.setattr(plan, "build_all", lambda kernels, *_: built.extend(one.name for one in kernels))
+    model, x = model_and_input()
+    chains, _ = find_chains(trace(model, (x,)))
+    setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    planner = plan.Planner(setting, forced=True)
+    found = [range_segment(chain[:2]) for chain in chains if len(chain) > 1]
+    segments = [one for one in found if one is not None]
+    planner._prepare((one, float("inf")) for one in segments)
+    assert len(built) == 2 * len(segments) > 0
+    assert len(set(built)) == len(built)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_a_pointwise_convolution_as_a_matrix_product(activation, bias, dimensions):
+    from joulemark.merged.bricks import Parameters, run_plain
+    from joulemark.merged.sequence import Sequence
+
+    torch.manual_seed(3)
+    ones, zeros = (1,) * dimensions, (0,) * dimensions
+    sequence = Sequence((Conv(6, 10, ones, ones, zeros, ones, activation=activation),))
+    parameters = [Parameters(torch.randn(10, 6, *ones), torch.randn(10) if bias else None)]
+    x = torch.randn(2, 6, *(5, 4, 3)[:dimensions])
+    module = Executed(sequence, parameters, "product", False)
+    torch.testing.assert_close(module(x), run_plain(sequence, parameters, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiler_sees_a_segment_as_one_operator():
+    model, x = model_and_input()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),))
+    with torch.no_grad():
+        exported = torch.compile(merged.inner, backend="eager", dynamic=False)(x)
+    torch.testing.assert_close(exported, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_alone_takes_our_own_kernel_where_there_is_one():
+    from joulemark.merged.graph import find_chains, trace
+    from joulemark.merged.plan import Planner, Setting
+
+    def single(problem):
+        if problem.description.sequence.channels(0) == 8:
+            label = f"single_{problem.description}"
+            yield FakeKernel(label, problem.description, label, 128, 1024, (8, 8), packed)
+
+    model, x = model_and_input()
+    graph = trace(model, (x,))
+    setting = Setting(torch.device("cpu"), "fp32", RATES, (Family("single", "padded", single),), False)
+    planner = Planner(setting)
+    paths = {unit.convolution.name: planner.own_choice(unit).path for chain in find_chains(graph)[0] for unit in chain}
+    assert paths["stem"] == "library"
+    assert paths["a"].startswith("single/single_")

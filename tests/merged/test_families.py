@@ -1,0 +1,65 @@
+"""What families offer for the sequences that networks have; names tell kernels apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from joulemark.merged.families import Problem, known_families, limits_of, offers
+from joulemark.merged.kernels import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.sequence import Conv, Sequence
+from tests.merged.fakes import RATES
+
+
+def conv(inputs, outputs, kernel=3, stride=1, groups=1, d=2, **more):
+    return Conv(inputs, outputs, (kernel,) * d, (stride,) * d, (kernel // 2,) * d, (1,) * d, groups, **more)
+
+
+SEQUENCES = {
+    "chain": (Sequence((conv(16, 16, activation="relu"),) * 3), (224, 224), {"chain", "stream", "memoized", "wide"}),
+    "volume": (Sequence((conv(16, 16, d=3, activation="relu"),) * 2), (64, 64, 64), {"chain", "planes"}),
+    "inverted": (
+        Sequence(
+            (
+                conv(24, 144, 1, activation="relu6"),
+                conv(144, 144, stride=2, groups=144, activation="relu6"),
+                conv(144, 32, 1),
+            )
+        ),
+        (56, 56),
+        {"inverted_residual"},
+    ),
+    "bottleneck": (
+        Sequence(
+            (
+                conv(256, 64, 1, activation="relu"),
+                conv(64, 64, activation="relu"),
+                conv(64, 256, 1, activation="relu", residual=0),
+            )
+        ),
+        (56, 56),
+        {"bottleneck", "bottleneck_warpgroup"},
+    ),
+    "two wide layers": (
+        Sequence((conv(64, 64, activation="relu"),) * 2),
+        (56, 56),
+        {"chain", "memoized", "wide"},
+    ),
+    "too wide": (Sequence((conv(512, 512), conv(512, 512))), (14, 14), set()),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_who_offers_what(name):
+    sequence, size, families = SEQUENCES[name]
+    found = offers(known_families(), Problem(Description(sequence, "bf16"), size, 64, Device()))
+    assert {one.candidate.family for one in found} == families
+    assert len({one.path for one in found}) == len(found)
+    for one in found:
+        assert one.candidate.shared <= Device().block_shared
+        assert len(one.candidate.edge) == sequence.dimensions
+
+
+def test_limits_are_those_of_the_rates():
+    assert limits_of(None) == Device()
+    assert limits_of(RATES).multiprocessors == RATES.multiprocessors

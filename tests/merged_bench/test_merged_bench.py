@@ -1,0 +1,322 @@
+"""The benchmarks of merged execution: instruments, rows, files that are resumed, and the judge of the model."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from joulemark.collect.power import PowerSampler  # noqa: E402
+from joulemark.errors import ConfigurationError  # noqa: E402
+from joulemark.merged import cache  # noqa: E402
+from joulemark.merged.cost import Candidate, predict  # noqa: E402
+from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
+from joulemark.merged_bench import command, rivals  # noqa: E402
+from joulemark.merged_bench.judge import judge, measured_of  # noqa: E402
+from joulemark.merged_bench.measure import Document, Options, line_of, measure_all, measure_subject, step_of  # noqa: E402
+from joulemark.merged_bench.stage import Act, Stage, over_best  # noqa: E402
+from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
+from tests.merged.fakes import RATES  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "schema" / "merged.schema.json").read_text(encoding="utf-8"))
+QUICK = Options("fp32", ("eager", "fused", "jit", "merged", "own_unmerged"), rounds=2, sustain_s=0.02, tiny=True)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+def block(name):
+    return next(one for one in BLOCKS if one.name.startswith(name))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_row_says_what_was_measured_and_why_the_rest_is_missing():
+    row = measure_subject(block("bottleneck"), Stage("cpu"), QUICK)
+    assert set(row["rivals"]) == set(QUICK.names)
+    for name in ("eager", "jit", "merged"):
+        one = row["rivals"][name]
+        assert one["burst_s"] > 0
+        assert one["sustained_s"] > 0
+        assert one["relative_error"] < 1e-5
+        assert one["missing"]["energy_j"] == "no power sensor was asked for"
+        assert "dram_read_bytes" in one["missing"]
+    assert "need a GPU" in row["rivals"]["fused"]["missing"]["all"]
+    assert row["gains"]["best_rival"] in ("eager", "jit")
+    assert row["gains"]["burst"] > 0
+    assert row["gains"]["energy"] is None
+    assert row["rivals"]["merged"]["explain"]
+
+
+@pytest.mark.parametrize("subject", BLOCKS, ids=lambda one: one.name)
+def test_every_block_runs(subject):
+    step, items = step_of(subject, "eager", "cpu")
+    assert step().shape[0] == items == subject.tiny[0]
+
+
+def test_blocks_have_unique_names_and_all_groups_that_are_judged():
+    assert len({one.name for one in BLOCKS}) == len(BLOCKS)
+    assert {"chain-16", "chain-32", "inverted", "inverted-s2", "bottleneck", "chain3d-16"} <= {
+        one.group for one in BLOCKS
+    }
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_the_zoos(name):
+    subject = network(name, 3)
+    assert subject.shape[0] == 3
+    assert subject.name == f"{name}-b3"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
+    path = tmp_path / "merged.json"
+    facts = {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
+    options = replace(QUICK, names=("eager", "merged"))
+    document = Document(path, "blocks", facts)
+    said: list[str] = []
+    assert not measure_all(BLOCKS[:2], document, Stage("cpu"), options, 0.0, said.append) or len(said)
+    assert measure_all(BLOCKS[:2], document, Stage("cpu"), options, 600.0, said.append)
+    content = json.loads(path.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(content)
+    assert [row["subject"] for row in content["rows"]] == [one.name for one in BLOCKS[:2]]
+    again = Document(path, "blocks", facts)
+    assert not any(again.lacks(one, "fp32") for one in BLOCKS[:2])
+    assert again.lacks(BLOCKS[0], "bf16")
+    with pytest.raises(ConfigurationError, match="no document of merged networks"):
+        Document(path, "networks", facts)
+
+
+def test_no_subject_begins_when_time_is_up(tmp_path):
+    document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
+    assert not measure_all(BLOCKS, document, Stage("cpu"), QUICK, -1.0, lambda _: None)
+    assert document.content["rows"] == []
+
+
+def test_a_subject_that_cannot_be_built_is_kept_with_its_reason(tmp_path):
+    def broken():
+        raise ConfigurationError("no such network", "choose another")
+
+    subject = Subject("broken", "none", broken, (1,), (1, 1, 2, 2))
+    document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
+    assert measure_all([subject], document, Stage("cpu"), QUICK, 60.0, lambda _: None)
+    assert "no such network" in document.content["failed"]["broken"]
+
+
+def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
+    def fail(task):
+        raise ValueError("first line\nsecond")
+
+    monkeypatch.setitem(rivals.RIVALS, "jit", fail)
+    row = measure_subject(block("residual"), Stage("cpu"), replace(QUICK, names=("eager", "jit", "merged")))
+    assert row["rivals"]["jit"] == {"missing": {"all": "ValueError: first line"}}
+    assert row["gains"]["best_rival"] == "eager"
+    assert "against eager" in line_of(row)
+
+
+class Source:
+    """Counts a kilobyte for each call."""
+
+    tier, groups = "pm_sampling", ("first", "second")
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def record(self, group, run, expected_s=None):
+        import numpy as np
+
+        from joulemark.counter_series import CounterSeries
+
+        before = self.calls[0]
+        run()
+        name = {"first": "dram_read_bytes", "second": "l1_sectors"}[group]
+        values = {name: np.array([1024.0 * (self.calls[0] - before)])}
+        return CounterSeries("pm_sampling", group, np.zeros(1), np.ones(1), values, {name: "B"})
+
+
+def test_bytes_are_per_call_and_sectors_are_32_bytes():
+    calls = [0]
+
+    def call(_):
+        calls[0] += 1
+
+    stage = Stage("cpu", counters=Source(calls))
+    act = stage.act("x", call, [None, None, None])
+    stage.count([act])
+    assert act.figures["dram_read_bytes"] == 1024
+    assert act.figures["l1_bytes"] == 1024 * 32
+    assert "does not count l2_bytes" in act.missing["l2_bytes"]
+
+
+class Meter:
+    """A board of 200 W whose counter moves every 10 ms."""
+
+    name, energy_tier, power_tier, update_s, power_is_instant = "meter", "nvml_energy_counter", "none", 0.011, True
+
+    def open(self):
+        pass
+
+    def close(self):
+        pass
+
+    def read_energy_j(self):
+        import time
+
+        return 200 * (time.perf_counter() // 0.01 * 0.01)
+
+    def read_power_w(self):
+        return 200.0
+
+    def read_conditions(self):
+        return None
+
+
+def test_energy_per_call_is_power_times_the_sustained_time():
+    import time
+
+    stage = Stage("cpu", power=PowerSampler(Meter()))
+    act = stage.act("x", lambda _: time.sleep(0.002), [None])
+    stage.sustained([act], 1.0)
+    assert act.figures["power_w"] == pytest.approx(200, rel=0.1)
+    assert act.figures["energy_j"] == pytest.approx(act.figures["power_w"] * act.figures["sustained_s"])
+    assert act.figures["sustained_s"] == pytest.approx(0.002, rel=0.8)
+
+
+def test_turns_change_who_begins():
+    order: list[str] = []
+    stage = Stage("cpu")
+    acts = [Act(name, lambda name=name: order.append(name), 1, False) for name in "abc"]
+    stage.bursts(acts, 3)
+    assert order == ["a", "b", "c", "a", "b", "c", "b", "c", "a", "c", "a", "b"]
+
+
+def test_the_gain_is_over_the_best_rival():
+    figures = {"merged": {"burst_s": 1.0}, "a": {"burst_s": 3.0}, "b": {"burst_s": 2.0}, "c": {}}
+    assert over_best(figures, "merged", ["a", "b", "c"], "burst_s") == 2.0
+    assert over_best(figures, "merged", ["c"], "burst_s") is None
+
+
+def conv(channels, **more):
+    return Conv(channels, channels, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu", **more)
+
+
+def fake_document(wrong=1.0):
+    """Measured times that are the model's own with known shares, but for one candidate."""
+    true = replace(RATES, reached={"library/dense": (0.5, 0.6), "chain": (0.4, 0.7)})
+    rows = []
+    for number, (channels, edge) in enumerate(((16, 128), (32, 64), (64, 64), (16, 256), (48, 96))):
+        found = []
+        for layers in (1, 2):
+            sequence = Sequence((conv(channels),) * layers)
+            options = [Candidate("unmerged", "library/dense")] if layers == 1 else []
+            options += [Candidate("padded", "chain", (16, width), 40_000, 256) for width in (16, 64)]
+            for one in options:
+                time_s = predict(sequence, (edge, edge), 8, "bf16", one, true, cold=False).time_s
+                found.append(
+                    {
+                        "layers": [vars(layer) for layer in sequence.layers],
+                        "size": [edge, edge],
+                        "batch": 8,
+                        "form": "bf16",
+                        "candidate": {**vars(one), "edge": None if one.edge is None else list(one.edge)},
+                        "path": str(one),
+                        "predicted_s": None,
+                        "measured_s": time_s * (wrong if one.family == "chain" and layers == 2 and number == 0 else 1),
+                        "problem": None,
+                    }
+                )
+        rows.append({"subject": f"s{number}", "rivals": {"padded": {"candidates": found}, "eager": {}}})
+    return {"rates": RATES.to_json(), "rows": rows}
+
+
+def test_a_model_that_is_right_is_found_right():
+    verdict = judge(fake_document())
+    assert verdict["good_choices"] == 1
+    assert all(one["spread"] < 1.15 for one in verdict["errors"].values())
+    assert {one["best_how"] for one in verdict["choices"]} <= {"padded", "unmerged"}
+    assert len(measured_of(fake_document())) == 5 * 5
+
+
+def test_a_model_that_is_wrong_is_found_wrong():
+    verdict = judge(fake_document(wrong=30.0))
+    assert verdict["good_choices"] < 1
+    assert max(one["cost"] for one in verdict["choices"]) > 2
+
+
+def test_without_rates_or_candidates_there_is_no_verdict():
+    assert judge({"rates": None, "rows": []}) is None
+    assert judge({"rates": RATES.to_json(), "rows": []}) is None
+
+
+def test_the_command_refuses_an_unknown_rival(tmp_path, capsys):
+    arguments = ["--out", str(tmp_path / "x.json"), "--rivals", "eagre", "--device", "cpu"]
+    assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 2
+    assert "no rival is called 'eagre'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "more"),
+    [("bench_merged_micro", ["--only", "chain-2x16"]), ("bench_merged", ["--network", "unet", "--batches", "2"])],
+)
+def test_the_scripts_measure_on_a_cpu(script, more, tmp_path, capsys):
+    module = runpy.run_path(str(ROOT / "bench_inference" / f"{script}.py"))
+    out = tmp_path / "out.json"
+    arguments = ["--out", str(out), "--device", "cpu", "--tiny", "--dtype", "fp32", "--rivals", "eager,merged",
+                 "--rounds", "1", "--sustain", "0.01", *more]  # fmt: skip
+    assert module["main"](arguments) == 0
+    content = json.loads(out.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(content)
+    assert len(content["rows"]) == 1
+    assert "merged" in capsys.readouterr().out
+
+
+def test_the_published_table_stands_beside_ours():
+    from joulemark.merged_bench.published import BRICKDL, beside_brickdl, markdown
+
+    def row(name, merged, **rival):
+        timed = {key: {"burst_s": value} for key, value in {"merged": merged, **rival}.items()}
+        return {"group": name, "subject": f"{name}-b32", "rivals": timed}
+
+    document = {"rows": [row("resnet50", 1.0, eager=2.0, jit=1.25), row("vgg16", 2.0, eager=4.0), row("unet", 1.0)]}
+    first, second = beside_brickdl(document)
+    assert (first["brickdl"], first["cudnn"], first["torchscript"], first["xla"]) == (0.85, 0.5, 0.8, None)
+    assert second["cudnn"] == 0.5
+    said = markdown(document)
+    assert "| resnet50-b32 | 0.850 | 0.500 | 0.800 | – | – |" in said
+    assert "| geometric mean | 0.891 | 0.500 | 0.800 | – | – |" in said
+    mean = 1.0
+    for value in BRICKDL.values():
+        mean *= value ** (-1 / len(BRICKDL))
+    assert mean == pytest.approx(1.137, abs=0.005), "the published geometric mean"
+
+
+def test_floors_of_a_chain_by_hand():
+    from joulemark.merged_bench.floors import floors_of
+
+    subject = block("chain-2x16")
+    x = torch.randn(2, 16, 64, 64)
+    model = subject.build().eval()
+    floors = floors_of(model, x, RATES)
+    flops = 2 * 2 * 64 * 64 * 2 * 9 * 16 * 16
+    weights = 2 * (9 * 16 * 16 + 16) * 4
+    assert floors["flops_s"] == pytest.approx(flops / 1e15)
+    assert floors["ends_s"] == pytest.approx((2 * x.nbytes + weights) / 1e9)
+    # The L2 of these rates holds nothing: every tensor goes through DRAM.
+    assert floors["layers_s"] == pytest.approx((4 * x.nbytes + 2 * 9 * 16 * 16 * 4) / 1e9)
+    assert floors_of(model.double(), x.double(), RATES) is None
+
+
+def test_gains_of_a_group_are_geometric_means():
+    from joulemark.merged_bench.measure import group_gains
+
+    nothing = {"sustained": None, "energy": None, "dram_bytes": None}
+    rows = [{"group": "a", "gains": {"burst": gain, **nothing}} for gain in (2.0, 8.0)]
+    assert group_gains(rows) == {"a": {"rows": 2.0, "burst": pytest.approx(4.0)}}
