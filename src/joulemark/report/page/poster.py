@@ -28,7 +28,7 @@ QUESTIONS: Mapping[str, str] = {
 _PLOTS: Mapping[str, Sequence[str]] = {
     "waits": ("utilization-{key}", "latency-{key}"),
     "plateau": ("throughput-{key}",),
-    "joules": ("split-{phase}", "split-{phase}-1", "energy-{key}"),
+    "joules": ("split-{key}", "split-{phase}", "split-{phase}-1", "energy-{key}"),
 }
 _COLOURS: Mapping[Tone, str] = {"good": "#0b7a55", "bad": "#b4430a", "unsure": "#8a6100", "unknown": "#5d6673"}
 _COLUMN, _HEIGHT, _GAP = 4.6, 5.2, 0.35
