@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from joulemark.metrics import format_value
 from joulemark.records import Table
-from joulemark.report import markdown
+from joulemark.report import attribution_view, markdown
 from joulemark.report.answers import Answer, answers_of, is_answered
-from joulemark.report.escape import printable, shorten
+from joulemark.report.escape import NO_BREAK, printable, shorten, together
 from joulemark.report.evidence import Curve, Evidence
 from joulemark.report.utilization_view import BARS
 from joulemark.utilization.waterfall import Waterfall
@@ -54,6 +54,10 @@ def _lines(evidence: Evidence, width: int, blocks: bool) -> Iterator[str]:
             if plot:
                 yield from _wrapped(name, plot, width)
         yield ""
+    for document in evidence.of_kind("attribution"):
+        yield shorten(printable(f"{document.content['label']}: time of its kernels"), width)
+        yield from _wrapped("classes", attribution_view.largest(document.content), width)
+        yield ""
 
 
 def _worth(curve: Curve, answers: tuple[Answer, ...]) -> bool:
@@ -61,9 +65,11 @@ def _worth(curve: Curve, answers: tuple[Answer, ...]) -> bool:
 
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=f"  {name:<{_NAME}}", subsequent_indent=" " * (_NAME + 2), break_on_hyphens=False
+    begin = f"  {name:<{_NAME}}"
+    lines = textwrap.wrap(
+        together(text), width, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False
     )
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def _plot(curve: Curve, blocks: bool) -> str:
@@ -95,7 +101,11 @@ def render_markdown(evidence: Evidence) -> str:
         if _worth(workload.main, answers):
             cells = (f"{one.verdict} ({one.source})" if one.source else one.verdict for one in answers)
             rows.append((f"{workload.title} ({workload.main.name})", *cells, _plot(workload.main, True)))
-    if not rows:
-        return ""
-    columns = ("workload", *HEADINGS.values(), "items/s")
-    return markdown.render([Table(columns, tuple(rows), title="answers")]) + "\n"
+    kernels = tuple((str(one.content["label"]), attribution_view.largest(one.content))
+                    for one in evidence.of_kind("attribution"))  # fmt: skip
+    tables = [
+        Table(("workload", *HEADINGS.values(), "items/s"), tuple(rows), title="answers"),
+        Table(("recorded step", "classes of its kernels, by time"), kernels, title="kernels"),
+    ]
+    shown = [one for one in tables if one.rows]
+    return markdown.render(shown) + "\n" if shown else ""

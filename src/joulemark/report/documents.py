@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from joulemark.attribution import stored
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Json, Run
 from joulemark.report import foreign
 from joulemark.report.evidence import Document
 
-WANTED = ("energy",)
+WANTED = ("energy", "attribution")
 """Kinds that a section of the report shows: of schema ``joulemark/<kind>/<version>``."""
 
 _KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
@@ -62,7 +63,8 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
             documents.append(_read(path, kind))
         elif kind is not None:
             what = f"{path} holds a document of joulemark {kind}, which no report shows"
-            raise ConfigurationError(what, "give runs (sweep-*.jsonl), and documents of joulemark energy")
+            remedy = "give runs (sweep-*.jsonl), and documents of joulemark energy and joulemark attribution"
+            raise ConfigurationError(what, remedy)
         else:
             runs += foreign.read_results([path])[0]
     return runs, documents, unusable
@@ -71,8 +73,7 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
 def _read(path: Path, kind: str) -> Document:
     try:
         content: Json = json.loads(path.read_text(encoding="utf-8"))
-        if kind == "energy":
-            _check_energy(content)
+        _CHECKS[kind](content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{path} is no whole document of joulemark {kind} ({type(error).__name__}: {error})"
         raise UnreadableInput(what, "make it again") from error
@@ -91,3 +92,6 @@ def _check_energy(content: Json) -> None:
                 raise ValueError(f"{row['workload']!r} has no energy that can be split")
             float(split["residual_share"])
             list(split["notes"])
+
+
+_CHECKS: Mapping[str, Callable[[Json], None]] = {"energy": _check_energy, "attribution": stored.check}
