@@ -346,6 +346,19 @@ def test_two_runs_side_by_side_hold_plateaus_and_splits(capsys, tmp_path, energy
     assert out.count("<svg") > 5
 
 
+def test_boards_of_one_model_are_one_model_in_the_heading(make_record, make_run):
+    """A sweep over two boards tells them apart by the UUID's first digits; a reader reads the model, and two boards."""
+    uuids = ("GPU-336f5171-d808-d9e0-f3ce-45b66e3a83f3", "GPU-5d86eefd-00a6-9458-a99f-4f6a2780f7fd")
+    records = [one for uuid in uuids for one in sweep(make_record, gpu=f"nvidia-h200-{uuid[4:12]}", gpu_uuid=uuid)]
+    evidence = gather([make_run(*records)])
+    assert [one.title for one in evidence.workloads] == [
+        "resnet50 train on nvidia-h200, board 336f5171", "resnet50 train on nvidia-h200, board 5d86eefd",
+    ]  # fmt: skip
+    text = page.render(evidence)
+    assert "<h1>joulemark: nvidia-h200</h1>" in text
+    assert "<li>2 boards</li>" in text
+
+
 def test_drivers_are_never_mixed(make_record, make_run):
     from joulemark.records import Environment
 

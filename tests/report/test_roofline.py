@@ -16,7 +16,7 @@ from joulemark.attribution.stored import check
 from joulemark.cli import main
 from joulemark.errors import UnreadableInput
 from joulemark.report import attribution_plot, documents, page, render
-from joulemark.report.attribution_view import class_title, placed, unplaced
+from joulemark.report.attribution_view import class_title, unplaced
 from joulemark.report.evidence import Document, gather
 from joulemark.report.page import pictures
 from joulemark.report.page.roofline import roofline
@@ -26,6 +26,7 @@ from tests.attribution.conftest import STEP
 from tests.attribution.test_document import with_references
 from tests.report.test_page import HOSTILE, Elements, sweep
 
+POOLED = "too short to tell apart (pooled)"
 LABEL = "resnet50-train-bf16-eager-b128-nvidia-h200"
 
 
@@ -56,7 +57,8 @@ def test_classes_stand_under_measured_roofs_with_their_intervals(evidence, docum
     section = roofline(evidence(document))
     (figure,) = section.figures
     rows = {row["class"]: row for row in figure.rows}
-    assert list(rows) == ["GEMM and convolution on tensor cores", "elementwise", "reduction, pooling"]
+    assert list(rows) == ["GEMM and convolution on tensor cores", "elementwise", "reduction, pooling", POOLED]
+    assert [row["bound_by"] for row in rows.values()] == ["tensor", "dram", "dram", "dram"]
     for row in rows.values():
         for name in ("flop_per_byte", "flop_per_s"):
             assert 0 < row[f"{name}_lo"] < row[name] < row[f"{name}_hi"]
@@ -72,10 +74,14 @@ def test_classes_stand_under_measured_roofs_with_their_intervals(evidence, docum
 
 
 def test_what_has_no_place_under_a_roof_says_why(evidence, document):
-    assert [line.split(":")[0] for line in unplaced(document)] == ["too short to tell apart (pooled)"]
-    section = roofline(evidence(document, attributed("another", references=False)))
+    assert list(unplaced(document)) == []
+    some = copy.deepcopy(document)
+    some["classes"][1]["counters"]["pipe_fma_instructions"]["interval"][0] = 0.0
+    some["classes"][2]["roofline"] = None
+    section = roofline(evidence(some, attributed("another", references=False)))
     assert len(section.figures) == 1
-    assert f"{LABEL}: too short to tell apart (pooled): its FLOP cannot be told from none" in section.missing[0]
+    assert f"{LABEL}: elementwise: its FLOP cannot be told from none; its kernels move 3.4" in section.missing[0]
+    assert f"{LABEL}: reduction, pooling: its tensor cycles or DRAM bytes were not counted" in section.missing[1]
     assert section.missing[-1] == "another: no roofline: no reference was recorded"
     assert {row[0] for row in section.tables[0].rows} == {LABEL, "another"}
     without = roofline(evidence())
@@ -122,7 +128,9 @@ def test_the_answers_name_the_top_classes(make_record, make_run, document, form)
     found = [Document(Path("a.json"), "attribution", document)]
     text = render([make_run(*sweep(make_record))], form, width=80, documents=found)
     said = " ".join(text.split())
-    assert "GEMM and convolution on tensor cores 72 % (60 % of the tensor pipe's roof); elementwise" in said
+    first = document["classes"][0]
+    share, roof = (f"{100 * one:.0f} %" for one in (first["time_share"], first["roofline"]["of_roof"]))
+    assert f"GEMM and convolution on tensor cores {share} ({roof} of the tensor pipe's roof); elementwise" in said
     assert form != "terminal" or max(map(len, text.splitlines())) <= 80
 
 
@@ -132,7 +140,8 @@ def test_hostile_names_in_a_document_are_inert(evidence, document, name):
         bad = copy.deepcopy(document)
         finding = {"code": word, "message": word, "remedy": word, "flags": True}
         bad.update(label=word, facts={"gpu": word}, findings=[finding], notes={"roofline": word})
-        return page.render(evidence(bad))
+        known = evidence(bad)
+        return page.render(known, [roofline(known)])
 
     found = text(name)
     assert [tag for tag, _ in Elements(found).tags] == [tag for tag, _ in Elements(text("w")).tags]
@@ -169,7 +178,8 @@ def test_figures_that_cannot_be_are_drawn_all_the_same(evidence, document, facto
     for name in ("flop_per_byte", "flop_per_s"):
         bad["classes"][0]["roofline"][name] *= factor
     check(bad)
-    assert "<svg" in page.render(evidence(bad))
+    known = evidence(bad)
+    assert "<svg" in page.render(known, [roofline(known)])
 
 
 def test_the_command_shows_a_document_beside_runs(document, tmp_path, capsys):
@@ -180,7 +190,7 @@ def test_the_command_shows_a_document_beside_runs(document, tmp_path, capsys):
     assert "left out" not in capsys.readouterr().err
     assert place.read_text().count("Which kernels reach their roof") == 1
     with (tmp_path / "p" / f"roofline-{LABEL}.csv").open() as file:
-        assert [row["bound_by"] for row in csv.DictReader(file)] == ["tensor", "dram", "dram"]
+        assert [row["bound_by"] for row in csv.DictReader(file)] == ["tensor", "dram", "dram", "dram"]
 
 
 def test_text_of_a_plot_is_left_as_it_is(evidence, document):
