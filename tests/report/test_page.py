@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -15,12 +16,14 @@ import jsonschema
 import pytest
 
 from joulemark.cli import main
+from joulemark.energy import stored as energy
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Finding
 from joulemark.report import answers, documents, page, render
 from joulemark.report.answers import answers_of
 from joulemark.report.evidence import Document, gather
 from joulemark.report.page import pictures
+from joulemark.report.page.energy import energy as energy_section
 from joulemark.report.page.parts import Section
 from tests.report.many import many_records
 
@@ -416,3 +419,75 @@ def test_work_on_several_gpus_has_its_table(committed):
     section = next(one for one in page.sections_of(committed) if one.key == "several-gpus")
     cells = [cell for table in section.tables for row in table.rows for cell in row]
     assert any(cell.startswith("0.947 [") for cell in cells)
+
+
+def test_a_function_of_ones_own_on_a_cpu_is_named_once_and_asked_nothing_of_a_gpu(make_record, make_run):
+    own = [
+        replace(
+            one, case=replace(one.case, workload="bench_own.mine", phase=None, dtype=None, mode=None, gpu_model="cpu")
+        )
+        for one in sweep(make_record)
+    ]
+    evidence = gather([make_run(*own)])
+    (workload,) = evidence.workloads
+    assert (workload.full_title, workload.configuration) == ("bench_own.mine", "")
+    assert answers_of(workload, evidence)[0].verdict == "No GPU"
+    text = page.render(evidence)
+    assert "<h2>bench_own.mine</h2>" in text
+    assert "bench_own.mine, bench_own.mine" not in text
+
+
+def put(document, path, value):
+    """A copy of a document with another value at a place; none at all for ``...``."""
+    changed = json.loads(json.dumps(document))
+    one = changed
+    for key in path[:-1]:
+        one = one[key]
+    if value is ...:
+        del one[path[-1]]
+    else:
+        one[path[-1]] = value
+    return changed
+
+
+def places(value, path=()):
+    """Where a document holds something, the first of each list."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def test_damaged_energy_documents_are_read_whole_or_not_at_all(split, make_record, make_run):
+    """Any part of a row missing or of another type: left out when read, or of no matter to any form."""
+    runs = [make_run(*sweep(make_record, batches=(16, 64, 256, 1024)))]
+    small = {**split, "rows": split["rows"][:1]}
+    refused = 0
+    for place in [("gain",), ("gpu",), ("driver",), *places({"rows": small["rows"]})]:
+        for value in (..., None, "x", -1, [], {}, 1e999, float("nan")):
+            content = put(small, place, value)
+            try:
+                energy.check(content)
+            except ValueError:
+                refused += 1
+                continue
+            evidence = gather(runs, [Document(Path("e.json"), "energy", content)])
+            answers_of(evidence.workloads[0], evidence)
+            section = energy_section(evidence)
+            assert all(figure.rows for figure in section.figures)
+    assert refused > 50
+
+
+def test_a_file_that_is_named_twice_counts_once(capsys, tmp_path):
+    source = next(H200.glob("*148770.jsonl"))
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    once = run_command(capsys, "report", tmp_path)[1]
+    again = run_command(capsys, "report", tmp_path, tmp_path / source.name, tmp_path / "." / source.name)[1]
+    assert again == once
+
+
+def test_what_is_no_file_in_a_folder_is_passed_over(tmp_path, capsys):
+    source = next(H200.glob("*148770.jsonl"))
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    os.mkfifo(tmp_path / "pipe.json")
+    assert run_command(capsys, "report", tmp_path)[0] == 0

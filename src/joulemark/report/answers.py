@@ -9,7 +9,7 @@ from typing import Literal
 from joulemark.energy.units import GROUPS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Record, Value
-from joulemark.report.evidence import Curve, Evidence, Workload
+from joulemark.report.evidence import CPU, Curve, Evidence, Workload
 from joulemark.tandem import FEW, idle_by_cause
 from joulemark.utilization.plateau import batch_text
 from joulemark.utilization.waterfall import class_shares, no_tensor_share
@@ -118,6 +118,8 @@ def _replay_interval(step: Value, replay: Value) -> tuple[float, float] | None:
 def waits(curve: Curve) -> Answer:
     """Is the GPU waiting for the framework, up to which batch, and for what? And what holds it up while it is busy?"""
     shares = {batch: found for batch in curve.batches if (found := idle_share(curve, batch)) is not None}
+    if curve.case.gpu_model == CPU:
+        return Answer("waits", "No GPU", "These cases were measured on a CPU.", "unknown", "")
     if not shares:
         record = curve.records[curve.batches[-1]][-1]
         why = record.notes.get("device_time_graph_s") or record.notes.get("gpu_busy_s")

@@ -46,7 +46,7 @@ def _lines(evidence: Evidence, width: int, blocks: bool) -> Iterator[str]:
         answers = answers_of(workload, evidence)
         if not _worth(workload.main, answers):
             continue
-        yield shorten(printable(f"{workload.title} ({workload.main.name})"), width)
+        yield shorten(printable(workload.full_title), width)
         for answer in answers:
             said = f"{answer.verdict}: {answer.brief}" if answer.brief else answer.verdict
             yield from _wrapped(HEADINGS[answer.question], printable(said), width)
@@ -100,7 +100,7 @@ def render_markdown(evidence: Evidence) -> str:
         answers = answers_of(workload, evidence)
         if _worth(workload.main, answers):
             cells = (f"{one.verdict} ({one.source})" if one.source else one.verdict for one in answers)
-            rows.append((f"{workload.title} ({workload.main.name})", *cells, _plot(workload.main, True)))
+            rows.append((workload.full_title, *cells, _plot(workload.main, True)))
     kernels = tuple((str(one.content["label"]), attribution_view.largest(one.content))
                     for one in evidence.of_kind("attribution"))  # fmt: skip
     tables = [

@@ -19,6 +19,8 @@ from joulemark.utilization.waterfall import Waterfall, waterfall_of
 MOST_SHOWN = 12
 """Workloads with answers and figures of their own; the tables hold all."""
 
+CPU = "cpu"
+"""Model of a case that ran on no GPU."""
 _MEASURED = ("ok", "flagged")
 _NEARLY_ALL = 0.9
 _BOARD_DIGITS = 8
@@ -168,6 +170,16 @@ class Workload:
     def main(self) -> Curve:
         """The configuration that answers are about."""
         return self.curves[0]
+
+    @property
+    def configuration(self) -> str:
+        """Its name; empty where it has none beside the workload's."""
+        return "" if self.main.name == self.main.case.workload else self.main.name
+
+    @property
+    def full_title(self) -> str:
+        """``resnet50 train, bf16 eager``."""
+        return f"{self.title}, {self.configuration}" if self.configuration else self.title
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def render(evidence: Evidence, sections: Sequence[Section] | None = None) -> str
     return environment.get_template("page.html.jinja").render(
         title=_title(evidence),
         headline=listing.headline(evidence),
-        workloads=[_card(one.key, one.title, one.main.name, answers_of(one, evidence)) for one in evidence.shown],
+        workloads=[_card(one.key, one.title, one.configuration, answers_of(one, evidence)) for one in evidence.shown],
         questions=poster.QUESTIONS,
         sections=shown,
         table_before=_TABLE_BEFORE,

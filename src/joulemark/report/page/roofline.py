@@ -12,7 +12,7 @@ from joulemark.metrics import format_value
 from joulemark.records import Json
 from joulemark.report import attribution_plot
 from joulemark.report.attribution_view import class_title, overview_table, placed, unplaced
-from joulemark.report.evidence import MOST_SHOWN, Document, Evidence, same_gpu, slug, untaken
+from joulemark.report.evidence import CPU, MOST_SHOWN, Document, Evidence, same_gpu, slug, untaken
 from joulemark.report.page import axes as drawing
 from joulemark.report.page.parts import Figure, Mark, Number, Section, Seen
 
@@ -35,7 +35,7 @@ def roofline(evidence: Evidence) -> Section:
             )
         missing += [f"{name}: {line}" for line in unplaced(content)]
         seen += [Seen(one["code"], one["message"], one["remedy"], one["flags"], (name,)) for one in content["findings"]]
-    if not shown and any(one.main.case.gpu_model != "cpu" for one in evidence.shown):
+    if not shown and any(one.main.case.gpu_model != CPU for one in evidence.shown):
         missing.append(f"which kernels reach their roof: no document of joulemark attribution was given ({_REMEDY})")
     more = len(evidence.of_kind("attribution")) - len(shown)
     return Section(
