@@ -215,7 +215,8 @@ def plateau(curve: Curve) -> Answer:
     found = curve.plateau
     tier = ", ".join(dict.fromkeys(value.tier or "" for _, value in curve.line("throughput_per_s")))
     if found.verdict == "too_few_points":
-        text = f"{len(curve.batches)} batch sizes were measured; four over two doublings are needed."
+        sizes = "1 batch size was" if len(curve.batches) == 1 else f"{len(curve.batches)} batch sizes were"
+        text = f"{sizes} measured; four over two doublings are needed."
         return Answer("plateau", "Not known", text, "unknown", "")
     if found.verdict == "not_reached":
         end = f"Not reached by batch {found.largest_batch:.0f}"
