@@ -140,15 +140,33 @@ def test_an_energy_split_is_shown_when_it_is_given(committed, split, tmp_path):
     joules = answers_of(evidence.workloads[0], evidence)[2]
     expected = answers.group_shares(split["rows"][1]["split"])
     largest = max(expected, key=lambda one: expected[one])
-    said = f"{answers.GROUP_TITLES[largest]} {100 * expected[largest]:.0f} %, then "
+    said = f"{answers.GROUP_TITLES[largest]} {100 * expected[largest]:.0f} %"
     assert joules.verdict.lower().startswith(said.lower())
+    lo, hi = split["rows"][1]["split"]["share_intervals"][largest]
+    assert f"{said} [{100 * lo:.0f}, {100 * hi:.0f}], " in joules.text
     assert "At batch 256, 130 mJ" in joules.text
     section = next(one for one in page.sections_of(evidence) if one.key == "energy")
     (figure,) = [one for one in section.figures if one.key.startswith("split-")]
+    assert all(row["lo"] <= row["hi"] for row in figure.rows)
     for name in ("resnet50-train-bf16-b64", "vgg16-train-bf16-b32"):
         assert sum(row["share"] for row in figure.rows if row["workload"] == name) == pytest.approx(1)
     assert "gemm-bf16-8192" in {row[0] for row in section.tables[0].rows}
     assert not any("joulemark calibrate" in why for why in section.missing)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_parts_that_cannot_be_told_apart_are_not_ranked(committed, split, tmp_path, apart):
+    close = json.loads(json.dumps(split))
+    shares = answers.group_shares(close["rows"][1]["split"])
+    first, second = sorted(shares, key=lambda one: -shares[one])[:2]
+    middle = (shares[first] + shares[second]) / 2
+    half = 0.001 if apart else shares[first] - middle + 0.01
+    for part in (first, second):
+        close["rows"][1]["split"]["share_intervals"][part] = [shares[part] - half, shares[part] + half]
+    evidence = gather(committed.runs, [Document(tmp_path / "e.json", "energy", close)])
+    joules = answers_of(evidence.workloads[0], evidence)[2]
+    assert (", then " if apart else " or ") in joules.verdict
+    assert apart or joules.tone == "unsure"
 
 
 def test_a_split_of_another_gpu_is_not_this_ones(committed, energy_document, tmp_path):
@@ -339,7 +357,7 @@ def test_two_runs_side_by_side_hold_plateaus_and_splits(capsys, tmp_path, energy
     header, cells = table.splitlines()[2], table.splitlines()[4]
     assert [cell.strip() for cell in header.split("|")[3:5]] == ["old", "new"]
     assert cells.count("218") == 2
-    assert "1.000x" in table
+    assert r"1.000x \[0.9" in table
     split_rows = [line for line in table.splitlines() if line.startswith("| resnet50-train-bf16-b64 ")]
     assert len(split_rows) == 2
     assert split_rows[0] != split_rows[1]
