@@ -71,18 +71,17 @@ def unplaced(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"{class_title(entry)}: its FLOP cannot be told from none; its kernels move {rate} of DRAM"
 
 
-def overview_table(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """Classes of several recorded steps, each under its roof.
+def overview_table(name: str, document: Mapping[str, Any]) -> Table:
+    """Classes of a recorded step, each under its roof.
 
     Args:
-        documents: name and document of each.
+        name: of the step.
+        document: of it.
     """
-    columns = ("recorded step", "class", "time", "share", "of its roof", "roof", "FLOP/B", "FLOP/s", "DRAM",
-               "tensor pipe", "issue slots")  # fmt: skip
-    rows = [(name, class_title(entry), *_under(document, entry)) for name, document in documents
-            for entry in document["classes"]]  # fmt: skip
-    notes = ("± half the 95 % interval; of its roof: FLOP/s over the lower roof at the class's FLOP per byte",)
-    return table_of("classes of kernels", columns, rows, notes, (2, 3, 4, 6, 7, 8, 9, 10))
+    columns = ("class", "time", "share", "of its roof", "roof", "FLOP/B", "FLOP/s", "DRAM", "tensor pipe",
+               "issue slots")  # fmt: skip
+    rows = [(class_title(entry), *_under(document, entry)) for entry in document["classes"]]
+    return table_of(name, columns, rows, (), (1, 2, 3, 5, 6, 7, 8, 9))
 
 
 def _under(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _REMEDY = "record a step by joulemark.measure.attribution, then joulemark attribution FOLDER --out attribution.json"
+_READING = "± half the 95 % interval; of its roof: FLOP/s over the lower roof at the class's FLOP per byte"
 _TIERS = "Counters by pm_sampling on the clock of torch_profiler"
 
 
@@ -37,7 +38,9 @@ def roofline(evidence: Evidence) -> Section:
         seen += [Seen(one["code"], one["message"], one["remedy"], one["flags"], (name,)) for one in content["findings"]]
     if not shown and any(one.main.case.gpu_model != CPU for one in evidence.shown):
         missing.append(f"which kernels reach their roof: no document of joulemark attribution was given ({_REMEDY})")
-    more = len(evidence.of_kind("attribution")) - len(shown)
+    notes = [_READING] if shown else []
+    if more := len(evidence.of_kind("attribution")) - len(shown):
+        notes.append(f"{more} more documents of joulemark attribution are not shown: name fewer files")
     return Section(
         "roofline",
         "Which kernels reach their roof",
@@ -45,9 +48,9 @@ def roofline(evidence: Evidence) -> Section:
         "(flat) and in reading and writing a large array (slope). A class under the slope waits for memory; one far "
         "below both roofs for something else. Areas are shares of the kernels' time.",
         tuple(figures),
-        (overview_table(named),) if named else (),
+        tuple(overview_table(name, content) for name, content in named),
         tuple(seen),
-        notes=(f"{more} more documents of joulemark attribution are not shown: name fewer files",) if more else (),
+        notes=tuple(notes),
         missing=tuple(missing),
         short="Roofline",
     )
