@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fixtures.chains import chain_of, input_of, parameters_of
 from joulemark.merged.kernels import Description, KernelError, launch
 from joulemark.merged.kernels.chain import Plan, chain
 from joulemark.merged.kernels.kernel import Arguments, Kernel
@@ -16,6 +15,7 @@ from joulemark.merged.kernels.stream import Plan as StreamPlan
 from joulemark.merged.kernels.stream import stream
 from joulemark.merged.kernels.wide import Plan as WidePlan
 from joulemark.merged.kernels.wide import wide
+from tests.merged.kernels.chain_cases import chain_of, input_of, parameters_of
 
 MULTIPROCESSORS = 3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.chains import LIMITS, chain_of, error_of
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels.wide import Plan, unsuited, wide
+from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
 
 
 @pytest.mark.parametrize("descending", [False, True])
