@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 import numpy as np
 
 from joulemark.attribution import attribute
-from joulemark.attribution.clock import fit_clock, line_through, sightings
+from joulemark.attribution.clock import Beacons, fit_clock, line_through, sightings
 from joulemark.attribution.recording import (
     TRACE,
     RecordedWindow,
@@ -58,7 +58,7 @@ def series(out: Path, name: str) -> tuple[CounterSeries, dict[str, Any]]:
     """Samples of a stage on ticks of its clock, and what is to be said about the samples."""
     with np.load(out / f"{name}.npz") as held:
         start, end, values = held["start"], held["end"], held["values"]
-        run_s = float(held["seconds"][1])
+        run_s = float(held["seconds"][1]) if "seconds" in held else None
     length, asked = end - start, interval_of(name)
     usual = float(np.median(length))
     stale = (length <= 0) | (length > 2 * usual)
@@ -90,7 +90,7 @@ def series(out: Path, name: str) -> tuple[CounterSeries, dict[str, Any]]:
         "ticks_per_s": rate,
         "interval_s": asked,
         "lengths_s": [float(edge) for edge in np.percentile(found.duration_s, (0, 50, 100))],
-        "covered": float(found.duration_s.sum()) / run_s,
+        "covered": None if run_s is None else float(found.duration_s.sum()) / run_s,
         "tensor_cycles_per_step": float(counts["pipe_tensor_cycles"].sum()) / steps,
         "steps": steps,
     }
@@ -128,6 +128,19 @@ def write(out: Path, folder: Path, facts: dict[str, Any], cost: dict[str, list[f
     label = "products, streams and small kernels"
     plain, both = tuple(cost["bare"]), tuple(cost["both"])
     write_recording(folder, Recording(label, windows, facts=facts, plain_step_s=plain, recorded_step_s=both))
+
+
+def other_stage(out: Path, stage: str) -> dict[str, Any]:
+    """How well the beacons of a stage with one window map its clocks."""
+    with gzip.open(out / f"{stage}.json.gz", "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    spins = sorted((one["ts"], one["dur"]) for one in events if one.get("cat") == "kernel" and BEACON in one["name"])
+    start, length = (np.array(some) * 1e-6 for some in zip(*spins, strict=True))
+    one, told = series(out, f"{stage}-0")
+    first = float(start[0])
+    clock = fit_clock(one, Beacons(start - first, start - first + length, BEACONS_OF_WINDOW // 2))
+    kept = ("drift", "uncertainty_s", "residual_s", "launch_s")
+    return {**{key: getattr(clock, key) for key in kept}, "ticks_per_s": told["ticks_per_s"]}
 
 
 def clocks(folder: Path) -> dict[str, Any]:
@@ -233,6 +246,8 @@ def figures(out: Path, folder: Path, driver: str | None) -> dict[str, Any]:
         "facts": facts,
         "samples": {name: series(out, name)[1] for name in names},
         "clocks": clocks(folder),
+        "sampled_by_another_process": other_stage(out, "side"),
+        "profiled_without_the_host": other_stage(out, "device_only"),
         "counts_best_at_s": [one["check"]["best_s"] for one in windows],
         "head_s": windows[0]["head_s"],
         "launch_s": [one["launch_s"] for one in windows],
