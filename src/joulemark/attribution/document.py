@@ -101,7 +101,7 @@ class _Body:
         by_group: dict[str, list[Window]] = {}
         for one in mapped.windows:
             by_group.setdefault(one.series.group, []).append(one)
-        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.longer) for members in by_group.values()]
+        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.at_once) for members in by_group.values()]
         names = [timeline.place_name(place) for place in range(len(timeline.places))]
         self.kernels = self.table(names, "name")
         self._labels = self._classes_of(names)
