@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from joulemark.energy.split import RESIDUAL
 from joulemark.energy.units import GROUPS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Value
 from joulemark.report import energy_view
-from joulemark.report.answers import GROUP_TITLES, group_shares, unanswered
+from joulemark.report.answers import GROUP_TITLES, group_shares, share_interval, unanswered
 from joulemark.report.evidence import Evidence, Workload, slug
 from joulemark.report.page import axes as drawing
-from joulemark.report.page.parts import Figure, Mark, Section, row_of, tiers_of
+from joulemark.report.page.parts import Figure, Mark, Number, Section, row_of, tiers_of
 from joulemark.report.page.throughput import Colours, Lines, curves_of
 
 if TYPE_CHECKING:
@@ -119,11 +120,16 @@ def _split_figure(subject: str, rows: Sequence[tuple[str, Mapping[str, Json]]], 
         f"Energy model calibrated on this GPU. Uncertainty: at most {100 * worst:.1f} % of a workload's energy is not "
         "explained; a negative share stands left of zero.",
         partial(_draw_split, shares=shares, groups=groups),
-        [{"workload": row["workload"], "batch_size": row["batch_size"], "part": group, "share": shares[name].get(group),
-          "measured_j": row["measured_j"], "window_s": row["window_s"]} for name, row in rows for group in groups],
+        [_part_row(row, group, shares[name].get(group)) for name, row in rows for group in groups],
         tuple(Mark(titles[group], _COLOURS[group], "bar") for group in groups),
         left=0.27,
     )  # fmt: skip
+
+
+def _part_row(row: Mapping[str, Json], group: str, share: float | None) -> dict[str, Number]:
+    lo, hi = share_interval(row["split"], RESIDUAL if group == _RESIDUAL else group) or (None, None)
+    return {"workload": row["workload"], "batch_size": row["batch_size"], "part": group, "share": share, "lo": lo,
+            "hi": hi, "measured_j": row["measured_j"], "window_s": row["window_s"]}  # fmt: skip
 
 
 def _draw_split(axes: Axes, shares: Mapping[str, Mapping[str, float]], groups: Sequence[str]) -> None:

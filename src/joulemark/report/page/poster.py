@@ -51,7 +51,7 @@ def draw(evidence: Evidence, sections: Sequence[Section], path: Path) -> None:
     figures = {figure.key: figure for section in sections for figure in section.figures}
     with pictures.settings():
         canvas = Canvas(figsize=(3 * _COLUMN + 2 * _GAP, _HEIGHT))
-        title = f"{workload.title}, {workload.main.name}, on {workload.main.case.gpu_model}"
+        title = f"{workload.full_title}, on {workload.main.case.gpu_model}"
         canvas.text(0.008, _TOP, plot.plain(title), va="top", fontsize=14, fontweight="bold")
         answers = answers_of(workload, evidence)
         for column, answer in enumerate(answers):

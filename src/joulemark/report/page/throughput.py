@@ -133,7 +133,7 @@ def _levels_figure(workload: Workload, lines: dict[str, list[tuple[int, Value]]]
         told.setdefault(tier, []).append(titles[name])
     return Figure(
         f"utilization-{workload.key}",
-        f"{workload.title}, {workload.main.name}",
+        workload.full_title,
         "share of the step, or of peak over it",
         ". ".join(f"{_capital(', '.join(names))}: {tier}" for tier, names in told.items())
         + f". {_step(workload.main)}",
