@@ -233,28 +233,47 @@ class Runner:
         window = (self._utc(lone.start), self._utc(lone.end))
         return Measurement(one.name, values, samples, missing, findings, windows_utc=(window,))
 
+    def in_turns(self, steps: Sequence[Step], one: Pass, rounds: int) -> list[Measurement]:
+        """Steady Measurements of several steps that take turns, a stretch each per round; first a warm-up of each.
+
+        What changes slowly, the device's clocks above all, changes for all of them alike.
+
+        Args:
+            steps: without setups.
+            one: the time of a stretch with its lead-in, its least samples and its aim.
+            rounds: how many stretches each step gets.
+
+        Raises:
+            Exception: whatever a step raises.
+        """
+        times = [self._warm_up(step, self.pace.warmup_rounds).step_s for step in steps]
+        found: list[list[steady.Stretch]] = [[] for _ in steps]
+        for _ in range(rounds):
+            for step, step_s, stretches in zip(steps, times, found, strict=True):
+                stretches.append(self._stretch(one, step, step_s))
+        return [self._of_stretches(one, step, stretches) for step, stretches in zip(steps, found, strict=True)]
+
     def _steady(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
         """A further stretch of steps back to back; what all of them so far have shown."""
         self._refuse_back_to_back(step)
-        step_s = self.pace.agree(_step_time(done))
+        self._stretches.append(self._stretch(one, step, self.pace.agree(_step_time(done))))
+        return self._of_stretches(one, step, self._stretches)
+
+    def _stretch(self, one: Pass, step: Step, step_s: float) -> steady.Stretch:
         with _quiet_collector():
-            self._stretches.append(steady.take(self.timer, step.run, one, step_s, self.pace, self.clock))
-        samples = steady.samples_of(self._stretches)
-        values = {"device_time_s": steady.time_of(self._stretches, self.timer.tier)}
+            return steady.take(self.timer, step.run, one, step_s, self.pace, self.clock)
+
+    def _of_stretches(self, one: Pass, step: Step, stretches: Sequence[steady.Stretch]) -> Measurement:
+        samples = steady.samples_of(stretches)
+        values = {"device_time_s": steady.time_of(stretches, self.timer.tier)}
         if clocks := samples.get("stretch_sm_clock_hz"):
             values["steady_sm_clock_hz"] = value_of(clocks, "steady_sm_clock_hz", "nvml")
         _throughput(values, samples, step)
         imprecise = [
-            finding for each in self._stretches for finding in _imprecise(each.stopped, each.step_s, "device time", one)
+            finding for each in stretches for finding in _imprecise(each.stopped, each.step_s, "device time", one)
         ]
-        return Measurement(
-            one.name,
-            values,
-            samples,
-            {},
-            tuple(imprecise[:1]),
-            windows_utc=tuple((self._utc(each.start), self._utc(each.end)) for each in self._stretches),
-        )
+        windows = tuple((self._utc(each.start), self._utc(each.end)) for each in stretches)
+        return Measurement(one.name, values, samples, {}, tuple(imprecise[:1]), windows_utc=windows)
 
     def _refuse_back_to_back(self, step: Step) -> None:
         if step.setup is not None:
