@@ -293,8 +293,14 @@ def _json_or_none(line: bytes) -> Json:
 
 
 @dataclass
-class _Reading:
-    """What the lines of a file have given so far."""
+class Reading:
+    """What the lines of a file have given so far.
+
+    Args:
+        problems: lines that could not be read, in words.
+        foreign_schemas: what other lines than ours call themselves.
+        last_kind: of the last line that was read.
+    """
 
     environments: dict[str, Environment] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
@@ -306,6 +312,7 @@ class _Reading:
     last_kind: str | None = None
 
     def take(self, number: int, line: bytes, whole: bool) -> None:
+        """Read a line, or keep what is wrong with it; ``whole``: it does not lack its end."""
         data = _json_or_none(line)
         if data is None:
             self.problems.append(f"line {number}: " + ("not JSON" if whole else "cut off (the run was killed here)"))
@@ -360,7 +367,7 @@ def read_run(path: Path) -> Run:
     Raises:
         UnreadableInput: there is no such file, or nothing in it can be used.
     """
-    reading = _Reading()
+    reading = Reading()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -388,7 +395,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _unusable(path: Path, reading: _Reading) -> UnreadableInput:
+def _unusable(path: Path, reading: Reading) -> UnreadableInput:
     newer = [schema for schema in reading.foreign_schemas if schema.rpartition("/")[0] == _FAMILY]
     if newer:
         return UnreadableInput(
