@@ -26,6 +26,9 @@ PRIVATE_FOLDER = ".joulemark"
 
 _FAMILY, _, _VERSION = SCHEMA.rpartition("/")
 _GIT_TIMEOUT_S = 10.0
+_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
+_RUNS = b"sweep"
+_HEAD = 4096
 
 
 def new_run_id() -> str:
@@ -458,11 +461,24 @@ def find_runs(
 
 
 def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Files under a folder that may hold runs, by their names.
+    """Files under a folder that may hold runs, by their names; not the documents that joulemark wrote beside them.
 
     Raises:
         ConfigurationError: there is no such folder.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
-    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    found = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    return [path for path in found if kind_of(path) is None]
+
+
+def kind_of(path: Path) -> str | None:
+    """Kind of the joulemark document in a JSON file (``tandem``, ``energy`` …); None of runs and of anything else."""
+    if path.suffix.lower() != ".json":
+        return None
+    try:
+        with path.open("rb") as file:
+            found = _KIND.search(file.read(_HEAD))
+    except OSError:
+        return None
+    return None if found is None or found[1] == _RUNS else found[1].decode()
