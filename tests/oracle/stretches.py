@@ -1,9 +1,9 @@
 """What stretches and a lead-in do for the figure of a case, simulated with states that were seen on an H200.
 
-Two things move a short window of steady steps. **Power regulation:** matrix products begin fast and slow down over some
-0.1 s of load; how fast they begin and how they slow down differs from window to window, so here it is resampled from the
-windows of an A/A trial (``aa_cells.py`` kept all samples). **States of seconds:** CUDA graphs of small kernels run 5 %
-faster from some moment on; here a process changes its state now and then, at rates that bracket what was seen.
+Two things move a short window of steady steps. **Power regulation:** matrix products begin fast and slow down over
+some 0.1 s of load, each window in its own way; the stored windows of an A/A trial are cut here in several ways.
+**States of seconds:** CUDA graphs of small kernels ran 5 % faster from some moment on; here a process changes its state
+now and then, the fast one lasting for times that bracket what was seen.
 
 Usage: ``python tests/oracle/stretches.py AA.jsonl``: a result file with ``device_time_s`` samples of many processes in
 windows from the start of the load on, as the trial of November 2026 stored them.
