@@ -85,6 +85,14 @@ def test_wrong_use_exits_2_with_the_usage(capsys, args):
     assert "usage: joulemark" in err
 
 
+def test_it_runs_as_a_module_of_its_interpreter():
+    done = subprocess.run([sys.executable, "-m", "joulemark", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"joulemark {__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "joulemark", "fly"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: joulemark ")
+
+
 def test_help_is_quick_and_imports_nothing_heavy():
     script = (
         "import sys; from joulemark.cli import main; code = main(['--help'])\n"

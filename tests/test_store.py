@@ -420,3 +420,22 @@ def test_each_environment_of_a_cluster_stands_once_before_its_records(tmp_path):
     kinds = [(one["kind"], one["environment_id"]) for one in map(json.loads, path.read_text().splitlines())]
     assert [one for kind, one in kinds if kind == "environment"] == [ENVIRONMENT.environment_id, other.environment_id]
     assert set(read_run(path).environments) == {ENVIRONMENT.environment_id, other.environment_id}
+
+
+def test_documents_beside_runs_are_no_runs(tmp_path):
+    run = tmp_path / "sweep-1.jsonl"
+    with RunWriter(run, new_run_id(), ENVIRONMENT, 1.0) as out:
+        out.write(record())
+    for name, text in {
+        "tandem.json": '{\n  "schema": "joulemark/tandem/1"\n}',
+        "energy.json": '{"schema":"joulemark/energy/2"}',
+        "sweep.json": '{"schema":"joulemark/sweep/2"}',
+        "other.json": '{"schema":"theirs/1"}',
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert [path.name for path in store.result_files(tmp_path, (".json", ".jsonl"))] == [
+        "other.json", "sweep-1.jsonl", "sweep.json",
+    ]  # fmt: skip
+    listing = find_runs(tmp_path, suffixes=(".json", ".jsonl"))
+    assert len(listing.runs) == 1
+    assert len(listing.unusable) == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from joulemark.metrics import find, format_value
 from joulemark.records import Conditions, Finding, Record, Value
 from joulemark.stats import summarize
@@ -11,6 +13,8 @@ from joulemark.stats import summarize
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+STRETCH_GAP = 0.03
+"""Difference between stretches of steady steps, over their median, from which on they were two states."""
 UNSTABLE_IQR = 0.05
 """Interquartile range over the median beyond which a time is unstable."""
 REASON_SHARE = 0.05
@@ -22,6 +26,7 @@ WAITING = 0.5
 PROCESS_SPREAD = 0.02
 """What two processes are assumed to differ by, relative to the figure, where it was not measured."""
 
+_STRETCHES = ("stretch_time_s", "stretch_steps", "device_time_s")
 _THROTTLING = ("thermal", "hw_slowdown", "power_brake")
 _HARMLESS = ("idle",)
 
@@ -30,6 +35,7 @@ def findings_of(record: Record) -> tuple[Finding, ...]:
     """Everything that the rules say about a record that was measured."""
     return (
         *unstable(record.metrics, record.samples),
+        *bistable(record),
         *throttled(record.conditions),
         *cold_clocks(record.conditions),
         *host_bound(record.metrics),
@@ -66,6 +72,34 @@ def unstable(metrics: Mapping[str, Value], samples: Mapping[str, Sequence[float]
             flags=True,
         )
     ]
+
+
+def bistable(record: Record) -> list[Finding]:
+    """Flag a process whose stretches of steady steps took times that differ by more than 3 % and do not overlap.
+
+    The machine was in two states while the case ran: the figure, the median of the stretches, is that of one of them.
+    Stretches overlap where the middle halves of their samples do. Of several processes the worst is named.
+    """
+    worst: tuple[float, str] | None = None
+    by_process = [record.samples_by_process(name) or [] for name in _STRETCHES]
+    for medians, steps, times in zip(*by_process, strict=False):
+        if len(medians) < 2 or min(medians) <= 0 or sum(steps) != len(times):
+            continue
+        gap = (max(medians) - min(medians)) / sorted(medians)[len(medians) // 2]
+        if gap > STRETCH_GAP and _apart(times, steps) and (worst is None or gap > worst[0]):
+            worst = gap, ", ".join(format_value(one, "s") for one in medians)
+    if worst is None:
+        return []
+    message = f"steady steps took {worst[1]} in stretches of one process ({worst[0]:.1%} apart)"
+    remedy = "a state of the machine changed while the case ran: measure several processes (--bench-processes)"
+    return [Finding("bistable", message, remedy, flags=True)]
+
+
+def _apart(times: Sequence[float], steps: Sequence[float]) -> bool:
+    """Whether the middle halves of the slowest and the fastest stretch do not meet."""
+    ends = np.cumsum(steps).astype(int)
+    halves = [np.quantile(part, (0.25, 0.75)) for part in np.split(np.asarray(times), ends[:-1]) if part.size]
+    return float(max(low for low, _ in halves)) > float(min(high for _, high in halves))
 
 
 def throttled(conditions: Conditions | None) -> list[Finding]:

@@ -102,6 +102,7 @@ for _metric in (
         "peak of memory allocated on the device; on a CPU, of the process's resident set",
     ),
     Metric("sm_clock_hz", "Hz", "neither", "SM clock", "median SM clock over the windows"),
+    Metric("steady_sm_clock_hz", "Hz", "neither", "steady SM clock", "median SM clock while the steady steps ran"),
     Metric("memory_clock_hz", "Hz", "neither", "memory clock", "median memory clock over the windows"),
     Metric("temperature_c", "degC", "neither", "temp.", "highest GPU temperature over the windows"),
     Metric("warmup_s", "s", "lower", "warm-up", "build, compile and warm-up before the first sample"),

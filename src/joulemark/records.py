@@ -296,7 +296,7 @@ class _Reference(TypedDict, total=False):
     step_peak_counts_per_s: Amount | None
 
 
-class _Tables(TypedDict, total=False):
+class KnownTables(TypedDict, total=False):
     """What is computed with in the tables of a record; rows and tables may hold more."""
 
     kernel_classes: list[_Kernels]
@@ -388,7 +388,7 @@ class Record(_FromJson):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Self:
-        converted(data.get("tables", {}), _Tables)
+        converted(data.get("tables", {}), KnownTables)
         return super().from_json(data)
 
 

@@ -26,6 +26,9 @@ PRIVATE_FOLDER = ".joulemark"
 
 _FAMILY, _, _VERSION = SCHEMA.rpartition("/")
 _GIT_TIMEOUT_S = 10.0
+_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
+_RUNS = b"sweep"
+_HEAD = 4096
 
 
 def new_run_id() -> str:
@@ -293,8 +296,14 @@ def _json_or_none(line: bytes) -> Json:
 
 
 @dataclass
-class _Reading:
-    """What the lines of a file have given so far."""
+class Reading:
+    """What the lines of a file have given so far.
+
+    Args:
+        problems: lines that could not be read, in words.
+        foreign_schemas: what other lines than ours call themselves.
+        last_kind: of the last line that was read.
+    """
 
     environments: dict[str, Environment] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
@@ -306,6 +315,7 @@ class _Reading:
     last_kind: str | None = None
 
     def take(self, number: int, line: bytes, whole: bool) -> None:
+        """Read a line, or keep what is wrong with it; ``whole``: it does not lack its end."""
         data = _json_or_none(line)
         if data is None:
             self.problems.append(f"line {number}: " + ("not JSON" if whole else "cut off (the run was killed here)"))
@@ -360,7 +370,7 @@ def read_run(path: Path) -> Run:
     Raises:
         UnreadableInput: there is no such file, or nothing in it can be used.
     """
-    reading = _Reading()
+    reading = Reading()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -388,7 +398,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _unusable(path: Path, reading: _Reading) -> UnreadableInput:
+def _unusable(path: Path, reading: Reading) -> UnreadableInput:
     newer = [schema for schema in reading.foreign_schemas if schema.rpartition("/")[0] == _FAMILY]
     if newer:
         return UnreadableInput(
@@ -451,11 +461,24 @@ def find_runs(
 
 
 def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Files under a folder that may hold runs, by their names.
+    """Files under a folder that may hold runs, by their names; not the documents that joulemark wrote beside them.
 
     Raises:
         ConfigurationError: there is no such folder.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
-    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    found = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    return [path for path in found if kind_of(path) is None]
+
+
+def kind_of(path: Path) -> str | None:
+    """Kind of the joulemark document in a JSON file (``tandem``, ``energy`` …); None of runs and of anything else."""
+    if path.suffix.lower() != ".json":
+        return None
+    try:
+        with path.open("rb") as file:
+            found = _KIND.search(file.read(_HEAD))
+    except OSError:
+        return None
+    return None if found is None or found[1] == _RUNS else found[1].decode()

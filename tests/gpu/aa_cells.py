@@ -4,14 +4,19 @@ Eight cheap cells (LeNet-5, ResNet-18, matrix products, elementwise chains) are 
 cell's step repeats its unit of work 100 times; the arms with added work repeat it 103 and 105 times, so that 3 % and
 5 % are kernels of the same kind, counted in units and never in seconds.
 
-One process measures all cells and, of each, the three arms in turn (which comes first changes with the process and
-the cell). That is fair to the gate: what differs between processes differs between the two sides of every verdict,
-since the gate is judged on disjoint sets of processes; the arms of one process never meet. It costs a third of
-processes that measure one arm each.
+One process measures all cells and, of each, the three arms in turns: a stretch of steady steps each, three rounds of
+them, the order changing with the process and the cell. The stretches are the harness's own
+(:mod:`joulemark.measure.steady`), with their lead-in and their clock; nothing else is measured. That is fair to the
+gate: what differs between processes differs between the two sides of every verdict, since the gate is judged on
+disjoint sets of processes; the arms of one process never meet. It costs a third of processes that measure one arm each.
+
+``--restless`` adds cells that are known to change their speed, between processes or within one, by more than the gate
+is asked to find: a CUDA graph of many tiny kernels, and operands that just fit the L2 cache.
 
 Run: ``python tests/gpu/aa_cells.py --parts PARTS --out results/nvidia-h200`` (about 6 minutes on an H200 for 24
-processes). Each process leaves one file in PARTS; the same command goes on where it was stopped (``--limit`` stops it
-by itself), and writes the records and ``aa.json`` when all are there. ``--device cpu`` tries the script without a GPU.
+processes). PARTS is a folder outside the checkout: each process leaves one file there; the same command goes on where
+it was stopped (``--limit`` stops it by itself, with exit code 3), and writes the records and ``aa.json`` when all are
+there. ``--device cpu`` tries the script without a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,18 +63,19 @@ def _operation(name: str, dtype: str, size: int) -> Cell:
 
 CELLS = (
     _zoo("lenet5", "graph", "fp32", 256),
-    _zoo("lenet5", "graph", "bf16", 64),
+    _zoo("lenet5", "graph", "fp32", 512),
     _zoo("resnet18", "graph", "bf16", 1),
-    _operation("gemm", "bf16", 2048),
+    _operation("gemm", "bf16", 4096),
+    _operation("gemm", "fp32", 2048),
     _operation("gemm", "fp32", 1024),
     _operation("gemm", "tf32", 2048),
-    _operation("elementwise", "fp32", 1 << 23),
     _operation("elementwise", "bf16", 1 << 25),
 )
-"""Steps that keep the device busy: the device time of a step that waits for its host has the host's spread."""
+"""Steps of 5 to 50 ms that keep the device busy: the time of a step that waits for its host has the host's spread."""
 
-HOST_BOUND = (_zoo("lenet5", "eager", "fp32", 1), _zoo("resnet18", "eager", "bf16", 1))
-"""Steps that wait for their host, with ``--host-bound``."""
+RESTLESS = (_zoo("lenet5", "graph", "bf16", 64), _operation("elementwise", "fp32", 1 << 23))
+"""On an H200 the first ran 5 % faster from some moment on in 3 of 24 processes, the second differs by 1.6 % from
+process to process."""
 
 ON_CPU = (
     _zoo("lenet5", "eager", "fp32", 1),
@@ -101,38 +108,46 @@ def build(cell: Cell, device: str) -> Unit:
     return chain
 
 
-def measure(cell: Cell, device: str, process: int, position: int) -> dict[float, list[Measurement]]:
+ROUNDS = 3
+STRETCH_S = 0.07
+"""Of each arm in each round, half of it lead-in."""
+
+
+def measure(cell: Cell, device: str, process: int, position: int) -> dict[float, Measurement]:
     """All arms of a cell in this process, the first of them chosen by the process and the cell."""
-    from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
+    from joulemark.collect.framework import device_uuid
+    from joulemark.collect.memory import ProcessMemoryPeak
+    from joulemark.collect.power import sm_clock_of
     from joulemark.collect.timing import timer_for
-    from joulemark.measure.plan import Pass, Plan
+    from joulemark.measure.plan import Pass
     from joulemark.measure.runner import Runner
+    from joulemark.measure.steady import unknown_clock
     from joulemark.workloads.base import Step
 
     unit = build(cell, device)
-    on_gpu = device.startswith("cuda")
-    memory = memory_peak(device) if on_gpu else ProcessMemoryPeak()
-    passes = [Pass("latency", 0.05, min_samples=3, target=0.002)]
-    passes += [Pass("steady", 0.12, min_samples=4, target=0.001)] if on_gpu else []
     arms = list(UNITS)
     shift = (process + position) % len(arms)
-    found = {}
-    for added in arms[shift:] + arms[:shift]:
-
-        def run(units: int = UNITS[added]) -> None:
-            for _ in range(units):
-                unit()
-
-        step = Step(run, items=UNITS[added])
-        found[added] = Runner(timer_for(device), memory).measure(step, Plan(tuple(passes)), warmup_rounds=2)
-    return found
+    order = arms[shift:] + arms[:shift]
+    uuid = device_uuid(device) if device.startswith("cuda") else None
+    runner = Runner(timer_for(device), ProcessMemoryPeak(), clock=sm_clock_of(uuid) if uuid else unknown_clock)
+    steps = [Step(_repeated(unit, UNITS[added]), items=UNITS[added]) for added in order]
+    one = Pass("steady", STRETCH_S, min_samples=1, target=0.0)
+    return dict(zip(order, runner.in_turns(steps, one, ROUNDS), strict=True))
 
 
-def cells_on(device: str, host_bound: bool) -> tuple[Cell, ...]:
+def _repeated(unit: Unit, times: int) -> Unit:
+    def run() -> None:
+        for _ in range(times):
+            unit()
+
+    return run
+
+
+def cells_on(device: str, restless: bool) -> tuple[Cell, ...]:
     """What is measured on a device."""
     if not device.startswith("cuda"):
         return ON_CPU
-    return CELLS + HOST_BOUND if host_bound else CELLS
+    return CELLS + RESTLESS if restless else CELLS
 
 
 def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> None:
@@ -142,26 +157,27 @@ def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> Non
     """
     import torch
 
-    from joulemark.collect.memory import memory_peak  # noqa: F401
     from joulemark.collect.timing import timer_for
     from joulemark.measure.runner import Runner  # noqa: F401
     from joulemark.workloads import zoo  # noqa: F401
 
+    with suppress(ImportError):  # seconds of imports, for ResNet-18
+        import torchvision  # noqa: F401
     sys.stdin.readline()
     started = time.time()
     torch.backends.cudnn.benchmark = False
     if device.startswith("cuda"):
         warm = build(_operation("gemm", "bf16", 4096), device)
-        timer_for(device).sustain(warm, 0.5, 1e-3)  # clocks up, as after any case before
+        timer_for(device).sustain(warm, 0.3, 1e-3)  # clocks up, as after any case before
     lines = []
     for position, cell in enumerate(cells):
         begin = time.time()
-        for added, measurements in measure(cell, device, process, position).items():
+        for added, measured in measure(cell, device, process, position).items():
             lines.append(
                 {
                     "case": cell.case.to_json(),
                     "added_work": added,
-                    "measurements": [one.to_json() for one in measurements],
+                    "measurements": [measured.to_json()],
                     "window_utc": [begin, time.time()],
                 }
             )
@@ -226,6 +242,9 @@ def write(parts: list[Path], device: str, out: Path) -> Path:
     return path
 
 
+_LONGEST_S = 120.0
+
+
 def run_processes(options: argparse.Namespace) -> list[Path]:
     """Let the processes that have no file yet measure one after the other, as far as the time allows.
 
@@ -242,13 +261,18 @@ def run_processes(options: argparse.Namespace) -> list[Path]:
         if options.limit - (start - begin) < 1.2 * longest:
             break
         child_process, waiting = waiting, None if following is None else _started(options, following, parts)
-        child_process.communicate(b"go\n")
+        try:
+            child_process.communicate(b"go\n", timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            child_process.kill()
+            child_process.wait()
         if child_process.returncode:
             if waiting is not None:
                 waiting.kill()
             raise RuntimeError(f"process {number + 1} ended with {child_process.returncode}")
         longest = max(longest, time.monotonic() - start)
-        print(f"process {number + 1} of {len(parts)}: {time.monotonic() - start:.1f} s", flush=True)
+        took, left = time.monotonic() - start, len(todo) - todo.index(number) - 1
+        print(f"process {number + 1} of {len(parts)}: {took:.1f} s, about {left * took:.0f} s left", flush=True)
     if waiting is not None:
         waiting.kill()
     return [part for part in parts if part.exists()]
@@ -257,7 +281,7 @@ def run_processes(options: argparse.Namespace) -> list[Path]:
 def _started(options: argparse.Namespace, number: int, parts: list[Path]) -> subprocess.Popen[bytes]:
     """A process that imports and then waits to be told."""
     command = [sys.executable, __file__, "--device", options.device, "--child", str(number)]
-    command += ["--parts", str(parts[number]), *(["--host-bound"] if options.host_bound else [])]
+    command += ["--parts", str(parts[number]), *(["--restless"] if options.restless else [])]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
@@ -265,15 +289,17 @@ def main() -> int:
     """Measure what is missing; when all is there, write the records and the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=24)
-    parser.add_argument("--parts", type=Path, required=True, help="folder of the processes' files")
+    parser.add_argument(
+        "--parts", type=Path, required=True, help="folder of the processes' files, outside the checkout"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/nvidia-h200"), help="folder of records and aa.json")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds after which no process starts")
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--host-bound", action="store_true", help="also two cells that wait for their host")
+    parser.add_argument("--restless", action="store_true", help="also two cells that are known to change their speed")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.device, options.child, options.parts, cells_on(options.device, options.host_bound))
+        child(options.device, options.child, options.parts, cells_on(options.device, options.restless))
         return 0
     parts = run_processes(options)
     if len(parts) < options.processes:

@@ -2,9 +2,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, rankdata
 
-from joulemark.history.changes import Change, find_changes, runs_needed
+from joulemark.history.changes import Change, average_ranks, find_changes, runs_needed
 from tests.history.simulated import levels
 
 
@@ -113,3 +115,9 @@ def test_so_many_runs_are_needed_and_suffice(rate):
 def test_a_rate_is_a_chance(rate):
     with pytest.raises(ValueError, match="between 0 and 1"):
         find_changes(np.ones((2, 20)), rate)
+
+
+@given(st.lists(st.integers(-3, 3) | st.floats(-1e9, 1e9), min_size=1, max_size=30))
+def test_ranks_are_scipys(values):
+    values = np.asarray(values, dtype=float)
+    np.testing.assert_array_equal(average_ranks(values), rankdata(values))

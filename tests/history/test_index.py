@@ -191,13 +191,13 @@ def test_two_that_bring_one_index_up_to_date_do_not_clash(tmp_path, looked_at):
     run_file(store / "b.jsonl", {1: 0.5, 2: 0.25}, run_id="cd" * 16)
     others = []
 
-    def read(file):
+    def beside(_):
         if not others:
-            others.append(looked_at(store, path=path)[1])
-        return read_result(file)
+            others.append([])
+            others[0] += looked_at(store, path=path)[1]
 
     with Index(path) as index:
-        index.update(store, result_files(store, (".jsonl",)), read, None)
+        index.update(store, result_files(store, (".jsonl",)), read_result, beside)
         figures = index.figures(store, "device_time_s", everything)
         assert figures.values.tolist() == [[0.5, 0.5], [0.25, 0.25]]
         assert len(index.sources(store)) == 2

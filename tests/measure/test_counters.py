@@ -52,15 +52,32 @@ def test_it_is_in_no_plan_but_its_own():
     assert set(ALONE) < set(INSTRUMENTS)
 
 
-def test_every_group_is_counted_between_windows_without():
-    counters = source()
-    (seen,) = Runner(HostTimer(), Memory(), counting=counting(counters)).measure(Step(lambda: time.sleep(0.004)), COUNT)
+class StoodClock:
+    """A clock that moves only when the step moves it."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_by(self, seconds):
+        self.now += seconds
+
+
+def test_every_group_is_counted_between_windows_without(monkeypatch):
+    clock = StoodClock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    counters = source(clock=clock)
+    runner = Runner(HostTimer(), Memory(), counting=counting(counters))
+    (seen,) = runner.measure(Step(lambda: clock.pass_by(0.004)), COUNT)
     assert counters.recorded == ["pass1", "pass2"] * 2
     assert seen.values["tensor_active_fraction"].value == pytest.approx(0.5)
     assert seen.values["tensor_active_fraction"].tier == "pm_sampling"
     assert seen.values["sm_active_fraction"].n == 4
     assert seen.values["dram_fraction"].n == 2
-    assert seen.values["counted_step_s"].value == pytest.approx(0.004, rel=0.5)
+    assert seen.values["counted_step_s"].value == pytest.approx(0.004)
+    assert seen.values["counters_overhead"].value == pytest.approx(0, abs=1e-9)
     assert len(seen.samples["uncounted_step_s"]) == 1 + len(seen.samples["counted_step_s"]) == 5
     assert seen.values["counters_overhead"].n == 4
     assert len(seen.windows_utc) == 4

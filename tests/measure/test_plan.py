@@ -14,16 +14,16 @@ def names(plan):
 
 def test_a_gpu_gets_every_pass_the_riskiest_last():
     assert names(plan_for(("timing", "power"), on_gpu=True, has_power=True)) == [
-        "latency", "steady", "power", "cold", "graph",
+        "latency", "steady", "issue", "power", "cold", "graph",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("instruments", "on_gpu", "has_power", "expected"),
     [
-        (("timing",), True, True, ["latency", "steady", "cold", "graph"]),
+        (("timing",), True, True, ["latency", "steady", "issue", "cold", "graph"]),
         (("power",), True, True, ["latency", "power"]),
-        (("timing", "power"), True, False, ["latency", "steady", "cold", "graph"]),
+        (("timing", "power"), True, False, ["latency", "steady", "issue", "cold", "graph"]),
         (("timing", "power"), False, True, ["latency", "power"]),
         (("timing",), False, False, ["latency"]),
         (("power",), False, False, ["latency"]),

@@ -99,8 +99,10 @@ class Issuing(ScriptedTimer):
 
 def test_ranks_issue_as_many_steps_as_rank_zeros_clock_allows():
     pace = InStep(lambda value: 0.01 if isinstance(value, float) else value)
-    measured = Runner(Issuing(), Memory(), pace=pace).measure(Step(lambda: None), ALL.only(("latency", "steady")))
-    budget_s = ALL.find("steady").budget_s / 4
+    measured = Runner(Issuing(), Memory(), pace=pace).measure(
+        Step(lambda: None), ALL.only(("latency", "steady", "issue"))
+    )
+    budget_s = ALL.find("issue").budget_s
     assert len(merged(measured)[2]["host_issue_unprofiled_s"]) == 4 * math.ceil(budget_s / 0.01 / 4)
 
 
@@ -108,7 +110,7 @@ def test_every_pass_gives_its_figures():
     timer = ScriptedTimer()
     measured = Runner(timer, Memory()).measure(Step(lambda: None, items=8, capturable=True), ALL, build_s=0.5)
     values, missing, samples = merged(measured)
-    assert [one.name for one in measured] == ["latency", "steady", "cold", "graph"]
+    assert [one.name for one in measured] == ["latency", "steady", "issue", "cold", "graph"]
     assert missing == {}
     assert values["host_time_s"].value == 0.003
     assert values["device_time_s"].value == 0.001
@@ -125,8 +127,10 @@ def test_every_pass_gives_its_figures():
     assert samples["host_reference_s"] == [0.0002] * 9
     assert values["host_reference_s"].value == 0.0002
     assert "flush" in timer.log
-    for one in measured:
-        ((start, end),) = one.windows_utc
+    assert {one.name: len(one.windows_utc) for one in measured} == {
+        "latency": 1, "steady": 3, "issue": 0, "cold": 1, "graph": 1,
+    }  # fmt: skip
+    for start, end in (window for one in measured for window in one.windows_utc):
         assert start < end <= time.time()
 
 

@@ -94,6 +94,7 @@ def test_a_baseline_that_cannot_be_read_is_refused_before_anything_runs(project)
         result = project.bench(TIMING, f"--bench-baseline={name}")
         assert result.ret == 4
         (result.stderr if "baseline" in result.stderr.str() else result.stdout).fnmatch_lines([says])
+        assert "nothing was measured" not in result.stdout.str()
     assert project.files == []
 
 

@@ -294,6 +294,7 @@ def test_an_interrupt_leaves_a_valid_file_that_says_so(project, number):
     assert set(project.records) == {"bench_case[1]"}
     text = (project.path / "out.txt").read_text()
     assert "INTERNALERROR" not in text
+    assert "was not used" not in text  # pytest-benchmark's fixture of the case that was interrupted
     assert "bench_a.bench_case" in text  # the table of what there is
     if number is signal.SIGTERM:
         finish(project)

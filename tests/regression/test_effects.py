@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,12 @@ def test_cycles_need_the_clock_of_every_process():
     assert (change.clocks, len(change.effects)) == (None, 1)
     both = changes([(known, moved), (record([1.0] * 3), record([1.0] * 3))], "device_time_s", RULE)
     assert [len(one.effects) for one in both] == [2, 1]
+    timed = [replace(one, processes=tuple({**p, "steady_sm_clock_hz": 1.8e9} for p in one.processes)) for one in
+             (known, moved)]  # fmt: skip
+    (change,) = changes([tuple(timed)], "device_time_s", RULE)
+    assert change.clocks is None  # the timed steps ran at one clock, whatever that of the energy windows was
+    (change,) = changes([(known, timed[1])], "device_time_s", RULE)
+    assert change.clocks == (1.9e9, 1.7e9)  # the kind of clock that both sides know
     (host,) = changes(
         [(record([1.0] * 3, "host_time_s", clocks=[1.9e9] * 3), record([1.0] * 3, "host_time_s", clocks=[1.7e9] * 3))],
         "host_time_s",

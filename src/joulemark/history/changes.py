@@ -140,14 +140,13 @@ class _Scan:
     """
 
     def __init__(self, levels: Floats) -> None:
-        from scipy.stats import rankdata
-
         levels = levels[np.isfinite(levels).sum(axis=1) >= 2 * MIN_RUNS]
         present = np.isfinite(levels)
         self.rows, self.runs = levels.shape
         counts = present.sum(axis=1, keepdims=True)
-        ranks = rankdata(levels, axis=1, nan_policy="omit")
-        ranks = np.where(present, ranks - (counts + 1) / 2, 0.0)
+        ranks = np.zeros(levels.shape)
+        for own, row, there in zip(ranks, levels, present, strict=True):
+            own[there] = average_ranks(row[there]) - (there.sum() + 1) / 2
         deviation = np.sqrt((ranks**2).sum(axis=1, keepdims=True) / np.maximum(counts - 1, 1))
         # Single precision halves the traffic of the permutations and is far finer than the statistic's noise.
         self._ranks = (ranks / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
@@ -224,12 +223,23 @@ class _Scan:
         return Change(at + 1, int(close[0]) + 1, int(close[-1]) + 1)
 
 
+def average_ranks(values: Floats) -> Floats:
+    """Ranks from 1, equal values having the mean of theirs: as scipy.stats.rankdata, whose import takes a second."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[places], dtype=float)
+
+
 def _components(ranks: Singles) -> Singles:
     """First principal components of the runs, each of variance 1; a permutation of the runs permutes them alike."""
-    _, strengths, components = np.linalg.svd(ranks.astype(float), full_matrices=False)
-    real = strengths[:_COMPONENTS] > 1e-6 * max(strengths.max(initial=0.0), 1.0)
-    scaled = components[:_COMPONENTS][real] * math.sqrt(ranks.shape[1] - 1)
-    return np.asarray(scaled, dtype=np.float32)
+    values = ranks.astype(float)
+    rows, runs = values.shape
+    # The components come from the smaller product of the matrix with itself: many times faster than its own SVD.
+    squares, vectors = np.linalg.eigh(values @ values.T if rows < runs else values.T @ values)
+    strengths = np.sqrt(np.maximum(squares[::-1][:_COMPONENTS], 0.0))
+    real = strengths > 1e-6 * max(strengths.max(initial=0.0), 1.0)
+    chosen = vectors[:, ::-1][:, :_COMPONENTS][:, real].T
+    components = chosen @ values / strengths[real, None] if rows < runs else chosen
+    return np.asarray(components * math.sqrt(runs - 1), dtype=np.float32)
 
 
 def _weights(counts: npt.NDArray[np.int_], total: npt.NDArray[np.int_] | int) -> Singles:

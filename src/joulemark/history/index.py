@@ -18,11 +18,12 @@ import numpy as np
 
 from joulemark import __version__
 from joulemark.errors import UnreadableInput
+from joulemark.history.lean import LeanReader, LeanRecord, LeanRun
 from joulemark.history.runs import Figures, Floats, PastRun, Source, driver_of, order_of, setup_of
-from joulemark.records import Case, Environment, Json, Record, Run
+from joulemark.records import Case, Environment, Json, Run
 
 _FORMAT = f"2 of joulemark {__version__}"
-_FILES_PER_COMMIT = 20
+_FILES_PER_COMMIT = 200
 _WAIT_S = 30.0
 _TABLES = """
 CREATE TABLE format (text TEXT);
@@ -39,6 +40,10 @@ CREATE TABLE figures (
 CREATE INDEX figures_of_metric ON figures (metric);
 CREATE INDEX figures_of_run ON figures (run);
 """
+
+
+_Fresh = tuple[bytes, Sequence[int], "LeanRun | Run | str"]
+"""Name and stamp of a file, and its run or what is wrong with it."""
 
 
 def default_path(folder: Path, environ: Mapping[str, str]) -> Path:
@@ -90,22 +95,25 @@ class Index:
     ) -> None:
         """Read the files that are new or changed, and forget those that are gone.
 
+        Files in which everything is as it should be are read by :mod:`joulemark.history.lean`.
+
         Args:
             folder: that all files lie in.
             files: the result files as they are now.
-            read: what reads one; its :class:`UnreadableInput` is kept as the file's error.
+            read: what reads any other; its :class:`UnreadableInput` is kept as the file's error.
             on_read: called before each file that is read.
         """
         known = {name: stamp for name, *stamp in self._database.execute("SELECT path, size, mtime_ns FROM file")}
-        cells = dict(self._database.execute("SELECT content, id FROM cell"))
-        fresh: list[tuple[bytes, Sequence[int], Run | str]] = []
+        cells = {case.case_id: key for key, case in self._cases().items()}
+        lean = LeanReader()
+        fresh: list[_Fresh] = []
         for path in files:
             name, stamp = os.fsencode(path.relative_to(folder)), _stamp(path)
             if known.pop(name, None) == stamp:
                 continue
             if on_read is not None:
                 on_read(path)
-            fresh.append((name, stamp, _run_or_error(path, read)))
+            fresh.append((name, stamp, lean.read(path) or _run_or_error(path, read)))
             if len(fresh) == _FILES_PER_COMMIT:
                 self._take(fresh, cells)
                 fresh = []
@@ -113,7 +121,7 @@ class Index:
         with self._database:
             self._database.executemany("DELETE FROM file WHERE path = ?", [(name,) for name in known])
 
-    def _take(self, fresh: Sequence[tuple[bytes, Sequence[int], Run | str]], cells: dict[str, int]) -> None:
+    def _take(self, fresh: Sequence[_Fresh], cells: dict[str, int]) -> None:
         """Store what was read, all at once: nobody else has to wait while files are read."""
         with self._database:
             for name, stamp, found in fresh:
@@ -123,36 +131,39 @@ class Index:
                     "INSERT INTO file (path, size, mtime_ns, error, problems) VALUES (?, ?, ?, ?, ?)",
                     (name, *stamp, _ascii(error), _ascii(problems)),
                 ).lastrowid
-                for past, records in () if isinstance(found, str) else _by_driver(found):
+                for past, records in () if isinstance(found, str) else _by_driver(_lean(found)):
                     self._add(entry, past, records, cells)
 
-    def _add(self, file: int | None, past: PastRun, records: Sequence[Record], cells: dict[str, int]) -> None:
+    def _add(self, file: int | None, past: PastRun, records: Sequence[LeanRecord], cells: dict[str, int]) -> None:
         row = self._database.execute(
             "INSERT INTO run (file, run_id, started_utc, driver, setup) VALUES (?, ?, ?, ?, ?)",
             (file, _ascii(past.run_id), past.started_utc, _ascii(past.driver), _ascii(past.setup)),
         ).lastrowid
-        columns: dict[str, list[tuple[int, float, bool]]] = {}
+        columns: dict[str, tuple[list[int], list[float], list[bool]]] = {}
         for record in records:
             cell, flagged = self._cell(record.case, cells), record.outcome == "flagged"
-            for name, value in record.metrics.items():
-                if value.value is not None:
-                    columns.setdefault(name, []).append((cell, value.value, flagged))
-        for name, column in columns.items():
-            arrays = [
-                np.array(part, kind).tobytes() for part, kind in zip(zip(*column, strict=True), _KINDS, strict=True)
-            ]
-            self._database.execute(
-                "INSERT INTO figures (run, metric, cells, amounts, flags) VALUES (?, ?, ?, ?, ?)",
-                (row, _ascii(name), *arrays),
-            )
+            for name, value in record.figures.items():
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = ([], [], [])
+                column[0].append(cell)
+                column[1].append(value)
+                column[2].append(flagged)
+        self._database.executemany(
+            "INSERT INTO figures (run, metric, cells, amounts, flags) VALUES (?, ?, ?, ?, ?)",
+            ((row, _ascii(name), *_arrays(column)) for name, column in columns.items()),
+        )
 
     def _cell(self, case: Case, cells: dict[str, int]) -> int:
-        content = _ascii(case.to_json())
-        if content not in cells:
+        """The number of a case. Its hash is remembered by the case, its content would be written anew each time."""
+        cell = cells.get(case.case_id)
+        if cell is None:
+            content = _ascii(case.to_json())
             # Another process that brings the same index up to date may have been faster.
             self._database.execute("INSERT OR IGNORE INTO cell (content) VALUES (?)", (content,))
-            (cells[content],) = self._database.execute("SELECT id FROM cell WHERE content = ?", (content,)).fetchone()
-        return cells[content]
+            (cell,) = self._database.execute("SELECT id FROM cell WHERE content = ?", (content,)).fetchone()
+            cells[case.case_id] = cell
+        return int(cell)
 
     def sources(self, folder: Path) -> list[Source]:
         """The files, in order of their names.
@@ -224,6 +235,11 @@ FROM figures JOIN run ON run.id = figures.run JOIN file ON file.id = run.file WH
 """
 
 
+def _arrays(column: tuple[list[int], list[float], list[bool]]) -> list[bytes]:
+    """Cells, amounts and flags of a metric as the bytes of arrays."""
+    return [np.array(part, kind).tobytes() for part, kind in zip(column, _KINDS, strict=True)]
+
+
 def _ascii(value: Json) -> str:
     """A value's JSON in ASCII: text from files may hold what sqlite takes for no text."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
@@ -277,18 +293,36 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
     return database
 
 
-def _by_driver(run: Run) -> list[tuple[PastRun, list[Record]]]:
+def _lean(run: LeanRun | Run) -> LeanRun:
+    if isinstance(run, LeanRun):
+        return run
+    records = tuple(
+        LeanRecord(
+            one.case,
+            one.outcome,
+            one.environment_id,
+            one.gpu_uuid,
+            {name: value.value for name, value in one.metrics.items() if value.value is not None},
+        )
+        for one in run.records
+    )
+    return LeanRun(run.path, run.run_id, dict(run.environments), records, run.started_utc, run.problems)
+
+
+def _by_driver(run: LeanRun) -> list[tuple[PastRun, list[LeanRecord]]]:
     """What a file measured under each driver: a sweep may be resumed after an update."""
     measured = {record.gpu_uuid for record in run.records if record.gpu_uuid}
     pasts = {key: _past(run, one, measured) for key, one in run.environments.items()}
     unknown = _past(run, Environment({}))
-    parts: dict[str, tuple[PastRun, list[Record]]] = {}
+    if len({record.environment_id for record in run.records}) == 1:
+        return [(pasts.get(run.records[0].environment_id, unknown), list(run.records))]
+    parts: dict[str, tuple[PastRun, list[LeanRecord]]] = {}
     for record in run.records:
         past = pasts.get(record.environment_id, unknown)
         parts.setdefault(past.driver, (past, []))[1].append(record)
     return list(parts.values())
 
 
-def _past(run: Run, environment: Environment, measured: Collection[str] = ()) -> PastRun:
+def _past(run: LeanRun, environment: Environment, measured: Collection[str] = ()) -> PastRun:
     setup = setup_of(environment, measured)
     return PastRun(run.path, run.run_id, run.started_utc, driver_of(environment.facts), setup)

@@ -11,6 +11,7 @@ import numpy as np
 from joulemark.history.changes import CONFIDENCE, FALSE_ALARM_RATE, Change, find_changes, runs_needed
 from joulemark.history.runs import Figures, Floats, PastRun, differences, sorted_drivers
 from joulemark.records import Case
+from joulemark.regression.verdicts import quantile
 
 _TRIM = 0.2
 """Share of the runs left out at either end of a trimmed mean."""
@@ -217,10 +218,8 @@ def trimmed_ratio(base: Floats, new: Floats, confidence: float = CONFIDENCE) -> 
     variance = error_base + error_new
     if variance == 0:
         return Ratio(math.exp(shift), (math.exp(shift), math.exp(shift)))
-    from scipy.stats import t as student
-
     freedom = variance**2 / (error_base**2 / freedom_base + error_new**2 / freedom_new)
-    half = float(student.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(variance)
+    half = quantile(0.5 + confidence / 2, freedom) * math.sqrt(variance)
     return Ratio(math.exp(shift), (math.exp(shift - half), math.exp(shift + half)))
 
 

@@ -16,7 +16,7 @@ class Pass:
     """One run over a case with one set of instruments.
 
     Args:
-        name: ``latency``, ``steady``, ``power``, ``cold``, ``graph``, ``profiler`` or ``counters``.
+        name: ``latency``, ``steady``, ``issue``, ``power``, ``cold``, ``graph``, ``profiler`` or ``counters``.
         budget_s: wall time of its samples.
         min_samples: never fewer.
         target: relative half-width of the interval at which it may stop early.
@@ -43,6 +43,26 @@ class Plan:
         """The pass of this name."""
         return next((one for one in self.passes if one.name == name), None)
 
+    def visits(self, stretches: int) -> list[Pass]:
+        """The passes in the order in which they run, the steady one as often as it has stretches.
+
+        Its stretches are spread: the first has its place, the others follow the later passes, the last ones first.
+        Nothing follows the graph's capture.
+
+        Args:
+            stretches: of the steady pass.
+        """
+        steady = self.find("steady")
+        if steady is None or stretches < 2:
+            return list(self.passes)
+        place = self.passes.index(steady)
+        between = [one for one in self.passes[place + 1 :] if one.name != "graph"]
+        graph = [one for one in self.passes[place + 1 :] if one.name == "graph"]
+        followed = between[max(0, len(between) - stretches + 1) :]
+        spread = [each for one in between for each in ((one, steady) if one in followed else (one,))]
+        rest = [steady] * (stretches - 1 - len(followed))
+        return [*self.passes[: place + 1], *spread, *rest, *graph]
+
     def only(self, names: Collection[str]) -> Plan:
         """The passes of these names."""
         return Plan(tuple(one for one in self.passes if one.name in names))
@@ -67,12 +87,13 @@ class Plan:
 _FULL = {
     "latency": Pass("latency", 0.35),
     "steady": Pass("steady", 0.4),
+    "issue": Pass("issue", 0.1, min_samples=9),
     "power": Pass("power", 2.4),
     "cold": Pass("cold", 0.08, min_samples=3, target=0.01),
     "graph": Pass("graph", 0.15, target=0.01),
 }
-_QUICK = {"latency": 0.1, "steady": 0.1, "power": 1.3, "cold": 0.03, "graph": 0.05}
-_BY_INSTRUMENT = {"timing": ("latency", "steady", "cold", "graph"), "power": ("power",)}
+_QUICK = {"latency": 0.1, "steady": 0.1, "issue": 0.025, "power": 1.3, "cold": 0.03, "graph": 0.05}
+_BY_INSTRUMENT = {"timing": ("latency", "steady", "issue", "cold", "graph"), "power": ("power",)}
 
 PROFILE = Plan((Pass("profiler", 0.5, min_samples=3),))
 COUNT = Plan((Pass("counters", 0.5, min_samples=1),))
@@ -100,7 +121,7 @@ def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick:
         )
     names = {name for instrument in instruments for name in _BY_INSTRUMENT.get(instrument, ())} | {"latency"}
     if not on_gpu:
-        names -= {"cold", "graph", "steady"}
+        names -= {"cold", "graph", "steady", "issue"}
     if not has_power:
         names -= {"power"}
     chosen = [_FULL[name] for name in _FULL if name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from joulemark.collect.timing import LoneSamples, Timer, first_line, is_out_of_m
 from joulemark.collect.torch_profiler import Profiler, TorchProfiler
 from joulemark.errors import JoulemarkError, Unsupported
 from joulemark.findings import from_warning
-from joulemark.measure import counters
+from joulemark.measure import counters, steady
 from joulemark.measure.pace import Alone, Pace
 from joulemark.measure.plan import Pass, Plan
 from joulemark.measure.profile import measurement_of
@@ -82,6 +83,7 @@ class Runner:
         counting: instruments of the counters pass.
         dtype: number format of the case, for the counters' reference; None where it has none.
         pace: who decides how many steps a pass takes.
+        clock: reads the SM clock while the steady steps run.
     """
 
     timer: Timer
@@ -93,9 +95,11 @@ class Runner:
     counting: counters.Counting | None = None
     dtype: str | None = None
     pace: Pace = field(default_factory=Alone)
+    clock: steady.Clock = steady.unknown_clock
     _epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
     _warm_step_s: float = 0.0
     _warmup_s: float = 0.0
+    _stretches: list[steady.Stretch] = field(default_factory=list)
 
     def measure(
         self,
@@ -127,16 +131,25 @@ class Runner:
         loops = iterations or self._iterations(self._warm_step_s, step)
         self._warmup_s = build_s + warm.seconds
         job = _Job(step, rounds, loops, self._warmup_s, warm.steps, plan.find("steady") is None)
-        out: list[Measurement] = []
-        for one in plan.passes:
+        self._stretches = []
+        planned = plan.find("steady")
+        stretches = 1 if planned is None else steady.stretches_of(planned, self._warm_step_s, self.pace)
+        found: dict[str, Measurement] = {}
+        for one in plan.visits(stretches):
             progress(one.name)
-            out.append(self._latency(one, job) if one.name == "latency" else self._later_pass(one, step, out))
-        return out
+            if one.name == "latency":
+                found[one.name] = self._latency(one, job)
+                continue
+            seen = self._later_pass(_part_of(one, stretches), step, list(found.values()))
+            if seen.values or one.name not in found:  # a later stretch that fails takes nothing from the earlier ones
+                found[one.name] = seen
+        return list(found.values())
 
     def _later_pass(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
         """A pass whose failure costs its own figures alone."""
         passes: dict[str, Callable[[Pass, Step, list[Measurement]], Measurement]] = {
             "steady": self._steady,
+            "issue": self._issue,
             "power": self._power,
             "cold": self._cold,
             "graph": self._graph,
@@ -220,30 +233,64 @@ class Runner:
         window = (self._utc(lone.start), self._utc(lone.end))
         return Measurement(one.name, values, samples, missing, findings, windows_utc=(window,))
 
+    def in_turns(self, steps: Sequence[Step], one: Pass, rounds: int) -> list[Measurement]:
+        """Steady Measurements of several steps that take turns, a stretch each per round; first a warm-up of each.
+
+        What changes slowly, the device's clocks above all, changes for all of them alike.
+
+        Args:
+            steps: without setups.
+            one: the time of a stretch with its lead-in, its least samples and its aim.
+            rounds: how many stretches each step gets.
+
+        Raises:
+            Exception: whatever a step raises.
+        """
+        times = [self._warm_up(step, self.pace.warmup_rounds).step_s for step in steps]
+        found: list[list[steady.Stretch]] = [[] for _ in steps]
+        for _ in range(rounds):
+            for step, step_s, stretches in zip(steps, times, found, strict=True):
+                stretches.append(self._stretch(one, step, step_s))
+        return [self._of_stretches(one, step, stretches) for step, stretches in zip(steps, found, strict=True)]
+
     def _steady(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
+        """A further stretch of steps back to back; what all of them so far have shown."""
+        self._refuse_back_to_back(step)
+        self._stretches.append(self._stretch(one, step, self.pace.agree(_step_time(done))))
+        return self._of_stretches(one, step, self._stretches)
+
+    def _stretch(self, one: Pass, step: Step, step_s: float) -> steady.Stretch:
+        with _quiet_collector():
+            return steady.take(self.timer, step.run, one, step_s, self.pace, self.clock)
+
+    def _of_stretches(self, one: Pass, step: Step, stretches: Sequence[steady.Stretch]) -> Measurement:
+        samples = steady.samples_of(stretches)
+        values = {"device_time_s": steady.time_of(stretches, self.timer.tier)}
+        if clocks := samples.get("stretch_sm_clock_hz"):
+            values["steady_sm_clock_hz"] = value_of(clocks, "steady_sm_clock_hz", "nvml")
+        _throughput(values, samples, step)
+        imprecise = [
+            finding for each in stretches for finding in _imprecise(each.stopped, each.step_s, "device time", one)
+        ]
+        windows = tuple((self._utc(each.start), self._utc(each.end)) for each in stretches)
+        return Measurement(one.name, values, samples, {}, tuple(imprecise[:1]), windows_utc=windows)
+
+    def _refuse_back_to_back(self, step: Step) -> None:
         if step.setup is not None:
             raise Unsupported("a setup runs between the steps, so they cannot be issued back to back")
         if self.timer.side_streams:
             raise Unsupported("the step works on several streams, so an event of one of them does not end it")
+
+    def _issue(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
+        self._refuse_back_to_back(step)
         step_s = self.pace.agree(_step_time(done))
         with _quiet_collector():
-            steady = self.timer.steady(step.run, self.pace.stop(one, step_s), step_s)
-            bursts = replace(one, budget_s=one.budget_s / 4, min_samples=_MIN_ISSUED)
-            issue = self.timer.issue(step.run, self.pace.stop(bursts, step_s))
-        values = {"device_time_s": value_of(steady.step_s, "device_time_s", self.timer.tier)}
-        samples = {"device_time_s": steady.step_s}
-        if issue.step_s:
-            for name, seconds in (("host_issue_unprofiled_s", issue.step_s), ("host_reference_s", issue.reference_s)):
-                samples[name] = seconds
-                values[name] = value_of(seconds, name, "host_clock")
-        _throughput(values, samples, step)
+            issue = self.timer.issue(step.run, self.pace.stop(one, step_s))
+        samples = {"host_issue_unprofiled_s": issue.step_s, "host_reference_s": issue.reference_s}
+        if not issue.step_s:
+            return Measurement(one.name)
         return Measurement(
-            one.name,
-            values,
-            samples,
-            {},
-            tuple(_imprecise(steady.stopped, steady.step_s, "device time", one)),
-            windows_utc=((self._utc(steady.start), self._utc(steady.end)),),
+            one.name, {name: value_of(seconds, name, "host_clock") for name, seconds in samples.items()}, samples
         )
 
     def _power(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:
@@ -357,6 +404,7 @@ class Runner:
 _METRICS_OF = {
     "latency": ("host_time_s", "peak_memory_bytes"),
     "steady": ("device_time_s", "throughput_per_s"),
+    "issue": ("host_issue_unprofiled_s",),
     "power": ("power_w", "energy_per_item_j"),
     "cold": ("device_time_cold_s",),
     "graph": ("device_time_graph_s",),
@@ -380,7 +428,6 @@ def missing_metrics(plan: Plan, reasons: dict[str, str]) -> dict[str, str]:
 
 _LONG_STEP_S = 0.05
 _MOST_PROFILED_STEPS = 10
-_MIN_ISSUED = 9
 
 
 def _refuse_long(step_s: float, why: str) -> None:
@@ -438,6 +485,13 @@ def _imprecise(stopped: str, samples: Sequence[float], what: str, one: Pass) -> 
             f"the interval of the {what} is ±{format_value(100 * width, '1', 2)} % after {len(samples)} samples",
             "give it more time (--bench-budget), or look for what disturbs the machine",
         )
+
+
+def _part_of(one: Pass, stretches: int) -> Pass:
+    """The pass, or one stretch of the steady one."""
+    if one.name != "steady":
+        return one
+    return replace(one, budget_s=one.budget_s / stretches, min_samples=math.ceil(one.min_samples / stretches))
 
 
 def _both(first: Callable[[], object] | None, second: Callable[[], object]) -> Callable[[], object]:

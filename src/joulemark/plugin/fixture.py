@@ -19,6 +19,7 @@ from joulemark.measure.counters import Counting
 from joulemark.measure.pace import Alone, Pace
 from joulemark.measure.plan import PROFILE, PROFILE_OF_RANKS, Plan, plan_for
 from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
+from joulemark.measure.steady import Clock, unknown_clock
 from joulemark.measure.turn import turn_at
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record
@@ -38,6 +39,7 @@ class Instruments:
         static_power_w: of the idle board with clocks up, in W.
         facts: of the framework in this process, for the environment.
         counting: hardware counters; only in the process of the counters pass.
+        clock: reads the SM clock of the device.
     """
 
     target: Target
@@ -50,6 +52,7 @@ class Instruments:
     no_clock: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     counting: Counting | None = None
+    clock: Clock = unknown_clock
 
 
 @dataclass
@@ -237,6 +240,7 @@ class Bench:
             counting=instruments.counting,
             dtype=self.case.dtype,
             pace=self.pace,
+            clock=instruments.clock,
         )
         build_s = time.perf_counter() - self.opened
         with turn_at(self.turn), warnings_as_findings(self.findings):

@@ -14,12 +14,13 @@ from joulemark.collect.counters import Ladder, open_counters
 from joulemark.collect.framework import device_uuid
 from joulemark.collect.gpm import GpmSource
 from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
-from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power
+from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power, sm_clock_of
 from joulemark.collect.timing import HostTimer, Timer, timer_for
 from joulemark.counter_series import CounterSource
 from joulemark.device.nvml import FAKE_GPUS
 from joulemark.errors import DeviceError
 from joulemark.measure.counters import Counting
+from joulemark.measure.steady import unknown_clock
 from joulemark.plugin.fixture import Instruments
 from joulemark.plugin.sweep import Target
 
@@ -49,7 +50,8 @@ def open_instruments(
     if baselines and power is not None and target.on_gpu and device != "cpu":
         static = _static_power_w(timer, power, facts)
     counting = open_counting(target, device, no_clock, cupti) if "counters" in collect else None
-    return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts, counting)
+    sm_clock = unknown_clock if target.uuid is None or device == "cpu" else sm_clock_of(target.uuid)
+    return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts, counting, sm_clock)
 
 
 def _clock(target: Target) -> tuple[str, Timer, str]:

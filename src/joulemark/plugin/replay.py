@@ -50,8 +50,6 @@ def prepare(item: pytest.Item) -> None:
     theirs = item.get_closest_marker("benchmark")
     kwargs: dict[str, Any] = dict(theirs.kwargs) if theirs else {}
     item.add_marker(pytest.mark.benchmark(**{**kwargs, "timer": clock}), append=False)
-    # A case that failed or did not fit has no samples to replay: its outcome says so, no second voice is needed.
-    item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
 
 
 def replay(item: pytest.Item, benchmark: Any, record: Record) -> None:

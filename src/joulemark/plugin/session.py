@@ -68,7 +68,10 @@ def configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[_SESSION] = session
     # A project may turn warnings into errors for its tests; in a benchmark a warning is a Finding.
-    config.known_args_namespace.pythonwarnings = [*(config.known_args_namespace.pythonwarnings or ()), "default"]
+    # A case that was interrupted, failed or did not fit has nothing to replay: its outcome says so, no second voice is
+    # needed.
+    named = config.known_args_namespace.pythonwarnings or ()
+    config.known_args_namespace.pythonwarnings = [*named, "default", "ignore:Benchmark fixture was not used"]
     _adapt_pytest_benchmark(config, options)
     config.pluginmanager.register(session, "joulemark-session")
     _choose_paths(config)
@@ -617,9 +620,9 @@ class BenchSession:
         missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Tables, Findings, and where the records are."""
-        if self.journal is None or self.config.option.collectonly:
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
+        """Tables, Findings, and where the records are; nothing of a session that was refused: its error says why."""
+        if self.journal is None or self.config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
         from joulemark.plugin.header import write_summary
 

@@ -20,6 +20,9 @@ MIN_PROCESSES = 3
 CLOCK_MOVED = 0.005
 """Relative range of the SM clock over all processes of a row from which on its cycles are looked at too."""
 
+_CLOCKS = ("steady_sm_clock_hz", "sm_clock_hz")
+"""Where a record may hold the SM clock: of its timed steps, and of its energy windows."""
+
 _SMALLEST = 1e-100
 """A figure under it is none: ratios with it would overflow."""
 
@@ -82,7 +85,12 @@ def changes(pairs: Sequence[Pair], metric: str, rule: Rule, others: Sequence[Rec
     moved = [_moved_clocks(pair, metric) if exponent else None for pair in pairs]
     if exponent is None or not any(moved):
         return plain
-    in_cycles = _effects(pairs, metric, rule, others, lambda record: _in_cycles(record, metric, exponent))
+    clocks_of = {id(record): _clock_of(pair, metric) for pair in pairs for record in pair}
+
+    def cycles_of(record: Record) -> NDArray[np.float64]:
+        return _in_cycles(record, metric, exponent, clocks_of.get(id(record), _CLOCKS[-1]))
+
+    in_cycles = _effects(pairs, metric, rule, others, cycles_of)
     return [
         Change(
             one.base,
@@ -116,17 +124,29 @@ def _figures(record: Record, metric: str) -> NDArray[np.float64]:
     return np.asarray(found, dtype=float)
 
 
-def _clocks(record: Record, metric: str) -> NDArray[np.float64]:
-    """SM clocks of the same processes; of no length where one does not know its own."""
+def _clocks(record: Record, metric: str, clock: str) -> NDArray[np.float64]:
+    """SM clocks of the same processes; of no length where one does not know its own.
+
+    Args:
+        record: of the processes.
+        metric: that they have a figure of.
+        clock: the metric that holds the clock.
+    """
     with_figure = [process for process in record.processes if metric in process]
-    clocks = [process.get("sm_clock_hz") for process in with_figure]
+    clocks = [process.get(clock) for process in with_figure]
     if len(clocks) < 2:
-        clocks = [record.value("sm_clock_hz")]
+        clocks = [record.value(clock)]
     return np.asarray([], dtype=float) if not all(clocks) else np.asarray(clocks, dtype=float)
 
 
-def _in_cycles(record: Record, metric: str, exponent: int) -> NDArray[np.float64]:
-    figures, clocks = _figures(record, metric), _clocks(record, metric)
+def _clock_of(pair: Pair, metric: str) -> str:
+    """The clock that both sides know, that of the timed steps before that of the energy windows."""
+    known = (clock for clock in _CLOCKS if all(_clocks(record, metric, clock).size for record in pair))
+    return next(known, _CLOCKS[-1])
+
+
+def _in_cycles(record: Record, metric: str, exponent: int, clock: str) -> NDArray[np.float64]:
+    figures, clocks = _figures(record, metric), _clocks(record, metric, clock)
     return figures * clocks**exponent if len(figures) == len(clocks) else np.asarray([], dtype=float)
 
 
@@ -136,7 +156,7 @@ def _log_or_empty(figures: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _moved_clocks(pair: Pair, metric: str) -> tuple[float, float] | None:
     """Median SM clocks of both sides, where all processes know theirs and they differ."""
-    sides = [_clocks(record, metric) for record in pair]
+    sides = [_clocks(record, metric, _clock_of(pair, metric)) for record in pair]
     if not all(side.size for side in sides):
         return None
     every = np.concatenate(sides)

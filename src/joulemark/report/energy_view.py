@@ -54,7 +54,7 @@ def _coefficients(calibration: Calibration) -> Table:
     ]
     notes += [f"the sensors' gain error of ±{calibration.gain:.0%} comes on top", *calibration.notes[1:]]
     title = f"energies of {calibration.gpu.get('gpu', 'the GPU')} ({calibration.mode})"
-    return _table(title, ("unit", "part", "energy", "95 % interval", "windows"), rows, {2, 4}, notes)
+    return _table(title, ("unit", "part", "energy", "95 % interval", "windows"), rows, {2, 3, 4}, notes)
 
 
 def _goodness(calibration: Calibration) -> Table:
@@ -128,7 +128,7 @@ def _predictions(rows: Sequence[Mapping[str, Any]], document: Mapping[str, Json]
     ]
     columns = ("workload", "", "measured", "predicted", "95 % interval", "error", "dynamic")
     notes = [f"{row['workload']}: {row['notes']['prediction']}" for row in rows if row["notes"]]
-    return _table("energy, measured and predicted", columns, shown, {2, 3, 5, 6}, [*notes, *_summary(document)])
+    return _table("energy, measured and predicted", columns, shown, {2, 3, 4, 5, 6}, [*notes, *_summary(document)])
 
 
 def _summary(document: Mapping[str, Json]) -> list[str]:
