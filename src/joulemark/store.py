@@ -26,6 +26,8 @@ PRIVATE_FOLDER = ".joulemark"
 
 _FAMILY, _, _VERSION = SCHEMA.rpartition("/")
 _GIT_TIMEOUT_S = 10.0
+_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
+_HEAD = 4096
 
 
 def new_run_id() -> str:
@@ -451,11 +453,24 @@ def find_runs(
 
 
 def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Files under a folder that may hold runs, by their names.
+    """Files under a folder that may hold runs, by their names: without documents that joulemark makes of runs.
 
     Raises:
         ConfigurationError: there is no such folder.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
-    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
+    return [path for path in files if kind_of(path) is None]
+
+
+def kind_of(path: Path) -> str | None:
+    """Kind of the joulemark document in a file, as its schema says: ``energy``, ``tandem`` …; None of runs, and else."""
+    if path.suffix.lower() not in (".json", ".jsonl"):
+        return None
+    try:
+        with path.open("rb") as file:
+            found = _KIND.search(file.read(_HEAD))
+    except OSError:
+        return None
+    return None if found is None or found[1] == b"sweep" else found[1].decode()

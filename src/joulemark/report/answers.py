@@ -213,7 +213,9 @@ def plateau(curve: Curve) -> Answer:
     found = curve.plateau
     tier = ", ".join(dict.fromkeys(value.tier or "" for _, value in curve.line("throughput_per_s")))
     if found.verdict == "too_few_points":
-        text = f"{len(curve.batches)} batch sizes were measured; four over two doublings are needed."
+        measured = len(curve.batches)
+        sizes = "1 batch size was" if measured == 1 else f"{measured} batch sizes were"
+        text = f"{sizes} measured; four over two doublings are needed."
         return Answer("plateau", "Not known", text, "unknown", "")
     if found.verdict == "not_reached":
         end = f"Not reached by batch {found.largest_batch:.0f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,25 +10,10 @@ from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Json, Run
 from joulemark.report import foreign
 from joulemark.report.evidence import Document
+from joulemark.store import kind_of
 
 WANTED = ("energy",)
 """Kinds that a section of the report shows: of schema ``joulemark/<kind>/<version>``."""
-
-_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
-_RUNS = ("sweep",)
-_HEAD = 4096
-
-
-def kind_of(path: Path) -> str | None:
-    """Kind of the joulemark document in a JSON file; None of anything else."""
-    if path.suffix.lower() != ".json":
-        return None
-    try:
-        with path.open("rb") as file:
-            found = _KIND.search(file.read(_HEAD))
-    except OSError:
-        return None
-    return None if found is None or found[1].decode() in _RUNS else found[1].decode()
 
 
 def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str]]:
@@ -49,15 +33,15 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
     unusable: list[str] = []
     for path in paths:
         if path.is_dir():
-            known = {one: kind for one in sorted(path.rglob("*.json")) if (kind := kind_of(one)) is not None}
-            for one in (one for one, kind in known.items() if kind in WANTED):
+            known = [(one, kind) for one in sorted(path.rglob("*.json")) if (kind := kind_of(one)) in WANTED and kind]
+            for one, kind in known:
                 try:
-                    documents.append(_read(one, known[one]))
+                    documents.append(_read(one, kind))
                 except UnreadableInput as error:
                     unusable.append(str(error))
             found, lines = foreign.read_results([path])
             runs += found
-            unusable += [line for line in lines if not any(line.startswith(f"{one} ") for one in known)]
+            unusable += lines
         elif (kind := kind_of(path)) in WANTED and kind is not None:
             documents.append(_read(path, kind))
         elif kind is not None:
