@@ -465,7 +465,7 @@ def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Kind of the joulemark document in a file, as its schema says: ``energy``, ``tandem`` …; None of runs, and else."""
+    """Kind of joulemark document in a file, by its schema: ``energy``, ``tandem`` …; None of runs, and else."""
     if path.suffix.lower() not in (".json", ".jsonl"):
         return None
     try:

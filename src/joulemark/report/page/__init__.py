@@ -101,6 +101,7 @@ def render(evidence: Evidence, sections: Sequence[Section] | None = None) -> str
     )
 
 
+_BOARD = re.compile(r"-[0-9a-f]{8}$")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[pnµmkMGT]?(?:s|J|W|Hz)|[KMGT]i?B|[kMG])(?![\w]))")
 
 
@@ -115,8 +116,10 @@ def _plain(value: Any) -> Any:
 
 
 def _title(evidence: Evidence) -> str:
-    gpus = sorted({one.case.gpu_model for one in evidence.records})
-    return f"joulemark: {', '.join(gpus)}" if gpus else "joulemark"
+    """The models of the GPUs; boards of one model that a run told apart are one of them."""
+    gpus = {one.case.gpu_model for one in evidence.records}
+    models = sorted(one for one in gpus if _BOARD.sub("", one) == one or _BOARD.sub("", one) not in gpus)
+    return f"joulemark: {', '.join(models)}" if models else "joulemark"
 
 
 def _card(key: str, title: str, configuration: str, answers: Sequence[Answer]) -> dict[str, Any]:
