@@ -304,10 +304,16 @@ class PmSamplingSource:
 
     tier: Tier = "pm_sampling"
 
-    def __init__(self, device: PmDevice, exercise: Callable[[], object], pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        device: PmDevice,
+        exercise: Callable[[], object],
+        pace: Pace | None = None,
+        metrics: Sequence[Metric] = METRICS,
+    ) -> None:
         self._device, self._pace = device, pace or Pace()
         self._last_run_s: float | None = None
-        planned = plan(device)
+        planned = plan(device, metrics)
         if not planned.groups:
             raise CountersUnreadable(f"CUPTI {device.library} plans no pass for {device.chip}", "use a newer CUPTI")
         proved: list[Group] = []

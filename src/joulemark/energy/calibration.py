@@ -113,6 +113,10 @@ class Calibration:
         """Draws, shape [d, p]."""
         return np.array(self.draws, dtype=float).reshape(len(self.draws), len(self.coefficients))
 
+    def value(self, unit: str) -> float:
+        """Coefficient of a unit of one part, such as static power; 0 where there is none."""
+        return sum(one.value for one in self.coefficients if one.unit == unit)
+
     @cached_property
     def units(self) -> frozenset[str]:
         """Units that have a coefficient."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from joulemark.energy.fit import ACTIVITY, Fit, rates_of
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import SM_ACTIVE, STATIC, UNITS
+from joulemark.energy.units import SM_ACTIVE, STATIC, SUPPLY, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -151,7 +151,7 @@ def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dic
 
 def _dynamic(fitted: Fit, window: CalibrationWindow, activity: float | None = None) -> float:
     row = np.array(rates_of(window, fitted.design.columns, activity))
-    return float(row @ fitted.values) + fitted.offset_w(window) - static_power(fitted, window)
+    return float(fitted.power_w(row, fitted.offset_w(window))) - static_power(fitted, window)
 
 
 def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
@@ -237,9 +237,7 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
     ``e(f) = e(f_max) · (1 - β (1 - f/f_max))²``: the voltage falls linearly with the clock. β is the least-squares
     fit over the capped windows; static power and HBM keep theirs. β = 1 is the law f², β = 0 a constant voltage.
     """
-    known = {(one.point.benchmark, one.point.operands) for one in fitted.design.windows}
-    slowed = [one for one in windows if (one.point.benchmark, one.point.operands) in known]
-    points = [point for window in slowed if (point := _law_point(fitted, window)) is not None]
+    points = [point for window in windows if (point := _law_point(fitted, window)) is not None]
     spread = max((x for x, _ in points), default=1.0) - min((x for x, _ in points), default=1.0)
     if len(points) < 3 or spread < 0.02:
         why = f"{len(points)} capped windows over {spread:.1%} of the clock; three over 2 % are needed"
@@ -260,10 +258,23 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
     }
 
 
+def _all_fitted(fitted: Fit, window: CalibrationWindow) -> bool:
+    """Whether every unit of a window has its energy for the window's operands."""
+    known = set(fitted.design.columns)
+    whole = {unit for unit, _ in known if (unit, "datapath") in known or unit in fitted.design.merged}
+    return window.point.operands in ACTIVITY and all(
+        unit in whole or (not UNITS[unit].has_datapath and (unit, "control") in known) or unit == SM_ACTIVE
+        for unit, count in window.counts.items()
+        if count
+    )
+
+
 def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | None:
     """(clock over its highest, core energy over that at the highest clock) of a capped window."""
     state = window.conditions
     if not window.capped or window.power_w is None or state is None or window.clock_held is not False:
+        return None
+    if not _all_fitted(fitted, window):
         return None
     if state.sm_clock_hz is None or state.max_sm_clock_hz is None:
         return None
@@ -274,7 +285,12 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
         for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
         if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
     )
-    rest = float(parts.sum()) - core + fitted.offset_w(window)
+    rest = sum(
+        part
+        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
+        if unit not in (STATIC, SUPPLY) and (UNITS[unit].group == "static" or not UNITS[unit].scales_with_core_voltage)
+    )
     if core <= _CORE_SHARE * window.power_w:
         return None
-    return state.sm_clock_hz / state.max_sm_clock_hz, float((window.power_w - rest) / core)
+    got = fitted.above_static_w(window.power_w, fitted.offset_w(window))
+    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - rest) / core)
