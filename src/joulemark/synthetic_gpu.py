@@ -28,7 +28,7 @@ from joulemark.energy.units import (
     Part,
 )
 
-ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8}
+ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8, "normal_fp32": 0.9}
 
 _PJ = 1e-12
 _DRIFT_KEPT = 0.95
@@ -189,12 +189,12 @@ class SyntheticGpu:
         loss = self.coefficients.get((SUPPLY, "static"), 0.0)
         above = 0.0 if benchmark.name == "empty" else self.coefficients[SM_ACTIVE, "static"] * launch.blocks
         if not benchmark.work("sm_90a"):
-            return static + float(with_loss(np.float64(above), loss))
+            return static + float(with_loss(np.array(above), loss))
         instructions = self.instructions(benchmark, launch.sleep_ns > 0)
         counts = benchmark.counts_per_launch("sm_90a", launch.blocks, launch.iterations, instructions)
         energy = self._energy(counts, ACTIVITIES[operands], clock)
         above += energy / (self.time_launch(launch) / clock)
-        return static + float(with_loss(np.float64(above), loss))
+        return static + float(with_loss(np.array(above), loss))
 
     def _capped_clock(self, launch: Launch) -> float:
         if self.limit_w is None or self._power(launch, 1.0) <= self.limit_w:

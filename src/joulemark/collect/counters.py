@@ -80,7 +80,9 @@ def open_counters(
         fake: Ladder = importlib.import_module("joulemark.testing").counters_from_file(scenario, uuid)
         return fake
     ordinal = _ordinal(device)
-    return descend({"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests), "gpm": lambda: _gpm(uuid)})
+    return descend(
+        {"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests), "gpm": lambda: _gpm(uuid)}
+    )
 
 
 def descend(openers: Mapping[Tier, Callable[[], CounterSource]]) -> Ladder:

@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import STATIC, SUPPLY, UNITS, Part, columns
+from joulemark.energy.units import L2_REQUEST, STATIC, SUPPLY, UNITS, Part, columns
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -216,6 +216,8 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
         reasons = Counter(left_out.values()).most_common(1)
         raise MeasurementError(f"no window of {len(windows)} can be fitted: {reasons[0][0] if reasons else 'none'}")
     names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC, SUPPLY}
+    if not any(SUITE[window.point.benchmark].unit == L2_REQUEST for window in used):
+        names.discard(L2_REQUEST)  # whole lines alone: requests are in proportion to bytes
     chosen = columns(dict.fromkeys(names))
     rates = np.array([rates_of(window, chosen) for window in used])
     merged = _merged(chosen, rates)
@@ -223,7 +225,7 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     moving = [i for i, one in enumerate(chosen) if one[0] == SUPPLY or (rates[:, i].any() and one not in single)]
     power = np.array([window.power_w for window in used], dtype=float)
     sigma = np.hypot(_NOISE_W, _NOISE_RELATIVE * power)
-    repeat = np.array([window.point.repeat for window in used])
+    repeat = np.array([0 if window.point.benchmark == "idle" else window.point.repeat for window in used])
     kept = tuple(chosen[i] for i in moving)
     stretch = _stretches(windows)
     return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged, stretch)

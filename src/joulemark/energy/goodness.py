@@ -260,13 +260,16 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
 
 def _all_fitted(fitted: Fit, window: CalibrationWindow) -> bool:
     """Whether every unit of a window has its energy for the window's operands."""
-    known = set(fitted.design.columns)
-    whole = {unit for unit, _ in known if (unit, "datapath") in known or unit in fitted.design.merged}
-    return window.point.operands in ACTIVITY and all(
-        unit in whole or (not UNITS[unit].has_datapath and (unit, "control") in known) or unit == SM_ACTIVE
-        for unit, count in window.counts.items()
-        if count
-    )
+    random = window.point.operands == "random"
+
+    def known(unit: str) -> bool:
+        if unit in fitted.design.merged:  # of random operands alone
+            return random
+        wanted = "datapath" if random and UNITS[unit].has_datapath else "control"
+        return (unit, wanted) in fitted.design.columns
+
+    used = [unit for unit, count in window.counts.items() if count and UNITS[unit].group != "static"]
+    return window.point.operands in ACTIVITY and all(map(known, used))
 
 
 def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | None:

@@ -84,17 +84,30 @@ def activities_of(calibration: Calibration, given: float | None = None, dtype: s
     """
     if given is not None:
         return dict.fromkeys(calibration.units, Range.exact(given))
-    measured = {
+    measured = {kind: _measured(calibration, kind) for kind in ("normal", "normal_fp32")}
+    return {unit: _activity(unit, dtype, measured) for unit in calibration.units}
+
+
+def _measured(calibration: Calibration, operands: str) -> dict[str, float]:
+    """Unit → activity of operands, as measured."""
+    return {
         SUITE[row["benchmark"]].unit: float(row["activity"])
         for row in calibration.activities
-        if row["operands"] == "normal" and row["benchmark"] in SUITE
+        if row["operands"] == operands and row["benchmark"] in SUITE
     }
-    return {
-        unit: _around(_in_memory(measured[unit], dtype) if UNITS[unit].group in MOVEMENT_GROUPS else measured[unit])
-        if unit in measured
-        else _ASSUMED_ACTIVITY
-        for unit in calibration.units
-    }
+
+
+def _activity(unit: str, dtype: str | None, measured: Mapping[str, Mapping[str, float]]) -> Range:
+    """Measured, else derived; a level of memory without a measurement has that of the others: the data are the same."""
+    if UNITS[unit].group not in MOVEMENT_GROUPS:
+        one = measured["normal"].get(unit)
+        return _ASSUMED_ACTIVITY if one is None else _around(one)
+    known = measured["normal_fp32" if dtype == "fp32" else "normal"] or measured["normal"]
+    levels = [value for name, value in known.items() if UNITS[name].group in MOVEMENT_GROUPS]
+    if not levels:
+        return _ASSUMED_ACTIVITY
+    at = known.get(unit, float(np.median(levels)))
+    return _around(at if known is measured["normal_fp32"] else _in_memory(at, dtype))
 
 
 def _around(activity: float) -> Range:

@@ -289,6 +289,7 @@ def read_windows(path: Path) -> WindowFile:
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"windows of a calibration: {path} cannot be read ({error})") from error
     header = _header(lines[0] if lines else "", path)
+    ours = "joulemark" in header and "architecture" in header
     windows: list[CalibrationWindow] = []
     counted: dict[str, Counted] = {}
     damaged: list[int] = []
@@ -298,7 +299,8 @@ def read_windows(path: Path) -> WindowFile:
             if data["kind"] == "counted":
                 counted[data["benchmark"]] = Counted.from_json(data)
             else:
-                windows.append(CalibrationWindow.from_json(data).recounted(str(header.get("architecture"))))
+                window = CalibrationWindow.from_json(data)
+                windows.append(window.recounted(str(header["architecture"])) if ours else window)
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     return WindowFile(header, tuple(windows), tuple(counted.values()), tuple(damaged))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Role = Literal["static", "fit", "check"]
 Level = Literal["none", "shared", "l1", "l2", "hbm"]
-Operands = Literal["zero", "constant", "random", "normal"]
+Operands = Literal["zero", "constant", "random", "normal", "normal_fp32"]
 
 WARP = 32
 TILE_BYTES = 8 * 1024 * 16
@@ -148,7 +148,9 @@ def _composed() -> list[Benchmark]:
     """Several units at once, predicted from what was fitted one by one; the second slows the clock down the furthest."""
     product = 144.0 * WARP
     loads: dict[str, float] = {MEMORY_ACCESS: 18.0, "shared_read": 18.0 * WARP * 16}
-    tile = Variant(75, (Work("FFMA", 144), Work(_LDS + r"\.128", 18)), {"fp32": product, "fp32_operands": product, **loads})
+    tile = Variant(
+        75, (Work("FFMA", 144), Work(_LDS + r"\.128", 18)), {"fp32": product, "fp32_operands": product, **loads}
+    )
     from_l2 = 8.0 * WARP * 16
     wide = Variant(
         90,
