@@ -43,18 +43,23 @@ LAST_S = 9.0
 EXIT_UNFINISHED, EXIT_LOST = 3, 4
 
 
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--out", type=Path, required=True, metavar="F.json")
+    found.add_argument("--list", choices=sorted(LISTS), default="all", help="which workloads (all)")
+    found.add_argument("--only", default="", metavar="WORD", help="those with WORD in their name")
+    found.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no workload after S seconds")
+    found.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help=f"of each workload ({WINDOW_S:g})")
+    found.add_argument("--keep", type=float, default=0.0, metavar="S", help="of the limit, for the counters (0)")
+    found.add_argument("--energy-only", action="store_true", help="count nothing")
+    found.add_argument("--device", default="cuda:0", help="as torch calls it")
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the file lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="F.json")
-    parser.add_argument("--list", choices=sorted(LISTS), default="all", help="which workloads (all)")
-    parser.add_argument("--only", default="", metavar="WORD", help="those with WORD in their name")
-    parser.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no workload after S seconds")
-    parser.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help=f"of each workload ({WINDOW_S:g})")
-    parser.add_argument("--keep", type=float, default=0.0, metavar="S", help="of the limit, for the counters (0)")
-    parser.add_argument("--energy-only", action="store_true", help="count nothing")
-    parser.add_argument("--device", default="cuda:0", help="as torch calls it")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return _run(args)
     except JoulemarkError as error:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from joulemark.energy.calibrate import SETTLE_S, WINDOW_S
-from joulemark.energy.microbench.suite import SUITE, benchmarks_for
+from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.plan import DUTIES, plan
 
 COMMAND_S = 9 * 60.0

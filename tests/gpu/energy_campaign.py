@@ -2,8 +2,8 @@
 
 Run: ``python tests/gpu/energy_campaign.py OUT --limit 560``, then the same with ``--resume`` until it says "complete".
 What is most wanted comes first: the part of the plan that gives every line its three windows, counters of the
-microbenchmarks, held-out workloads, splits, then what is left of the plan; from the first part on, what there is gives a
-calibration. Each part is a process of its own, is killed when it overruns its time, and goes on where it ended. Files
+microbenchmarks, held-out workloads, splits, then what is left of the plan; from the first part on, what there is gives
+a calibration. Each part is a process of its own, is killed when it overruns its time, and goes on where it ended. Files
 grow in WORK, outside the checkout, so that they stay between two commands, and are copied to OUT all along. On another
 board, begin anew.
 """
