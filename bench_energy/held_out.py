@@ -519,7 +519,8 @@ FIRST: tuple[HeldOut, ...] = (
 
 _SMALL_CELLS = (
     ("resnet50", "inference", "bf16", 16), ("resnet18", "inference", "bf16", 8), ("resnet18", "train", "bf16", 16),
-    ("mobilenet_v2", "inference", "bf16", 8), ("mobilenet_v2", "train", "bf16", 16), ("vit_b_16", "inference", "bf16", 4),
+    ("mobilenet_v2", "inference", "bf16", 8), ("mobilenet_v2", "train", "bf16", 16),
+    ("vit_b_16", "inference", "bf16", 4),
     ("bert_base", "inference", "bf16", 4), ("vgg16", "inference", "bf16", 2), ("gpt2_small", "prefill", "bf16", 1),
     ("gpt2_small", "decode", "bf16", 4),
 )  # fmt: skip

@@ -14,8 +14,8 @@ import numpy as np
 
 from joulemark.collect.energy import ConditionReading, EnergyEdge, PowerReading, PowerWindow
 from joulemark.energy.engine import GpuFacts, Launch, Run
-from joulemark.energy.microbench.suite import Benchmark, Operands
 from joulemark.energy.fit import with_loss
+from joulemark.energy.microbench.suite import Benchmark, Operands
 from joulemark.energy.units import (
     INSTRUCTION,
     L1_REQUEST,
@@ -35,7 +35,8 @@ _DRIFT_KEPT = 0.95
 _STEP_AFTER = 50
 _FACTS = GpuFacts("Synthetic GPU", "GPU-00000000-0000-4000-8000-000000000000", "sm_90a", 132, 60 << 20)
 _TYPICAL: Mapping[str, tuple[float, float]] = {
-    "fp32": (3.0, 7.5), "fp32_operands": (1.0, 3.0), "fp64": (7.0, 23.0), "fp64_operands": (2.0, 5.0), "fp16x2": (4.0, 8.0), "integer": (4.0, 8.5), "logic": (3.5, 7.5),
+    "fp32": (3.0, 7.5), "fp32_operands": (1.0, 3.0), "fp64": (7.0, 23.0), "fp64_operands": (2.0, 5.0),
+    "fp16x2": (4.0, 8.0), "integer": (4.0, 8.5), "logic": (3.5, 7.5),
     "special": (9.0, 6.0), "mma_fp16": (0.2, 0.7), "mma_bf16": (0.2, 0.75), "mma_tf32": (0.4, 1.3),
     "mma_fp64": (2.0, 7.5), "mma_int8": (0.08, 0.26), "mma_fp8": (0.1, 0.3), "wgmma_fp16": (0.17, 0.7),
     "wgmma_bf16": (0.15, 0.65), "wgmma_tf32": (0.3, 1.2), "wgmma_int8": (0.06, 0.2), "wgmma_fp8": (0.09, 0.33),

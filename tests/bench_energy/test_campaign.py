@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", exc_type=ImportError)
 
-from bench_energy import measure_workloads  # noqa: E402
+from bench_energy import measure_workloads
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "energy_campaign.py"
 

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from joulemark.cli import main
 from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, calibration_of, read_calibration, refit, write_calibration
 from joulemark.energy.fit import design_of, fit
@@ -215,6 +216,47 @@ def test_what_is_no_calibration_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UnreadableInput, match="no calibration of joulemark"):
         read_calibration(path)
+
+
+_DAMAGE = {
+    "no coefficients": lambda c: c.pop("coefficients"),
+    "none left": lambda c: c.update(coefficients=[]),
+    "a word for a number": lambda c: c["coefficients"][3].update(value="much"),
+    "half an interval": lambda c: c["coefficients"][3].update(interval=[1.0]),
+    "an unknown unit": lambda c: c["coefficients"][3].update(unit="flux"),
+    "an unknown part": lambda c: c["coefficients"][3].update(part="most"),
+    "a short draw": lambda c: c["draws"][5].pop(),
+    "no draw": lambda c: c.update(draws=[]),
+    "a list for a table": lambda c: c.update(goodness=[]),
+    "no offsets": lambda c: c["goodness"].pop("static_offsets_w"),
+    "a window without rates": lambda c: c["windows"][0].pop("rates"),
+    "a window without a key": lambda c: c["windows"][0].update(key=None),
+    "windows of text": lambda c: c.update(windows="all"),
+    "a path without energy": lambda c: c["paths"][0].pop("measured_j"),
+    "an activity of text": lambda c: c.update(
+        activities=[{"benchmark": "l1_read", "operands": "normal", "activity": "x"}]
+    ),
+    "factors of text": lambda c: c.update(factors={"fp32": "one"}),
+    "a law without an interval": lambda c: c.update(frequency_law={"beta": 1.0, "interval": None, "reason": None}),
+    "no GPU": lambda c: c.update(gpu=None),
+    "no SMs": lambda c: c["gpu"].pop("sms"),
+    "not a number": lambda c: c.update(gain=float("nan")),
+    "a note of numbers": lambda c: c.update(notes=[1]),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGE.values(), ids=_DAMAGE)
+def test_a_damaged_calibration_is_refused_with_what_is_wrong(quick, tmp_path, damage, capsys):
+    document = quick.to_json()
+    damage(document)
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UnreadableInput, match="no calibration of joulemark"):
+        read_calibration(path)
+    measured = tmp_path / "m.json"
+    measured.write_text(json.dumps({"schema": "joulemark/energy-measurements/1", "gpu_uuid": "GPU-1", "rows": []}))
+    assert main(["energy", str(measured), "--calibration", str(path)]) == 2
+    assert "is no calibration of joulemark" in capsys.readouterr().err
 
 
 def test_an_ordering_that_does_not_hold_is_shown(tmp_path):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from joulemark.collect.cupti_device import Samples, SamplingSettings
-from joulemark.collect.pm_metrics import WITHHELD, Chip, Group, plan
+from joulemark.collect.pm_metrics import METRICS, WITHHELD, Chip, Group, Metric, plan
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import CountersOverflow, CountersUnreadable
 

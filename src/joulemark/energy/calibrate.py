@@ -146,7 +146,7 @@ def count(
     clock: Callable[[], float] = time.perf_counter,
     tell: Callable[[int, Counted], None] | None = None,
 ) -> int:
-    """Count each benchmark of the fit that the writer's file lacks under hardware counters.
+    """Count each benchmark that the writer's file lacks under hardware counters, those of the fit first.
 
     Every group of counters sees the same launches on random operands; counts are per launch.
 
@@ -164,8 +164,8 @@ def count(
     """
     begin = clock()
     counting = Counting(recorder)
-    todo = [one for one in benchmarks_for(engine.facts.architecture) if one.role == "fit" and one.kernel]
-    todo = [one for one in todo if one.name not in writer.counted]
+    todo = [one for one in benchmarks_for(engine.facts.architecture) if one.work(engine.facts.architecture)]
+    todo = [one for one in sorted(todo, key=_is_check) if one.name not in writer.counted]
     for number, benchmark in enumerate(todo):
         if clock() - begin > limit_s - _COUNT_S:
             return len(todo) - number
@@ -174,6 +174,10 @@ def count(
         if tell is not None:
             tell(len(todo) - number - 1, counted)
     return 0
+
+
+def _is_check(benchmark: Benchmark) -> bool:
+    return benchmark.role == "check"
 
 
 def count_benchmark(engine: Engine, counting: Counting, benchmark: Benchmark, caches: Caches | None) -> Counted:

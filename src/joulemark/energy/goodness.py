@@ -177,6 +177,8 @@ _EXPECTED = (
     ("instructions", "instruction", 1.0),
     ("shared_wavefronts", "shared_read", 1 / 128),
     ("shared_wavefronts", "shared_write", 1 / 128),
+    ("pipe_lsu_instructions", "memory_access", 1.0),
+    ("l1_requests", "l1_request", 1.0),
     ("l1_sectors", "l1", 1 / 32),
     ("dram_read_bytes", "hbm_read", 1.0),
     ("dram_write_bytes", "hbm_write", 1.0),

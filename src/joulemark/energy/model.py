@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joulemark.energy.counters import Counts, Range
-from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.fit import with_loss
+from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part
 from joulemark.errors import MeasurementError
 
@@ -216,7 +216,7 @@ class Model:
         return np.array(row)
 
     def _drawn(self, parts: Array, time_s: float, supply: float | Array) -> Array:
-        """Parts as the board draws them, in J, shape [..., p]: each above static takes its part of the supply's loss."""
+        """Parts as the board draws them, in J, shape [..., p]: those above static share the supply's loss."""
         above = np.where(self._drifting, 0.0, parts).sum(axis=-1) / time_s
         grown = np.divide(with_loss(above, supply), above, out=np.ones_like(above), where=above > 0)
         drawn: Array = parts * np.where(self._drifting, 1.0, grown[..., None])

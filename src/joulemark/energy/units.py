@@ -1,10 +1,10 @@
 """The units and memory levels that a calibration gives an energy, and what is counted of each (pure).
 
-``E = P_static·T + D·(1 + ρ·D/T)`` with ``D = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``. Control is
-what zero operands cost, datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for Energy Analysis and Attribution of
-GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is counted at HBM, L2 and L1, so that each
-level's coefficient is the increment over the level above. ρ is the loss of the board's supply: conduction losses of
-voltage regulators and wiring grow as the square of the current.
+``E = P_static·T + D·(1 + ρ·D/T)`` with ``D = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``.
+Control is what zero operands cost, datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for
+Energy Analysis and Attribution of GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is
+counted at HBM, L2 and L1, so that each level's coefficient is the increment over the level above. ρ is the loss of the
+board's supply: conduction losses of voltage regulators and wiring grow as the square of the current.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _tile(key: str, opcode: str, steps: int) -> Benchmark:
 
 
 def _composed() -> list[Benchmark]:
-    """Several units at once, predicted from what was fitted one by one; the second slows the clock down the furthest."""
+    """Several units at once, predicted from what was fitted one by one; the second slows the clock the furthest."""
     product = 144.0 * WARP
     loads: dict[str, float] = {MEMORY_ACCESS: 18.0, "shared_read": 18.0 * WARP * 16}
     tile = Variant(
@@ -164,7 +164,7 @@ def _composed() -> list[Benchmark]:
         Benchmark("fp32_shared", "fp32_shared", "vector", "fp32_operands", "fp32", 1024, 5, (tile,), role="check",
                   operands=("zero", "random"), about="FP32 multiply-add of three registers, two from shared memory"),
         Benchmark("wgmma_fp16_l2", "wgmma_fp16_l2", "wgmma", "wgmma_fp16", "fp16", 256, 38, (wide,), role="check",
-                  operands=("zero", "random"), about="wgmma beside as many loads from the L2 as a library's product has"),
+                  operands=("zero", "random"), about="wgmma beside loads from the L2, as a library's product has them"),
     ]  # fmt: skip
 
 
@@ -223,31 +223,36 @@ def _global(level: Level, footprint: float) -> list[Benchmark]:
     see it: a sector written by halves, in two accesses, is one sector twice; HBM sees it once.
     """
     full, sectors = 8.0 * WARP * 16, 8.0 * WARP * _SECTOR_BYTES
-    by_16, by_32, by_line = ({L1_REQUEST: 8.0, L2_REQUEST: 8.0 * lines} for lines in (4, 8, 32))
     reads = {"l2": ("l2_read",), "hbm": ("l2_read", "hbm_read")}[level]
     writes = {"l2": ("l2_write",), "hbm": ("l2_write", "hbm_write")}[level]
     read, write = reads[-1], writes[-1]
-    load = (Work(_LDG + r"\.128" + _TAIL, 8), Work(_XOR, 16, 2))
-    load_strided = (Work(_LDG + r"(\.(?!128)\w+)*", 8), Work(_XOR, 4, 2))
     store = (Work(_STG + r"\.128" + _TAIL, 8),)
-    store_word = (Work(_STG + r"(\.(?!128)\w+)*", 8),)
-    scattered = _memory(f"{read}_scattered", "global_read_scattered", L2_REQUEST if level == "l2" else read, load_strided,
-                        {"l1": sectors, "logic": 4.0 * WARP, **dict.fromkeys(reads, sectors), **by_line},
-                        level, footprint, 32, "fit" if level == "l2" else "check")  # fmt: skip
-    words = _memory(f"{write}_scattered", "global_write_scattered", write, store_word,
-                    {"l1": sectors, **dict.fromkeys(writes, sectors), **by_32}, level, footprint, 32, "check")  # fmt: skip
+    wide = (Work(_LDG + r"\.128" + _TAIL, 8), Work(_XOR, 16, 2))
+    words = (Work(_LDG + r"(\.(?!128)\w+)*", 8), Work(_XOR, 4, 2))
+
+    def touched(units: Sequence[str], bytes_: float, lines: int, logic: int = 0) -> dict[str, float]:
+        requests = {L1_REQUEST: 8.0, L2_REQUEST: 8.0 * lines}
+        return {"l1": bytes_, "logic": float(logic * WARP), **dict.fromkeys(units, bytes_), **requests}
+
+    halves = touched(writes, sectors, 8) | ({"hbm_write": full} if level == "hbm" else {})
+    fitted: Role = "fit" if level == "l2" else "check"
     return [
-        _memory(read, "global_read", read, load, {"l1": full, "logic": 16.0 * WARP, **dict.fromkeys(reads, full), **by_16},
-                level, footprint),
-        _memory(f"{read}_strided", "global_read_strided", read, load_strided,
-                {"l1": sectors, "logic": 4.0 * WARP, **dict.fromkeys(reads, sectors), **by_32}, level, footprint, 32, "check"),
-        scattered,
-        _memory(write, "global_write", write, store, {"l1": full, **dict.fromkeys(writes, full), **by_16}, level, footprint),
-        _memory(f"{write}_strided", "global_write_strided", write, store,
-                {"l1": sectors, "l2_write": sectors, **({"hbm_write": full} if level == "hbm" else {}), **by_32},
+        _memory(read, "global_read", read, wide, touched(reads, full, 4, 16), level, footprint),
+        _memory(f"{read}_strided", "global_read_strided", read, words, touched(reads, sectors, 8, 4),
                 level, footprint, 32, "check"),
-        *([words] if level == "l2" else []),
+        _memory(f"{read}_scattered", "global_read_scattered", L2_REQUEST if level == "l2" else read, words,
+                touched(reads, sectors, 32, 4), level, footprint, 32, fitted),
+        _memory(write, "global_write", write, store, touched(writes, full, 4), level, footprint),
+        _memory(f"{write}_strided", "global_write_strided", write, store, halves, level, footprint, 32, "check"),
     ]  # fmt: skip
+
+
+def _words_written() -> Benchmark:
+    """Each access touches a sector per lane, of which it writes one word."""
+    sectors = 8.0 * WARP * _SECTOR_BYTES
+    counts = {"l1": sectors, "l2_write": sectors, L1_REQUEST: 8.0, L2_REQUEST: 64.0}
+    work = (Work(_STG + r"(\.(?!128)\w+)*", 8),)
+    return _memory("l2_write_scattered", "global_write_scattered", "l2_write", work, counts, "l2", 0.75, 32, "check")
 
 
 def _on_chip() -> list[Benchmark]:
@@ -273,7 +278,7 @@ def _on_chip() -> list[Benchmark]:
         _memory("l1_read_narrow", "l1_read_narrow", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
                 {"l1": narrow, **xor_narrow, **looked_up}, "l1", overhead=10),
         _memory("l1_read_strided", "l1_read_strided", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
-                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_narrow, **looked_up}, "l1", lane_bytes=32, role="check", overhead=10),
+                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_narrow, **looked_up}, "l1", 0.0, 32, "check", overhead=10),
     ]  # fmt: skip
 
 
@@ -321,6 +326,7 @@ def _suite() -> list[Benchmark]:
         _wgmma("int8", r"IGMMA\.64x256x32\.S8\.S8", 32),
         *_on_chip(),
         *_global("l2", 0.75),
+        _words_written(),
         *_global("hbm", 32.0),
         *_composed(),
     ]  # fmt: skip
