@@ -38,7 +38,7 @@ from joulemark.energy.workload_windows import WINDOW_S, Facts, Stepper, idle_pow
 from joulemark.errors import ConfigurationError, JoulemarkError
 
 LISTS = {"held_out": HELD_OUT, "splits": SPLITS, "all": ALL}
-LAST_S = 9.0
+LAST_S = 12.0
 """Time that one workload may take."""
 EXIT_UNFINISHED, EXIT_LOST = 3, 4
 

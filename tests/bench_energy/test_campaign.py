@@ -21,7 +21,7 @@ def campaign(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "energy_campaign", module)
     spec.loader.exec_module(module)
-    for name, value in {"_GRACE_S": 0.5, "_LEAST_S": 0.3, "_COPY_S": 0.1}.items():
+    for name, value in {"_GRACE_S": 0.5, "_COPY_S": 0.1}.items():
         monkeypatch.setattr(module, name, value)
     (tmp_path / "work").mkdir()
     (tmp_path / "out").mkdir()
@@ -30,14 +30,16 @@ def campaign(tmp_path, monkeypatch):
 
 @pytest.fixture
 def part(campaign, tmp_path):
-    return lambda name, code, most_s=5.0, keep=0.0: _part(campaign, tmp_path / "work", name, code, most_s, keep)
+    return lambda name, code, most_s=5.0, keep=0.0, least_s=0.3: _part(
+        campaign, tmp_path / "work", name, code, (most_s, keep, least_s)
+    )
 
 
-def _part(campaign, work, name, code, most_s, keep):
+def _part(campaign, work, name, code, times):
     """A part whose command writes a mark per start into its own file, then ends with ``code``."""
     path = work / f"{name}.txt"
     script = f"import sys, time; open({str(path)!r}, 'a').write('x'); print({name!r}, 'said'); {code}"
-    return campaign.Part(name, (sys.executable, "-c", script), most_s, keep)
+    return campaign.Part(name, (sys.executable, "-c", script), *times)
 
 
 def starts(tmp_path, name):
@@ -89,6 +91,13 @@ def test_a_share_of_a_turn_is_kept_for_counters(campaign, tmp_path, part):
     assert (tmp_path / "argv").read_text() == "--limit 8 --keep 2"
 
 
+def test_a_turn_too_short_for_a_part_is_left_to_the_others(campaign, tmp_path, part, capsys):
+    long, short = part("workloads", "sys.exit(0)", least_s=50.0), part("windows", "sys.exit(0)")
+    assert run(campaign, tmp_path, [long, short]) == 3
+    assert (starts(tmp_path, "workloads"), starts(tmp_path, "windows")) == (0, 1)
+    assert "left: workloads" in capsys.readouterr().out
+
+
 def test_the_commands_are_those_of_the_product(campaign, tmp_path):
     todo = campaign.parts(tmp_path, 1.8)
     assert [one.name for one in todo] == ["windows", "counts", "workloads", "splits", "windows"]
@@ -100,7 +109,7 @@ def test_the_commands_are_those_of_the_product(campaign, tmp_path):
 
 def main_of(campaign, monkeypatch, tmp_path, *more):
     monkeypatch.setattr(sys, "argv", ["energy_campaign.py", str(tmp_path / "out"), *more])
-    monkeypatch.setattr(campaign, "parts", lambda work, window: (campaign.Part("one", ("true",), 5.0),))
+    monkeypatch.setattr(campaign, "parts", lambda work, window: (campaign.Part("one", ("true",), 5.0, 0.0, 0.3),))
     return campaign.main()
 
 

@@ -25,7 +25,6 @@ WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joule
 CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
 DONE, UNFINISHED, LOST = 0, 3, 4
 _GRACE_S = 12.0
-_LEAST_S = 8.0
 _COPY_S = 10.0
 _WINDOW_S = 1.0
 _STARTS = 3
@@ -40,12 +39,14 @@ class Part:
         command: without its limit.
         most_s: of one turn; the rest comes in a later one.
         keep: share of a turn that is kept for counters.
+        least_s: below which a turn brings nothing.
     """
 
     name: str
     command: tuple[str, ...]
     most_s: float
     keep: float = 0.0
+    least_s: float = 8.0
 
     def of(self, seconds: float) -> list[str]:
         """The command with its limit."""
@@ -64,8 +65,8 @@ def parts(work: Path, workload_window_s: float) -> tuple[Part, ...]:
     return (
         Part("windows", calibrate, 345.0),
         Part("counts", (*calibrate, "--count"), 100.0),
-        Part("workloads", held_out, 540.0, 0.4),
-        Part("splits", splits, 300.0, 0.4),
+        Part("workloads", held_out, 540.0, 0.4, 50.0),
+        Part("splits", splits, 300.0, 0.4, 50.0),
         Part("windows", calibrate, 1e4),
     )
 
@@ -95,7 +96,10 @@ class Campaign:
         copier = threading.Thread(target=self._copy_all_along)
         copier.start()
         try:
-            while self.left_s > _LEAST_S + _GRACE_S and not {part.name for part in todo} <= self._done:
+            while (
+                self.left_s > min(part.least_s for part in todo) + _GRACE_S
+                and not {part.name for part in todo} <= self._done
+            ):
                 turns = [self._turn(part) for part in todo if part.name not in self._done]
                 if not any(turns):
                     break
@@ -110,7 +114,7 @@ class Campaign:
         """Whether another turn could bring something."""
         for start in range(_STARTS):
             seconds = min(part.most_s, self.left_s - _GRACE_S)
-            if seconds < _LEAST_S:
+            if seconds < part.least_s:
                 return False
             code = self._start(part, seconds)
             if code == DONE:

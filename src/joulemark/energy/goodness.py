@@ -243,7 +243,14 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
     spread = max((x for x, _ in points), default=1.0) - min((x for x, _ in points), default=1.0)
     if len(points) < 3 or spread < 0.02:
         why = f"{len(points)} capped windows over {spread:.1%} of the clock; three over 2 % are needed"
-        return {"beta": None, "interval": None, "n": len(points), "clock_range": None, "points": points, "reason": why}
+        return {
+            "beta": None,
+            "interval": None,
+            "n": len(points),
+            "clock_range": None,
+            "points": [list(point) for point in points],
+            "reason": why,
+        }
     drop = np.array([1 - x for x, _ in points])
     voltage = np.array([1 - np.sqrt(max(s, 0.0)) for _, s in points])
     beta = float(drop @ voltage / (drop @ drop))
@@ -255,7 +262,7 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
         "interval": [beta - 2 * error, beta + 2 * error],
         "n": len(points),
         "clock_range": [low, high],
-        "points": points,
+        "points": [list(point) for point in points],
         "reason": None,
     }
 
