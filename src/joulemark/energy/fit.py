@@ -50,8 +50,8 @@ _NOISE_W = 0.4
 _NOISE_RELATIVE = 0.004
 _LEVERAGE_MOST = 0.95
 _INSEPARABLE = 0.95
-_TURNS = 8
-"""Of coefficients and the supply's loss; each turn brings them an order of magnitude closer."""
+_TURNS, _SETTLED = 12, 1e-5
+"""Turns of coefficients and the supply's loss at most, and the relative change of the loss that ends them."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,10 @@ def _with_supply(design: Design, target: Array) -> tuple[Design, _Solver]:
         design = replace(design, rates=rates)
         solver = _Solver(design)
         values, offsets = solver.solve(target)
-        loss, static_w = float(values[supply]), values[static] + offsets[design.stretches]
+        before, loss = loss, float(values[supply])
+        static_w = values[static] + offsets[design.stretches]
+        if abs(loss - before) <= _SETTLED * loss:
+            break
     return design, solver
 
 
