@@ -64,7 +64,7 @@ def parts(work: Path, workload_window_s: float) -> tuple[Part, ...]:
     )
     return (
         Part("windows", calibrate, 345.0),
-        Part("counts", (*calibrate, "--count"), 100.0),
+        Part("counts", (*calibrate, "--count"), 130.0),
         Part("workloads", held_out, 540.0, 0.4, 50.0),
         Part("splits", splits, 300.0, 0.4, 50.0),
         Part("windows", calibrate, 1e4),
