@@ -40,6 +40,8 @@ from joulemark.errors import ConfigurationError, JoulemarkError
 LISTS = {"held_out": HELD_OUT, "splits": SPLITS, "all": ALL}
 LAST_S = 12.0
 """Time that one workload may take."""
+COOL_S = 3.0
+"""Before the idle board is weighed for comparison."""
 EXIT_UNFINISHED, EXIT_LOST = 3, 4
 
 
@@ -90,6 +92,7 @@ def _counted(args: argparse.Namespace, bench: Bench, document: dict[str, Any], e
     if time.perf_counter() > end - LAST_S:
         return EXIT_UNFINISHED
     idle = document.setdefault("idle", {})
+    time.sleep(COOL_S)
     idle["before_counters_w"] = idle_power(bench.meter)
     counters = importlib.import_module("joulemark.collect.counters")
     ladder = counters.open_counters(bench.gpu.uuid, args.device, memory_requests=True)

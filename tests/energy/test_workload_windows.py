@@ -108,6 +108,7 @@ def test_passes_that_saw_different_work_show_it(work):
 
     totals = Counting(Uneven(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3)
     assert totals.spread == pytest.approx(0.1 / 1.1)
+    assert totals.differs == "instructions"
 
 
 def test_time_that_passes_differ_in_is_no_difference_of_work(work):

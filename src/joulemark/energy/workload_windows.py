@@ -158,4 +158,4 @@ def with_counters(row: Mapping[str, Json], stepper: Stepper, counting: Counting)
     steps = max(_COUNTED_STEPS, stepper.steps_in(_COUNTED_S))
     totals = counting.of(lambda: stepper.run(steps), steps, steps * stepper.step_s)
     counters = {name: total * row["steps"] for name, total in totals.each.items()}
-    return {**row, "counters": counters, "passes_differ": totals.spread}
+    return {**row, "counters": counters, "passes_differ": totals.spread, "passes_differ_in": totals.differs}
