@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
     return code or counted
 
 
-def _counted(args: argparse.Namespace, bench: Bench, document: dict[str, Any], end: float) -> int:
+def _counted(args: argparse.Namespace, on: Bench, document: dict[str, Any], end: float) -> int:
     """Counters, last of all: from the first sample on an idle board draws more, until this process ends."""
     lacking = [one for one in LISTS[args.list] if _lacks_counters(document, one) and args.only in one.name]
     if not lacking:
@@ -93,16 +93,16 @@ def _counted(args: argparse.Namespace, bench: Bench, document: dict[str, Any], e
         return EXIT_UNFINISHED
     idle = document.setdefault("idle", {})
     time.sleep(COOL_S)
-    idle["before_counters_w"] = idle_power(bench.meter)
+    idle["before_counters_w"] = idle_power(on.meter)
     counters = importlib.import_module("joulemark.collect.counters")
-    ladder = counters.open_counters(bench.gpu.uuid, args.device, memory_requests=True)
+    ladder = counters.open_counters(on.gpu.uuid, args.device, memory_requests=True)
     print(f"{len(lacking)} to count by {ladder.tier}", *map(str, ladder.refused.values()), sep="\n  refused: ")
     if ladder.source is None:
         return EXIT_UNFINISHED
     try:
-        idle["after_counters_w"] = idle_power(bench.meter)
-        bench.counting = Counting(ladder.source)
-        return _work([Task("counters", one, bench.count) for one in lacking], bench, document, args.out, end)
+        idle["after_counters_w"] = idle_power(on.meter)
+        on.counting = Counting(ladder.source)
+        return _work([Task("counters", one, on.count) for one in lacking], on, document, args.out, end)
     finally:
         ladder.close()
 
@@ -122,7 +122,7 @@ class Task:
     run: Callable[[HeldOut, dict[str, Any]], str]
 
 
-def _work(tasks: Sequence[Task], bench: Bench, document: dict[str, Any], out: Path, end: float) -> int:
+def _work(tasks: Sequence[Task], on: Bench, document: dict[str, Any], out: Path, end: float) -> int:
     """One task after the other, each on disk before the next, while there is time."""
     print(f"{len(tasks)} workloads", flush=True)
     first = time.perf_counter()
@@ -130,13 +130,13 @@ def _work(tasks: Sequence[Task], bench: Bench, document: dict[str, Any], out: Pa
         now = time.perf_counter()
         if now > end - LAST_S:
             return EXIT_UNFINISHED
-        line = bench.attempt(task, document)
+        line = on.attempt(task, document)
         _give_memory_back()
         _write(document, out)
         left_s = (time.perf_counter() - first) / (number + 1) * (len(tasks) - number - 1)
         took_s = time.perf_counter() - now
         print(f"{line}; {took_s:.1f} s, {len(tasks) - number - 1} to go, {left_s:.0f} s", flush=True)
-        if bench.lost:
+        if on.lost:
             return EXIT_LOST
     return 0
 
