@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from joulemark.collect.cupti_device import Samples, SamplingSettings
-from joulemark.collect.pm_metrics import WITHHELD, Chip, Group, plan
+from joulemark.collect.pm_metrics import METRICS, WITHHELD, Chip, Group, Metric, plan
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import CountersOverflow, CountersUnreadable
 
@@ -307,10 +307,16 @@ class PmSamplingSource:
 
     tier: Tier = "pm_sampling"
 
-    def __init__(self, device: PmDevice, exercise: Callable[[], object], pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        device: PmDevice,
+        exercise: Callable[[], object],
+        pace: Pace | None = None,
+        metrics: Sequence[Metric] = METRICS,
+    ) -> None:
         self._device, self._pace = device, pace or Pace()
         self._last_run_s: float | None = None
-        planned = plan(device)
+        planned = plan(device, metrics)
         if not planned.groups:
             raise CountersUnreadable(f"CUPTI {device.library} plans no pass for {device.chip}", "use a newer CUPTI")
         proved: list[Group] = []
