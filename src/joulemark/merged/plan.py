@@ -441,7 +441,8 @@ def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: floa
 
 def _problem(segment: Segment, setting: Setting, form: Format) -> Problem:
     description = Description(segment.sequence, form, segment.adds is not None)
-    return Problem(description, segment.size, segment.batch, limits_of(setting.rates))
+    gpu = None if setting.rates is None else setting.rates.gpu
+    return Problem(description, segment.size, segment.batch, limits_of(setting.rates), gpu)
 
 
 def build_all(kernels: Iterable[Kernel], device: torch.device, deadline: float = inf) -> None:
