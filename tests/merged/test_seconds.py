@@ -66,9 +66,16 @@ def test_the_committed_seconds_are_those_of_the_committed_probe(tmp_path, capsys
     assert "within 5 % of the best" in capsys.readouterr().out
 
 
+def test_candidates_of_a_benchmark_bring_their_counts_along():
+    given = {"layers": [{}, {}], "size": [8, 9], "candidate": {"family": "f", "shared": 5}, "path": "f/k"}
+    known = [{**given, "counts": {"round": 2.0}, "measured_s": 3.0}, {**given, "counts": None, "measured_s": 1.0}]
+    (one,) = points_of({"rows": [{"subject": "s", "rivals": {"padded": {"candidates": known}, "eager": {}}}]})
+    assert one == Timed("s/2x8x9", "f", "f/k", {"round": 2.0}, 3.0, 5)
+
+
 def test_a_file_that_is_no_probe_is_refused(tmp_path, capsys):
     path = tmp_path / "x.json"
-    path.write_text('{"rows": []}')
+    path.write_text('{"boxes": []}')
     assert main([str(path)]) == 2
     assert "merged-probe.json" in capsys.readouterr().err
 

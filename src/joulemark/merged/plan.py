@@ -196,8 +196,14 @@ class Planner:
                 layers = [asdict(layer) for layer in segment.sequence.layers]
                 shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
                 known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
-                rows.append({**shape, "candidate": candidate, "path": one.path, "bound": one.prediction.bound, **known})
+                told = {"path": one.path, "bound": one.prediction.bound, "counts": self._counts(one, segment)}
+                rows.append({**shape, "candidate": candidate, **told, **known})
         return rows
+
+    def _counts(self, trial: _Trial, segment: Segment) -> dict[str, float] | None:
+        if trial.kernel is None or trial.kernel.counts is None:
+            return None
+        return dict(trial.kernel.counts(segment.size, segment.batch, limits_of(self.setting.rates)))
 
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason."""

@@ -58,13 +58,16 @@ class Timed:
 
 
 def points_of(document: Mapping[str, Any]) -> list[Timed]:
-    """The measured kernels of a ``merged-probe.json``, with their counts as this version's families count.
+    """The measured kernels of a document.
 
-    A kernel of fewer layers than its block was launched once for each part of it.
+    Those of a ``merged-probe.json`` are counted as this version's families count; a kernel of fewer layers than its
+    block was launched once for each part of it. The candidates of a ``merged-blocks.json`` bring their counts along.
 
     Raises:
-        KeyError: the document lacks what a probe holds.
+        KeyError: the document holds neither.
     """
+    if "rows" in document:
+        return _candidates_of(document)
     found = []
     for block in document["blocks"]:
         layers = tuple(_layer(one) for one in block["layers"])
@@ -81,6 +84,18 @@ def points_of(document: Mapping[str, Any]) -> list[Timed]:
                 Timed(block["name"], one["family"], f"{kernel.name}/{depth}", whole, one["time_s"], kernel.shared)
             )
     return found
+
+
+def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
+    """Each range of a row is a block of its own: its candidates were measured beside each other."""
+    found: dict[tuple[str, str], Timed] = {}
+    for row in document["rows"]:
+        for one in (one for rival in row["rivals"].values() for one in rival.get("candidates", ())):
+            if one.get("counts") and one["measured_s"]:
+                block = f"{row['subject']}/{len(one['layers'])}x{'x'.join(map(str, one['size']))}"
+                family, shared = one["candidate"]["family"], one["candidate"]["shared"]
+                found[block, one["path"]] = Timed(block, family, one["path"], one["counts"], one["measured_s"], shared)
+    return list(found.values())
 
 
 def _layer(one: Mapping[str, Any]) -> Conv:
@@ -178,7 +193,9 @@ def table(errors: Mapping[str, Any]) -> str:
 def main(argv: List[str] | None = None) -> int:
     """Fit, print, and write where that is asked for; 0 done, 2 the files cannot be fitted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="F.json", help="merged-probe.json of one GPU")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="F.json", help="merged-probe.json, merged-blocks.json, of one GPU"
+    )
     parser.add_argument("--out", type=Path, metavar="F.json", help="where errors and seconds go")
     parser.add_argument("--write", action="store_true", help="put the seconds into this installation")
     args = parser.parse_args(argv)
@@ -187,7 +204,7 @@ def main(argv: List[str] | None = None) -> int:
         points = [point for one in documents for point in points_of(one)]
         (gpu,) = {one["gpu"] for one in documents}
     except (OSError, ValueError, KeyError) as error:
-        print(f"error: {error!r}: give merged-probe.json files of one GPU", file=sys.stderr)
+        print(f"error: {error!r}: give merged-probe.json or merged-blocks.json files of one GPU", file=sys.stderr)
         return 2
     errors, seconds = errors_of(points), fit(points)
     print(table(errors))
@@ -202,6 +219,8 @@ def main(argv: List[str] | None = None) -> int:
 
 
 def _origin(path: Path, document: Mapping[str, Any]) -> str:
+    if "kernels_of_commits" not in document:
+        return f"{path.name}, its candidates"
     commits = ", ".join(f"{family} {commit}" for family, commit in document["kernels_of_commits"].items())
     return f"{path.name}, kernels of {commits}"
 
