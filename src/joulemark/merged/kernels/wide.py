@@ -173,7 +173,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"no wide kernel for this chain: {why}")
     out, depth = description.sequence.sizes(size)[-1], len(description.sequence.layers)
-    ranked = []
+    ranked: list[tuple[int, int, Plan]] = []
     for width, pairs in ((32, 4), (32, 3), (64, 2), (32, 2), (64, 1)):
         rows = pairs * (_PRODUCT_ROWS // channels_of(description))
         most = -(-out[0] // rows)
