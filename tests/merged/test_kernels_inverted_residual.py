@@ -75,6 +75,7 @@ CASES = {
     "no expansion": (sequence_of(32, 32, 16), Plan(4, 14, 2), (1, 9, 17)),
     "no expansion, stride 2": (sequence_of(24, 24, 16, 2), Plan(4, 14, 2), (1, 9, 17)),
     "shared loads": (sequence_of(96, 64, 96), Plan(2, 14, 1, together=2), (1, 3, 14)),
+    "three share loads": (sequence_of(80, 40, 16), Plan(4, 14, 2, together=3), (1, 5, 15)),
     "parts": (sequence_of(32, 64, 32), Plan(4, 14, 2, parts=2), (2, 5, 15)),
     "parts, groups": (sequence_of(32, 64, 64, 2), Plan(2, 7, 1, narrow=True, parts=4, groups=2), (3, 7, 7)),
     "seven rows": (sequence_of(8, 32, 8), Plan(7, 14, 7), (1, 14, 14)),
@@ -82,8 +83,15 @@ CASES = {
 }
 
 
-TELLING = ["groups", "hidden no multiple of 32", "stride 2, narrow", "no expansion", "parts, groups", "shared loads",
-           "seven rows"]  # fmt: skip
+TELLING = [
+    "groups",
+    "hidden no multiple of 32",
+    "stride 2, narrow",
+    "no expansion",
+    "parts, groups",
+    "three share loads",
+    "seven rows",
+]
 """What is always tested: together they go through every branch of the kernel's text."""
 
 

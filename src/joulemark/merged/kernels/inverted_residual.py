@@ -308,7 +308,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         fitting,
         lambda plan: _geometry(description, plan).counts(out, batch, device),
         limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts),
+        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together),
     )
 
 
@@ -318,10 +318,12 @@ def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
     expands = len(description.sequence.layers) == 3
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
-    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (1, 2), splits)
-    for width, narrow, tiles, blocks, groups, buffers, parts in ways:
+    steps = -(-description.sequence.channels(0) // 16)
+    shared = (1, 2, 3) if expands and steps > _KEPT_STEPS else (0,)  # 0: as many as there are registers for
+    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (1, 2), splits, shared)
+    for width, narrow, tiles, blocks, groups, buffers, parts, together in ways:
         height = tiles * blocks * (2 if narrow else 1)
-        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, 1 if tiles > 1 else 2, parts)
+        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, together or (1 if tiles > 1 else 2), parts)
         geometry = _geometry(description, plan)
         useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
         if useful and 2 <= plan.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
