@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import TypeVar
 
+import pytest
+
 A, B = TypeVar("A"), TypeVar("B")
 EVERY = os.environ.get("JOULEMARK_EVERY_KERNEL") == "1"
+rare = pytest.mark.skipif(not EVERY, reason="one more shape of what others test: JOULEMARK_EVERY_KERNEL=1")
 
 
 def first(count: int, cases: Iterable[A]) -> list[A]:

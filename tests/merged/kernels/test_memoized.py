@@ -12,7 +12,7 @@ from tests.merged.every_kernel import crossed, first
 from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
 
 
-@pytest.mark.parametrize("format_", ["bf16", "fp16", "tf32", "fp32"])
+@pytest.mark.parametrize("format_", first(3, ["bf16", "tf32", "fp32", "fp16"]))
 def test_memoized_chain(format_: Format) -> None:
     kernel = memoized(Description(chain_of([16, 16, 16]), format_), Plan((4, 14), 4, 1, 2, 4))
     assert error_of(kernel, (3, 13, 21), resident=3) < LIMITS[format_]
