@@ -31,7 +31,15 @@ import torch
 from torch import Tensor
 
 from joulemark.merged.bricks import Parameters, run_plain
-from joulemark.merged.kernels import Description, Kernel, build, launch
+from joulemark.merged.kernels import (
+    Description,
+    Kernel,
+    bottleneck,
+    bottleneck_warpgroup,
+    build,
+    inverted_residual,
+    launch,
+)
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
 from joulemark.merged.kernels import planes as volumes
@@ -39,6 +47,7 @@ from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import layout
 from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.sequence import Conv, Sequence, Shape
@@ -111,6 +120,9 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "memoized": memos.memoized,
     "wide": wides.wide,
     "planes": volumes.planes,
+    "inverted_residual": inverted_residual.inverted_residual,
+    "bottleneck": bottleneck.bottleneck,
+    "bottleneck_warpgroup": bottleneck_warpgroup.bottleneck_warpgroup,
 }
 
 
@@ -250,6 +262,34 @@ def plane_checks(format_: Format) -> Iterator[Check]:
     ):
         sequence = sequence_of(channels, 3, **more)  # type: ignore[arg-type]
         yield Check(plane_variant(sequence, edge, warps, format_=format_), shape)
+
+
+def pointwise(inputs: int, outputs: int, activation: str, residual: int | None = None) -> Conv:
+    """A 1×1 convolution."""
+    return Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, residual)
+
+
+def block_checks(format_: Format) -> Iterator[Check]:
+    """Inverted residuals and bottlenecks of one format, odd sizes: the best ranked plans of another size, where halves
+    of bricks hang over the border."""
+    if format_ in ("tf32", "fp32"):
+        return
+    made: list[tuple[str, Any, Sequence]] = []
+    for inputs, hidden, outputs, stride in ((32, 192, 32, 1), (16, 96, 24, 2), (64, 384, 96, 1), (160, 960, 320, 1)):
+        depthwise = Conv(hidden, hidden, (3, 3), (stride,) * 2, (1, 1), (1, 1), hidden, "relu6")
+        residual = 0 if stride == 1 and inputs == outputs else None
+        layers = pointwise(inputs, hidden, "relu6"), depthwise, pointwise(hidden, outputs, "none", residual)
+        made.append(("inverted_residual", inverted_residual, Sequence(layers)))
+    inner = Conv(64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, "relu")
+    layers = pointwise(256, 64, "relu"), inner, pointwise(64, 256, "relu", 0)
+    made += [
+        ("bottleneck", bottleneck, Sequence(layers)),
+        ("bottleneck_warpgroup", bottleneck_warpgroup, Sequence(layers)),
+    ]
+    for family, module, sequence in made:
+        description = Description(sequence, format_)
+        for plan in module.candidates(description, (28, 28), 64, Device(), limit=2):
+            yield Check(Variant(family, description, plan), (3, 19, 37))
 
 
 @dataclass(frozen=True)
@@ -400,7 +440,7 @@ def chain_timings() -> Iterator[Timing]:
 def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
-    for checks in (chain_checks, stream_checks, memo_checks, wide_checks, plane_checks):
+    for checks in (chain_checks, stream_checks, memo_checks, wide_checks, plane_checks, block_checks):
         for format_ in LIMITS:
             made += checks(format_)
     made += chain_timings()

@@ -43,7 +43,7 @@ SEQUENCES = {
     "two wide layers": (
         Sequence((conv(64, 64, activation="relu"),) * 2),
         (56, 56),
-        {"chain", "memoized", "wide"},
+        {"chain", "memoized", "stream", "wide"},
     ),
     "too wide": (Sequence((conv(512, 512), conv(512, 512))), (14, 14), set()),
 }

@@ -11,6 +11,7 @@ from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.inverted_residual import Plan, candidates, inverted_residual, unsuited
 from joulemark.merged.sequence import Activation, Conv, Sequence
+from tests.merged.every_kernel import crossed, first
 
 MOBILENET_V2 = {
     # (input, hidden, output channels, stride, size of the input)
@@ -74,6 +75,7 @@ CASES = {
     "no expansion": (sequence_of(32, 32, 16), Plan(4, 14, 2), (1, 9, 17)),
     "no expansion, stride 2": (sequence_of(24, 24, 16, 2), Plan(4, 14, 2), (1, 9, 17)),
     "shared loads": (sequence_of(96, 64, 96), Plan(2, 14, 1, together=2), (1, 3, 14)),
+    "three share loads": (sequence_of(80, 40, 16), Plan(4, 14, 2, together=3), (1, 5, 15)),
     "parts": (sequence_of(32, 64, 32), Plan(4, 14, 2, parts=2), (2, 5, 15)),
     "parts, groups": (sequence_of(32, 64, 64, 2), Plan(2, 7, 1, narrow=True, parts=4, groups=2), (3, 7, 7)),
     "seven rows": (sequence_of(8, 32, 8), Plan(7, 14, 7), (1, 14, 14)),
@@ -81,14 +83,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+TELLING = [
+    "groups",
+    "hidden no multiple of 32",
+    "stride 2, narrow",
+    "no expansion",
+    "parts, groups",
+    "three share loads",
+    "seven rows",
+]
+"""What is always tested: together they go through every branch of the kernel's text."""
+
+
+@pytest.mark.parametrize("case", first(len(TELLING), [*TELLING, *(one for one in CASES if one not in TELLING)]))
 def test_against_float64(case: str) -> None:
     torch.manual_seed(len(case))
     sequence, plan, shape = CASES[case]
     assert relative_error(Description(sequence, "bf16"), plan, shape) < 1e-2
 
 
-@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+@pytest.mark.parametrize("activation", first(1, ["silu", "none", "relu"]))
 def test_activations_in_fp16(activation: Activation) -> None:
     description = Description(sequence_of(16, 32, 16, activation=activation), "fp16")
     assert relative_error(description, Plan(4, 12, 2), (2, 5, 13)) < 2e-3
@@ -99,8 +113,13 @@ def test_any_order_of_warps_without_biases() -> None:
     assert relative_error(description, Plan(4, 16, 1, groups=2), (1, 5, 17), descending=True, bias=False) < 1e-2
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("name", MOBILENET_V2)
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    crossed(
+        first(3, sorted(MOBILENET_V2, key=["24-32", "160-320", "32"].__contains__, reverse=True)),
+        ["sm_90a", "sm_80", "sm_100"],
+    ),
+)
 def test_mobilenet_has_plans_that_build_without_spills(name: str, architecture: str) -> None:
     inputs, hidden, outputs, stride, size = MOBILENET_V2[name]
     description = Description(sequence_of(inputs, hidden, outputs, stride), "bf16")

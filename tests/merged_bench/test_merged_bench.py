@@ -19,7 +19,16 @@ from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
 from joulemark.merged_bench.judge import judge, measured_of  # noqa: E402
-from joulemark.merged_bench.measure import Document, Options, line_of, measure_all, measure_subject, step_of  # noqa: E402
+from joulemark.merged_bench.measure import (  # noqa: E402
+    Document,
+    Options,
+    _steady,
+    line_of,
+    measure_all,
+    measure_subject,
+    step_of,
+)
+from joulemark.merged_bench.prebuild import wanted  # noqa: E402
 from joulemark.merged_bench.stage import Act, Stage, over_best  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
 from tests.merged.fakes import RATES  # noqa: E402
@@ -188,6 +197,29 @@ def test_energy_per_call_is_power_times_the_sustained_time():
     assert act.figures["power_w"] == pytest.approx(200, rel=0.1)
     assert act.figures["energy_j"] == pytest.approx(act.figures["power_w"] * act.figures["sustained_s"])
     assert act.figures["sustained_s"] == pytest.approx(0.002, rel=0.8)
+
+
+def test_steady_windows_are_for_ours_and_the_fastest():
+    acts = [Act(name, lambda: None, 1, False) for name in ("eager", "padded", "merged", "jit", "own_unmerged")]
+    for act, seconds in zip(acts, (2.0, 0.5, 0.5, 1.0, 0.7), strict=True):
+        act.figures["burst_s"] = seconds
+    assert [one.name for one in _steady(acts, 1)] == ["merged", "jit", "own_unmerged"]
+    assert _steady(acts, None) == acts
+
+
+def test_kernels_are_built_before_the_gpu_is_held(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JOULEMARK_KERNEL_CACHE", str(tmp_path / "kernels"))
+    arguments = ["--out", "x.json", "--build", "sm_90a", "--kernels", "2", "--only", "inverted-16-96-16"]
+    assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 0
+    said = capsys.readouterr().out
+    assert "inverted-16-96-16-s1-112-b64: 2 kernels" in said
+    assert "2 kernels built" in said
+    assert len(list((tmp_path / "kernels").glob("*.cubin"))) == 2
+
+
+def test_what_is_built_is_what_a_schedule_would_try():
+    names = {one.name.partition("_")[0] for one in wanted(block("chain-2x16-1024"), "bf16", 2)}
+    assert names == {"chain", "stream", "memoized", "wide"}
 
 
 def test_turns_change_who_begins():

@@ -10,7 +10,9 @@ Roofline with corrections, after the usable form of BrickDL's model (Lakshminara
 - ``tail``: the last wave of blocks is seldom full, and few bricks leave multiprocessors without work;
 - ``idle``: fewer blocks than multiprocessors do not draw the whole L2 bandwidth.
 
-The rates are of the GPU at hand (:mod:`joulemark.merged.rates` measures them); nothing is assumed silently: where the
+Where a family's kernels were measured on the same GPU before, its own counts
+(:mod:`joulemark.merged.kernels.seconds`) tell the time instead. The rates are of the GPU at hand
+(:mod:`joulemark.merged.rates` measures them); nothing is assumed silently: where the
 share of them that a family of kernels reaches was not measured, the prediction says that it is a bare roofline.
 """
 
@@ -24,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.partition import inner_positions, positions_needed
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
@@ -95,6 +98,8 @@ class Candidate:
         blocks: on a multiprocessor at once; None for as many as shared memory and threads admit, one for a library.
         parts: blocks that share a brick.
         live: bytes of intermediates that its rings hold; None where the schedule decides.
+        counted_s: time by the family's own counts (:mod:`joulemark.merged.kernels.seconds`), on the GPU that is
+            predicted for; None where neither the family nor one that it borrows from was measured on it.
     """
 
     how: How
@@ -105,6 +110,7 @@ class Candidate:
     blocks: int | None = None
     parts: int = 1
     live: int | None = None
+    counted_s: float | None = None
 
     def __str__(self) -> str:
         bricks = "" if self.edge is None else f" {'×'.join(str(e) for e in self.edge)}"
@@ -144,7 +150,7 @@ class Prediction:
         candidate: what is predicted.
         work: of it.
         time_s: None where it cannot run.
-        bound: ``dram``, ``l2`` or ``flops``, what takes longest.
+        bound: ``dram``, ``l2`` or ``flops``, what takes longest; ``counts`` where its family's counts tell.
         why_not: what forbids it.
         measured_share: whether the family's shares of the rates are measured; else it is a bare roofline.
     """
@@ -271,6 +277,8 @@ def predict(
     why = _forbidden(work, candidate, rates)
     if why is not None:
         return Prediction(candidate, work, None, "", why)
+    if candidate.counted_s is not None:
+        return Prediction(candidate, work, candidate.counted_s, "counts", None, candidate.family in fitted().seconds)
     shares = rates.reached.get(candidate.family)
     parts, more = _parts(work, candidate, rates.flop_per_s[form], rates, shares or (1.0, 1.0))
     bound = max(parts, key=parts.__getitem__)

@@ -58,6 +58,7 @@ class Setting:
         measured: whether candidates are timed on the device.
         deadline: on ``time.monotonic``; later nothing further is measured.
         depth: most layers as one.
+        gpu: its name where its rates are not known.
     """
 
     device: torch.device
@@ -67,6 +68,7 @@ class Setting:
     measured: bool
     deadline: float = inf
     depth: int = DEPTH
+    gpu: str | None = None
 
     @property
     def in_time(self) -> bool:
@@ -194,8 +196,14 @@ class Planner:
                 layers = [asdict(layer) for layer in segment.sequence.layers]
                 shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
                 known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
-                rows.append({**shape, "candidate": candidate, "path": one.path, "bound": one.prediction.bound, **known})
+                told = {"path": one.path, "bound": one.prediction.bound, "counts": self._counts(one, segment)}
+                rows.append({**shape, "candidate": candidate, **told, **known})
         return rows
+
+    def _counts(self, trial: _Trial, segment: Segment) -> dict[str, float] | None:
+        if trial.kernel is None or trial.kernel.counts is None:
+            return None
+        return dict(trial.kernel.counts(segment.size, segment.batch, limits_of(self.setting.rates)))
 
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason."""
@@ -213,10 +221,25 @@ class Planner:
                 if segment is not None:
                     yield segment, sum(_known(one) for one in singles[begin:end])
 
+    def wanted(self, graph: fx.GraphModule) -> list[Kernel]:
+        """The kernels that a plan of this graph may measure, as far as that is known before anything is measured."""
+        chains, _ = find_chains(graph)
+        ranges = [chain[begin:end] for chain in chains for begin, end in self._spans(chain)]
+        segments = [range_segment(list(units)) for units in ranges]
+        return self._promised((one, inf) for one in segments if one is not None)
+
+    def _spans(self, chain: List[Unit]) -> Iterator[tuple[int, int]]:
+        """Begin and end of every range of a chain, of one unit and more."""
+        for end in range(1, len(chain) + 1):
+            yield from ((begin, end) for begin in range(max(0, end - self.setting.depth), end))
+
     def _prepare(self, segments: Iterable[tuple[Segment, float]]) -> None:
         """Compile what is going to be measured, all together."""
-        if self.setting.device.type != "cuda" or not self.setting.measured:
-            return
+        if self.setting.device.type == "cuda" and self.setting.measured:
+            build_all(self._promised(segments), self.setting.device, self.setting.deadline)
+
+    def _promised(self, segments: Iterable[tuple[Segment, float]]) -> list[Kernel]:
+        """Kernels that are promising for segments not seen yet, each once."""
         kernels: dict[str, Kernel] = {}
         for segment, apart in segments:
             key = self._key(segment)
@@ -224,7 +247,7 @@ class Planner:
                 self.candidates[key] = self._candidates(segment)
                 promising = self._promising(self.candidates[key], apart)
                 kernels.update((one.kernel.name, one.kernel) for one in promising if one.kernel)
-        build_all(kernels.values(), self.setting.device, self.setting.deadline)
+        return list(kernels.values())
 
     def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
         """The cheapest cuts of a chain: dynamic programming over its ends."""
@@ -441,7 +464,8 @@ def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: floa
 
 def _problem(segment: Segment, setting: Setting, form: Format) -> Problem:
     description = Description(segment.sequence, form, segment.adds is not None)
-    return Problem(description, segment.size, segment.batch, limits_of(setting.rates))
+    gpu = setting.gpu if setting.rates is None else setting.rates.gpu
+    return Problem(description, segment.size, segment.batch, limits_of(setting.rates), gpu)
 
 
 def build_all(kernels: Iterable[Kernel], device: torch.device, deadline: float = inf) -> None:

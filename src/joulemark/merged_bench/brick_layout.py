@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from joulemark.errors import Unsupported
-from joulemark.merged.cost import Candidate, predict
+from joulemark.merged.cost import predict
+from joulemark.merged.families import Family, Offer, Problem, limits_of, offers
 from joulemark.merged.graph import Segment, find_chains, range_segment, trace
 from joulemark.merged.kernels import Description, Kernel
 from joulemark.merged.kernels.chain import Plan, chain, unsuited
@@ -23,12 +24,13 @@ from joulemark.merged.sequence import Shape
 from joulemark.merged.stopwatch import race
 
 LAYOUTS: tuple[Shape, ...] = ((8, 8), (16, 16), (8, 32))
-_MEASURED = 6
-"""Kernels of a layout that are measured, the best predicted first."""
 
 
-def fastest(model: torch.nn.Module, x: Tensor) -> tuple[Kernel, Tensor, dict[str, float]]:
+def fastest(model: torch.nn.Module, x: Tensor, most: int) -> tuple[Kernel, Tensor, dict[str, float]]:
     """The fastest padded kernel over bricks, its packed weights, and the seconds of the best of each layout.
+
+    Args:
+        most: kernels that are measured, the best predicted of each layout first.
 
     Raises:
         Unsupported: the model is no single chain that kernels execute so, or its size no whole number of bricks.
@@ -44,7 +46,7 @@ def fastest(model: torch.nn.Module, x: Tensor) -> tuple[Kernel, Tensor, dict[str
     best: dict[str, tuple[float, Kernel]] = {}
     packed: dict[str, Tensor] = {}
     for layout in layouts:
-        kernels = _promising(segment, form, layout, x)
+        kernels = _promising(segment, form, layout, x)[: -(-most // len(layouts))]
         build_all(kernels, x.device)
         given = to_bricks(x, layout)
         for kernel in kernels:
@@ -68,14 +70,16 @@ def _only_segment(model: torch.nn.Module, x: Tensor) -> tuple[Segment, Format]:
 
 
 def _promising(segment: Segment, form: Format, layout: Shape, x: Tensor) -> list[Kernel]:
-    sequence, size, rates = segment.sequence, segment.size, rates_of(torch.device("cuda", torch.cuda.current_device()))
+    """Kernels over a layout, the best predicted first."""
+    rates = rates_of(torch.device("cuda", torch.cuda.current_device()))
+    problem = Problem(Description(segment.sequence, form), segment.size, len(x), limits_of(rates), rates.gpu)
+    family = Family("chain", "padded", lambda _: _kernels(problem.description, layout))
 
-    def predicted(kernel: Kernel) -> float:
-        candidate = Candidate("padded", "chain", kernel.edge, kernel.shared, kernel.block)
-        time_s = predict(sequence, size, len(x), form, candidate, rates).time_s
+    def predicted(one: Offer) -> float:
+        time_s = predict(segment.sequence, segment.size, len(x), form, one.candidate, rates).time_s
         return float("inf") if time_s is None else time_s
 
-    return sorted(_kernels(Description(sequence, form), layout), key=predicted)[:_MEASURED]
+    return [one.kernel for one in sorted(offers([family], problem), key=predicted)]
 
 
 def _kernels(description: Description, layout: Shape) -> Iterator[Kernel]:

@@ -20,6 +20,7 @@ from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
+from joulemark.merged_bench.prebuild import prebuild
 from joulemark.merged_bench.stage import Stage
 from joulemark.merged_bench.subjects import Subject
 
@@ -57,12 +58,21 @@ def main(
     parser.add_argument("--rounds", type=int, default=25, help="bursts of each rival")
     parser.add_argument("--sustain", type=float, default=2.2, metavar="S", help="of each steady window; 0 for none")
     parser.add_argument("--turns", type=int, default=1, help="steady windows of each rival")
+    parser.add_argument("--sustain-best", type=int, metavar="N", help="steady windows for ours and the N fastest alone")
+    parser.add_argument(
+        "--kernels", type=int, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
+    )
+    parser.add_argument("--build", metavar="ARCHITECTURE", help="only compile what will be tried, as sm_90a; no GPU")
     parser.add_argument("--no-counters", action="store_true", help="leave bytes by hardware counters out")
     parser.add_argument("--device", default="cuda:0", help="as torch calls it; cpu with --tiny tests the command")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes")
     more(parser)
     args = parser.parse_args(argv)
     try:
+        if args.build is not None:
+            chosen = [one for one in subjects(args) if args.only in one.name]
+            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build)))
+            return 0
         return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
     except JoulemarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -86,6 +96,8 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         args.turns,
         limit_s=args.subject_limit,
         merge_s=args.merge_budget,
+        kernels=args.kernels,
+        sustain_best=args.sustain_best,
         tiny=args.tiny,
     )
     document = Document(args.out, kind, facts)

@@ -47,6 +47,8 @@ class Options:
         most_inputs: that rotate.
         limit_s: after which no further rival of a subject is built.
         merge_s: budget of merging.
+        kernels: of a range that a forced schedule measures.
+        sustain_best: rivals that get sustained windows beside our own, the fastest in bursts; None for all.
         tiny: the subject's size for tests.
     """
 
@@ -58,6 +60,8 @@ class Options:
     most_inputs: int = 16
     limit_s: float = 400.0
     merge_s: float = BUDGET_S
+    kernels: int = rivals.EVERY_KERNEL
+    sustain_best: int | None = None
     tiny: bool = False
 
 
@@ -89,7 +93,7 @@ def measure_subject(
         if time.perf_counter() - begin > options.limit_s:
             found[name] = {"missing": {"all": f"no time left after {options.limit_s:g} s"}}
             continue
-        row, act = _prepare(name, rivals.Task(model, xs[0], options.merge_s), xs, expected, stage)
+        row, act = _prepare(name, rivals.Task(model, xs[0], options.merge_s, options.kernels), xs, expected, stage)
         found[name] = row
         if act is not None:
             acts.append(act)
@@ -135,9 +139,23 @@ def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> None:
     if not acts:
         return
     stage.bursts(acts, options.rounds)
+    steady = _steady(acts, options.sustain_best)
+    for act in acts:
+        if act not in steady:
+            figures = ("sustained_s", "energy_j", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
+            act.missing.update(dict.fromkeys(figures, "for the fastest alone was time"))
     if options.sustain_s > 0:
-        stage.sustained(acts, options.sustain_s, options.turns)
-    stage.count(acts)
+        stage.sustained(steady, options.sustain_s, options.turns)
+    stage.count(steady)
+
+
+def _steady(acts: Sequence[Act], best: int | None) -> list[Act]:
+    """Who gets steady windows and counters: merged and unmerged, and of the rivals the fastest in bursts."""
+    if best is None:
+        return list(acts)
+    others = sorted((one for one in acts if one.name not in rivals.OURS), key=lambda one: one.figures["burst_s"])
+    chosen = {"merged", "own_unmerged", *(one.name for one in others[:best])}
+    return [one for one in acts if one.name in chosen]
 
 
 def _gains(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _PROFILED = 4
 """Calls in which TorchScript looks at shapes before it settles on its fused kernels."""
 Made = tuple[Call, Callable[[object], object] | None, dict[str, Any]]
 """A call, what waits for an output that is not on torch's streams, and facts for the row."""
-_EVERY_KERNEL = 16
+EVERY_KERNEL = 16
 """Kernels of a range that a forced schedule measures: enough to tell whether the model's choice was the best."""
 
 
@@ -70,11 +70,13 @@ class Task:
         model: in its number format and layout, on the device, in evaluation mode.
         x: an input like those that will come.
         budget_s: of merging.
+        kernels: of a range that a forced schedule measures.
     """
 
     model: nn.Module
     x: Tensor
     budget_s: float = BUDGET_S
+    kernels: int = EVERY_KERNEL
 
     @property
     def device(self) -> torch.device:
@@ -208,7 +210,7 @@ def _forced(how: str) -> Callable[[Task], Made]:
             raise Unsupported(f"no kernels of schedule {how!r} for this device")
         graph = trace(task.model, (task.x,))
         setting = _setting(task, families, True)
-        planner = Planner(setting, forced=True, most=_EVERY_KERNEL)
+        planner = Planner(setting, forced=True, most=task.kernels)
         choices, _ = planner.plan(graph)
         if not any(one.merged for one in choices):
             raise Unsupported(f"no kernel of schedule {how!r} executes two layers or more of this model")
@@ -227,7 +229,7 @@ def _bricks(task: Task) -> Built:
         raise Unsupported("our own kernels need a GPU")
     from joulemark.merged_bench.brick_layout import fastest, from_bricks, to_bricks
 
-    kernel, packed, times = fastest(task.model, task.x)
+    kernel, packed, times = fastest(task.model, task.x, task.kernels)
     assert kernel.layout is not None
     return Built(
         partial(kernel.run, weights=packed),

@@ -83,12 +83,12 @@ def test_build_is_kept_on_disk(tmp_path, monkeypatch) -> None:
     from joulemark.merged.kernels import compile as compile_
 
     monkeypatch.setenv(compile_.CACHE_VARIABLE, str(tmp_path))
-    compile_._build.cache_clear()
+    compile_.build_text.cache_clear()
     first = build(product("fp16"), "sm_90a")
-    compile_._build.cache_clear()
+    compile_.build_text.cache_clear()
     monkeypatch.setattr(compile_, "_compile", lambda *_: pytest.fail("compiled twice"))
     assert build(product("fp16"), "sm_90a") == first
-    compile_._build.cache_clear()
+    compile_.build_text.cache_clear()
 
 
 def test_spills_are_reported() -> None:

@@ -54,7 +54,8 @@ class Driver:
 
     def cuLaunchKernel(self, function: str, *numbers: int) -> tuple[Code]:
         pointers = ctypes.cast(numbers[8], ctypes.POINTER(ctypes.c_void_p))
-        self.launches.append((numbers[:7], Arguments.from_address(pointers[0])))
+        held = ctypes.string_at(pointers[0], ctypes.sizeof(Arguments))  # a copy: they live as long as the launch
+        self.launches.append((numbers[:7], Arguments.from_buffer_copy(held)))
         return (self.launch_code,)
 
 

@@ -8,17 +8,17 @@ import torch
 from joulemark.merged.kernels import Description, build, emulate
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.memoized import Plan, memoized, unsuited
+from tests.merged.every_kernel import crossed, first
 from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
 
 
-@pytest.mark.parametrize("format_", ["bf16", "fp16", "tf32", "fp32"])
+@pytest.mark.parametrize("format_", first(3, ["bf16", "tf32", "fp32", "fp16"]))
 def test_memoized_chain(format_: Format) -> None:
     kernel = memoized(Description(chain_of([16, 16, 16]), format_), Plan((4, 14), 4, 1, 2, 4))
     assert error_of(kernel, (3, 13, 21), resident=3) < LIMITS[format_]
 
 
-@pytest.mark.parametrize("resident", [1, 2, 7])
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(("resident", "descending"), crossed([7, 1, 2], [False, True]))
 def test_any_number_of_blocks_comes_to_an_end(resident: int, descending: bool) -> None:
     kernel = memoized(Description(chain_of([16] * 5), "bf16"), Plan((4, 14), 2, 1, 2, 4))
     assert error_of(kernel, (3, 30, 31), resident=resident, descending=descending) < LIMITS["bf16"]
@@ -40,7 +40,7 @@ def test_launches_share_a_scratch_one_after_another(monkeypatch) -> None:
         assert (y.double() - reference).norm() / reference.norm() < LIMITS["bf16"]
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("architecture", first(1, ["sm_90a", "sm_80", "sm_100"]))
 def test_builds_without_spills(architecture: str) -> None:
     kernel = memoized(Description(chain_of([32] * 5), "bf16"), Plan((16, 30), 8, 2))
     assert build(kernel, architecture).spilled == 0

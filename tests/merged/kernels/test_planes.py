@@ -7,17 +7,17 @@ import pytest
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.planes import Plan, planes, unsuited
+from tests.merged.every_kernel import crossed, first
 from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
 
 
-@pytest.mark.parametrize("format_", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("format_", first(2, ["bf16", "tf32", "fp16"]))
 def test_formats(format_: Format) -> None:
     kernel = planes(Description(chain_of([16] * 3, 3), format_), Plan((4, 4, 12)))
     assert error_of(kernel, (2, 9, 7, 17)) < LIMITS[format_]
 
 
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("resident", [1, 3])
+@pytest.mark.parametrize(("resident", "descending"), crossed([3, 1], [False, True]))
 def test_bricks_follow_one_another(resident: int, descending: bool) -> None:
     kernel = planes(Description(chain_of([16] * 4, 3), "bf16"), Plan((3, 4, 10), 2))
     assert error_of(kernel, (2, 7, 7, 11), resident=resident, descending=descending) < LIMITS["bf16"]
@@ -33,7 +33,7 @@ def test_residual_from_outside() -> None:
     assert error_of(planes(description, Plan((4, 4, 12))), (1, 5, 6, 7)) < LIMITS["bf16"]
 
 
-@pytest.mark.parametrize("channels", [[16] * 3, [16] * 4, [8] * 3])
+@pytest.mark.parametrize("channels", first(1, [[16] * 3, [16] * 4, [8] * 3]))
 def test_builds_without_spills(channels: list[int]) -> None:
     assert build(planes(Description(chain_of(channels, 3), "bf16"), Plan((26, 10, 26))), "sm_90a").spilled == 0
 

@@ -6,26 +6,26 @@ import pytest
 
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels.wide import Plan, unsuited, wide
+from tests.merged.every_kernel import crossed, first
 from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
 
+CHAINS = [
+    ([32] * 4, Plan(32, 2, 2)),
+    ([64] * 3, Plan(64, 2, 2)),
+    ([16] * 3, Plan(64, 1, 2)),
+    ([64] * 3, Plan(32, 4, 64)),
+    ([32] * 3, Plan(32, 2, 2)),
+]
 
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize(
-    ("channels", "plan"),
-    [
-        ([64] * 3, Plan(32, 4, 64)),
-        ([64] * 3, Plan(64, 2, 2)),
-        ([32] * 3, Plan(32, 2, 2)),
-        ([32] * 4, Plan(32, 2, 2)),
-        ([16] * 3, Plan(64, 1, 2)),
-    ],
-)
-def test_chains(channels: list[int], plan: Plan, descending: bool) -> None:
+
+@pytest.mark.parametrize(("case", "descending"), crossed(first(3, CHAINS), [False, True]))
+def test_chains(case: tuple[list[int], Plan], descending: bool) -> None:
+    channels, plan = case
     kernel = wide(Description(chain_of(channels), "bf16"), plan)
     assert error_of(kernel, (2, 17, 40), resident=2, descending=descending) < LIMITS["bf16"]
 
 
-@pytest.mark.parametrize("activation", ["none", "relu6"])
+@pytest.mark.parametrize("activation", first(1, ["relu6", "none"]))
 def test_channels_are_padded(activation: str) -> None:
     kernel = wide(Description(chain_of([40, 56, 36], activation=activation), "fp16"), Plan(32, 3))
     assert error_of(kernel, (1, 7, 30)) < LIMITS["fp16"]
@@ -39,7 +39,7 @@ def test_residuals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "plan"), [(64, Plan(32, 3)), (32, Plan(32, 4)), (32, Plan(64, 2)), (16, Plan(64, 2))]
+    ("channels", "plan"), first(1, [(64, Plan(32, 3)), (32, Plan(32, 4)), (32, Plan(64, 2)), (16, Plan(64, 2))])
 )
 def test_builds_without_spills(channels: int, plan: Plan) -> None:
     assert build(wide(Description(chain_of([channels] * 3), "bf16"), plan), "sm_90a").spilled == 0

@@ -5,10 +5,10 @@ That bounds the channels: 256-64-64-256 (ResNet-50's first stage) takes 136 KiB 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import product
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours, product_fragments
+from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Conv, Shape
 
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
@@ -109,21 +110,24 @@ class _Geometry:
         warps = plan.warps * plan.groups
         return 2 <= warps <= 16 and self.shared <= device.block_shared and warps * 32 * wanted <= device.registers
 
-    def cycles(self, out: Shape, batch: int, device: Device) -> float:
-        """Roughly the cycles of the busiest multiprocessor: for ranking, not for prediction."""
+    def counts(self, out: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does: work of all its groups, waits of one brick after another."""
         plan, steps = self.plan, self.middle // 16
-        product_cycles, load = 1.6, 4  # of a multiprocessor: one product of a warp by mma.sync, 512 bytes
         tiles = plan.strips * plan.height // plan.tile[0]
-        turns = -(-(plan.height + 2) * (plan.width + 2) // 16 // plan.warps)
+        turns = ceil(ceil((plan.height + 2) * (plan.width + 2) / 16) / plan.warps)
         outer = self.channels // 16 * steps
-        reduced = turns * plan.warps * outer
-        taps, widened = tiles * 9 * steps * steps, tiles * outer
-        products = 2 * product_cycles * (reduced + taps + widened)
-        loads = load * (reduced / plan.together + (taps + widened) / plan.tiles + tiles * 9 * steps * 0.5)
+        reduced, taps, widened = turns * plan.warps * outer, tiles * 9 * steps * steps, tiles * outer
         bricks = batch * -(-out[0] // plan.height) * -(-out[1] // plan.width)
         rounds = -(-bricks // (device.multiprocessors * plan.groups))
-        alone = math.sqrt(min(plan.warps * plan.groups, 12) / 12)
-        return rounds * plan.groups * (max(products, loads) + 0.3 * min(products, loads)) / alone
+        each = rounds * min(plan.groups, -(-bricks // device.multiprocessors))
+        return {
+            "product": each * 2 * (reduced + taps + widened),
+            "weights": each * (reduced / plan.together + (taps + widened) / plan.tiles),
+            "pixels": each * tiles * 9 * steps,
+            "product_in_turn": rounds * (reduced + taps + widened) / plan.warps,
+            "round": rounds,
+            "launch": 1,
+        }
 
 
 def unsuited(description: Description) -> str | None:
@@ -187,13 +191,12 @@ def bottleneck(description: Description, plan: Plan) -> Kernel:
         (plan.height, plan.width),
         pack,
         persistent=1,
+        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
     )
 
 
 def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 8) -> list[Plan]:
     """Plans worth a trial for inputs of ``size``, the most promising first; none where no plan fits the device.
-
-    They are ranked by a rough count of tensor and shared-memory cycles of the busiest multiprocessor.
 
     Raises:
         ValueError: the sequence is no bottleneck.
@@ -204,14 +207,19 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     out = description.sequence.sizes(size)[-1]
     channels, middle = description.sequence.channels(0), description.sequence.channels(1)
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
-    ranked = []
-    for width, narrow, tiles, blocks, groups in product(widths, (False, True), (1, 2, 3, 4), (1, 2, 4), (1, 2, 3, 4)):
-        plan = Plan(tiles * blocks * (2 if narrow else 1), width, tiles, groups, narrow, 1 if tiles < 3 else 2)
-        geometry = _Geometry(channels, middle, plan)
-        if plan.height <= out[0] + 3 and geometry.fits(device):
-            ranked.append((geometry.cycles(out, batch, device), plan))
-    ranked.sort(key=lambda one: one[0])
-    return [plan for _, plan in ranked[:limit]]
+    ways = product(widths, (False, True), (1, 2, 3, 4), (1, 2, 4, 7), (1, 2, 3, 4), (1, 2))
+    plans = (
+        Plan(tiles * blocks * (2 if narrow else 1), width, tiles, groups, narrow, together)
+        for width, narrow, tiles, blocks, groups, together in ways
+    )
+    fitting = (one for one in plans if one.height <= out[0] + 3 and _Geometry(channels, middle, one).fits(device))
+    return cheapest(
+        "bottleneck",
+        fitting,
+        lambda plan: _Geometry(channels, middle, plan).counts(out, batch, device),
+        limit,
+        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups),
+    )
 
 
 def _source(name: str, description: Description, geometry: _Geometry) -> str:

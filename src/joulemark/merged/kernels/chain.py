@@ -8,8 +8,11 @@ row of 16 columns; each fragment of pixels serves three output rows (``device/ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Literal
 
 import torch
@@ -18,13 +21,18 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import pack_rows, pad_channels, step_channels
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Conv, Shape
 
 GUARD = 8
 ALIGNMENT = 1024
 MOST_SHARED = 227 * 1024
+MOST_THREADS = 1024
+BLOCK_SHARED = 1024
+"""Bytes of shared memory that a block takes beside its own (CUDA C++ Programming Guide, compute capability 8.0 on)."""
 _REGISTERS = 65536
 _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 34
@@ -266,6 +274,32 @@ class _Bricks(Lines):
         pixels = self.planes * self.height * self.width + 2 * GUARD
         return -(-pixels * self.chunks(tensor) * 16 // ALIGNMENT) * ALIGNMENT
 
+    def counts(self, size: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does; ``step`` is a row of 16 columns that a warp makes after another."""
+        out = self.description.sequence.sizes(size)[-1]
+        blocks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
+        each = -(-blocks // device.multiprocessors)
+        rounds = each / min(self.plan.blocks, each, device.shared // (self.shared + BLOCK_SHARED))
+        taps = 27 if self.volume else 9
+        products = stores = steps = chained = 0.0
+        for number, one in enumerate(self.parameters):
+            planes = self.planes - 2 * (number + 1) if self.volume else 1
+            rows, strips = self.height - 2 * (number + 1), self.width // 16 * planes
+            segments = self._segments(number)
+            turns = -(-strips * segments // (self.plan.warps // one.splits))
+            alone = turns * (-(-rows // segments) + 1.5)
+            products += rows * strips * taps * one.steps * one.tiles * one.splits
+            stores += rows * strips * one.splits * one.tiles
+            steps += alone
+            chained += alone * one.steps * one.tiles * taps
+        pixels = self.planes * self.height * self.width * self.chunks(0)
+        pixels += prod(self.edge) * -(-self.layers[-1].out_channels * self.description.itemsize // 16)
+        slower = 3 if self.description.format == "fp32" else 1
+        return {
+            "product": each * products * slower, "store": each * stores, "chunk": each * pixels, "step": rounds * steps,
+            "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
+        }  # fmt: skip
+
     def source(self, name: str) -> str:
         """The kernel's text."""
         field: dict[str, object] = {
@@ -295,12 +329,57 @@ class _Bricks(Lines):
         )
 
 
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    Raises:
+        ValueError: there is no kernel for this sequence.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no kernel for this chain: {why}")
+    plans = _all_plans(description, description.sequence.sizes(size)[-1])
+    return cheapest("chain", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+
+
+def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
+    """Bricks whose rows with their halo are whole groups of 16."""
+    halo, volume = 2 * len(description.sequence.layers), description.sequence.dimensions == 3
+    rows = (4, 6, 8, 12) if volume else (8, 12, 14, 16, 20, 24, 32, 40)
+    widths = (16, 32, 48) if volume else (16, 32, 48, 64)
+    seen = set()
+    for depth, height, width in product(rows if volume else (1,), rows, widths):
+        for warps, blocks in ((4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 1), (8, 2), (12, 1), (16, 1)):
+            plan = Plan((*((min(depth, out[0]),) if volume else ()), min(height, out[-2]), width - halo), warps, blocks)
+            if width - halo > 1 and plan not in seen:
+                seen.add(plan)
+                yield plan
+
+
 def chain(description: Description, plan: Plan) -> Kernel:
     """The kernel of a chain.
 
     Raises:
         ValueError: there is none for this sequence, or the brick does not fit into shared memory.
     """
+    made = _fitting(description, plan)
+    edge = "x".join(str(n) for n in made.edge)
+    layout = "" if plan.layout is None else f"_bricks{plan.layout[0]}x{plan.layout[1]}"
+    name = f"chain_{description}_{edge}_w{plan.warps}b{plan.blocks}{layout}"
+    return Kernel(
+        name,
+        description,
+        made.source(name),
+        32 * plan.warps,
+        made.shared,
+        made.edge,
+        made.pack,
+        layout=plan.layout,
+        counts=made.counts,
+    )
+
+
+def _fitting(description: Description, plan: Plan) -> _Bricks:
     why = unsuited(description)
     if why:
         raise ValueError(f"no kernel for this chain: {why}")
@@ -313,11 +392,7 @@ def chain(description: Description, plan: Plan) -> Kernel:
     made = _Bricks(description, plan)
     if made.shared > MOST_SHARED:
         raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    edge = "x".join(str(n) for n in made.edge)
-    layout = "" if plan.layout is None else f"_bricks{plan.layout[0]}x{plan.layout[1]}"
-    name = f"chain_{description}_{edge}_w{plan.warps}b{plan.blocks}{layout}"
-    text = made.source(name)
-    return Kernel(name, description, text, 32 * plan.warps, made.shared, made.edge, made.pack, layout=plan.layout)
+    return made
 
 
-__all__ = ["Plan", "chain", "unsuited"]
+__all__ = ["Plan", "candidates", "chain", "unsuited"]

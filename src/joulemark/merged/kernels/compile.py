@@ -86,11 +86,12 @@ def build(kernel: Kernel, architecture: str) -> Build:
     Raises:
         KernelError: cuda-core or NVRTC is missing, or NVRTC refuses the text.
     """
-    return _build(kernel.name, full_source(kernel, "prelude.cuh"), architecture)
+    return build_text(kernel.name, full_source(kernel, "prelude.cuh"), architecture)
 
 
 @cache
-def _build(name: str, source: str, architecture: str) -> Build:
+def build_text(name: str, source: str, architecture: str) -> Build:
+    """:func:`build` of a kernel's name and :func:`full_source`, which other processes take more easily."""
     key = hashlib.sha256("\0".join((_compiler(), architecture, name, source)).encode()).hexdigest()[:32]
     path = cache_folder() / f"{key}.cubin"
     facts = path.with_suffix(".json")

@@ -5,7 +5,6 @@ Where the expansion is missing (the first block of MobileNetV2) the depthwise re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
@@ -20,12 +19,15 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, product_fragments, sum_bytes
+from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Conv, Shape
 
 CHUNK = 32  # hidden channels at a time
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
 _KEPT_STEPS = 4  # of the expansion's weights, in registers over a chunk; more would crowd out the sums
 _ALIGNMENT = 16
+_SPARED = 8
+"""Registers fewer than counted, with which most of the measured kernels were compiled without spills."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,12 @@ class _Geometry:
         staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
         return max(given + max(hidden, sums) + self.slack * 16, staged)
 
-    def resident(self, device: Device) -> int:
-        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
+    def resident(self, device: Device, spared: int = 0) -> int:
+        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
+
+        Args:
+            spared: registers that the compiler is asked to do without.
+        """
         plan = self.plan
         sums = plan.tiles * self.channels_out // 2 // plan.parts
         held = 8 * min(self.steps_in, 6)  # weights of the expansion
@@ -144,24 +150,34 @@ class _Geometry:
         if wanted > 236 or self.shared > device.block_shared:
             return 0
         # Each of the four schedulers has a quarter of the registers for its warps.
-        of_scheduler = device.registers // 4 // 32 // (-(-wanted // 8) * 8)
+        of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
         by_registers = 4 * of_scheduler // warps
         return min(by_registers, device.shared // (self.shared + 1024), 8)
 
-    def cycles(self, out: Shape, batch: int, device: Device) -> float:
-        """Roughly the cycles of the multiprocessor with most blocks: for ranking, not for prediction."""
-        plan, octets = self.plan, self.channels_out // 8 // self.plan.parts
-        product = 1.6  # cycles of a multiprocessor for one product of a warp on the tensor cores by mma.sync
-        steps = self.steps_in if self.expands else 0
-        taps = self.stride * plan.tile[0] * (plan.tiles - 1) + 3
-        expand = max(4 * steps * product, (5 * steps + 45) / 4, 4 * steps + 16) if self.expands else 0
-        loads = 24 * taps / plan.tiles
-        project = max((24 + 2 * octets) * product, (80 + 2 * octets) / 4, loads + (64 + 8 * octets) / plan.tiles)
-        tiles = plan.strips * plan.height // plan.tile[0]
-        block = self.chunks * (self.turns * plan.warps * expand + tiles * project) + 1500
+    def counts(self, out: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
+        plan = self.plan
         blocks = batch * plan.parts * -(-out[0] // plan.height) * -(-out[1] // plan.width)
-        warps = plan.warps * plan.groups * min(plan.resident, -(-blocks // device.multiprocessors))
-        return -(-blocks // device.multiprocessors) * block / min(1.0, math.sqrt(warps / 14))
+        each = -(-blocks // device.multiprocessors)
+        rounds = each / min(plan.resident, each)
+        tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
+        expanded = self.chunks * self.turns * plan.warps if self.expands else 0
+        own = -(-self.chunks // plan.groups)  # chunks of a warp
+        steps = own * -(-self.turns // plan.together) * (self.steps_in + 1) if self.expands else 0
+        taken = self.pixel_tiles * 2 * self.channels_in
+        return {
+            "expand_product": each * expanded * 4 * self.steps_in,
+            "expand_tile": each * expanded,
+            "depthwise_tile": each * self.chunks * 4 * tiles,
+            "depthwise_octet": each * self.chunks * 4 * plan.warps,
+            "project_product": each * self.chunks * 2 * octets * tiles,
+            "chunk": each * (taken + plan.height * plan.width * octets * (1 + self.residual)),
+            "expand_step": rounds * steps,
+            "octet_in_turn": rounds * own * 4,
+            "load_in_turn": rounds * taken / (plan.warps * plan.groups),
+            "round": rounds,
+            "launch": 1,
+        }
 
 
 def unsuited(description: Description) -> str | None:
@@ -228,6 +244,7 @@ def inverted_residual(description: Description, plan: Plan) -> Kernel:
         (plan.height, plan.width),
         pack,
         parts=plan.parts,
+        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
     )
 
 
@@ -273,8 +290,6 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
 def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
     """Plans worth a trial for inputs of ``size``, the most promising first.
 
-    They are ranked by a rough count of tensor, issue and shared-memory cycles of the slowest multiprocessor.
-
     Raises:
         ValueError: the sequence is no inverted residual.
     """
@@ -282,15 +297,19 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
     out = description.sequence.sizes(size)[-1]
-    ranked = []
-    for plan in _all_plans(description, out):
-        geometry = _geometry(description, plan)
-        resident = geometry.resident(device)
-        if resident:
-            fitted = _geometry(description, replace(plan, resident=resident))
-            ranked.append((fitted.cycles(out, batch, device), fitted.plan))
-    ranked.sort(key=lambda one: one[0])
-    return [plan for _, plan in ranked[:limit]]
+    fitting = (
+        replace(plan, resident=resident)
+        for plan in _all_plans(description, out)
+        for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
+        if resident
+    )
+    return cheapest(
+        "inverted_residual",
+        fitting,
+        lambda plan: _geometry(description, plan).counts(out, batch, device),
+        limit,
+        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together),
+    )
 
 
 def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
@@ -299,10 +318,12 @@ def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
     expands = len(description.sequence.layers) == 3
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
-    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (2, 1), splits)
-    for width, narrow, tiles, blocks, groups, buffers, parts in ways:
+    steps = -(-description.sequence.channels(0) // 16)
+    shared = (1, 2, 3) if expands and steps > _KEPT_STEPS else (0,)  # 0: as many as there are registers for
+    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (1, 2), splits, shared)
+    for width, narrow, tiles, blocks, groups, buffers, parts, together in ways:
         height = tiles * blocks * (2 if narrow else 1)
-        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, 1 if tiles > 1 else 2, parts)
+        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, together or (1 if tiles > 1 else 2), parts)
         geometry = _geometry(description, plan)
         useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
         if useful and 2 <= plan.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:

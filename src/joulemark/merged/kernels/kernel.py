@@ -13,11 +13,14 @@ from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.seconds import Counts
 from joulemark.merged.sequence import Shape
 
 _ALIGNMENT = 16
 Pack = Callable[[List[Parameters]], Tensor]
 Scratch = Callable[[int, Shape], int]
+Counting = Callable[[Shape, int, Device], Counts]
 
 
 class Arguments(ctypes.Structure):
@@ -60,6 +63,7 @@ class Kernel:
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
         layout: edges of the bricks in which input and output lie in memory (:mod:`~.layouts`); None for channels-last.
         parts: blocks that share a brick.
+        counts: (size of the input, batch, device) → what the busiest multiprocessor does (:mod:`~.seconds`).
     """
 
     name: str
@@ -75,6 +79,7 @@ class Kernel:
     only: int | None = None
     layout: Shape | None = None
     parts: int = 1
+    counts: Counting | None = field(default=None, repr=False)
 
     def size_of(self, x: Tensor) -> Shape:
         """Spatial size of a tensor in the kernel's layout."""

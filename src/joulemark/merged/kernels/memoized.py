@@ -7,10 +7,14 @@ brick and its halo of the tensor before from the ring of that tensor, and writes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
+    BLOCK_SHARED,
     GUARD,
     MOST_SHARED,
     Lines,
@@ -21,7 +25,9 @@ from joulemark.merged.kernels.chain import (
 )
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Shape
 
 _HEADER_BYTES = 256
@@ -70,6 +76,30 @@ class _Memoized(Lines):
         chunks = max(self.chunks(tensor) for tensor in range(self.depth))
         self.shared = _TICKET_BYTES + ((plan.edge[0] + 2) * self.width + 2 * GUARD) * chunks * 16
 
+    def counts(self, size: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does, in the terms of ``chain``; flags and their waits are not in it."""
+        bricks = batch * -(-size[0] // self.edge[0]) * -(-size[1] // self.edge[1])
+        lanes = min(self.plan.lanes, batch) * -(-size[1] // self.edge[1]) * self.depth
+        slots = min(device.multiprocessors * self.plan.blocks, lanes)  # what can be worked on at the same time
+        rounds = bricks / slots
+        each = rounds * min(self.plan.blocks, -(-slots // device.multiprocessors))
+        height, strips, slower = self.plan.edge[0], self.width // 16, 3 if self.description.format == "fp32" else 1
+        products = stores = chunks = steps = chained = 0.0
+        for number, one in enumerate(self.parameters):
+            workers = self.plan.warps // one.splits
+            segments = segments_for(height, strips, workers)
+            alone = -(-strips * segments // workers) * (-(-height // segments) + 1.5)
+            products += height * strips * 9 * one.steps * one.tiles * one.splits
+            stores += height * strips * one.splits * one.tiles
+            chunks += (height + 2) * self.width * self.chunks(number) + prod(self.edge) * self.chunks(number)
+            steps += alone
+            chained += alone * one.steps * one.tiles * 9
+        return {
+            "product": each * products * slower, "store": each * stores, "chunk": each * chunks,
+            "step": rounds * steps, "chained_product": rounds * chained * slower, "round": rounds * self.depth,
+            "launch": 1,
+        }  # fmt: skip
+
     def rows(self, batch: int, size: Shape) -> int:
         """Rows of bricks of a lane, through all of its images."""
         return -(-batch // self.plan.lanes) * -(-size[0] // self.edge[0])
@@ -117,22 +147,34 @@ class _Memoized(Lines):
         )
 
 
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    Raises:
+        ValueError: there is no memoizing kernel for this sequence.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no memoizing kernel for this chain: {why}")
+    plans = _all_plans(size, batch)
+    return cheapest("memoized", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+
+
+def _all_plans(size: Shape, batch: int) -> Iterator[Plan]:
+    """Bricks that with their halo are whole groups of 16; lanes of images are what blocks find work in."""
+    sizes = product((8, 16, 32), (14, 30, 62), ((8, 2), (8, 1), (4, 4), (16, 1)), (1, 2, 4, 8, 16, 32, 64))
+    for rows, columns, (warps, blocks), lanes in sizes:
+        if lanes <= batch and columns < 2 * size[1] + 16:
+            yield Plan((max(2, min(rows, size[0])), columns), warps, blocks, lanes)
+
+
 def memoized(description: Description, plan: Plan) -> Kernel:
     """The kernel of a chain in memoized bricks.
 
     Raises:
         ValueError: there is none for this sequence or plan.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no memoizing kernel for this chain: {why}")
-    if len(plan.edge) != 2 or min(plan.edge) < 2:
-        raise ValueError(f"edge {plan.edge}: give rows and columns from 2 on")
-    if plan.ring < _LEAST_RING or plan.warps < 2:
-        raise ValueError(f"a ring of {plan.ring} rows of bricks, {plan.warps} warps: give {_LEAST_RING} and 2 at least")
-    made = _Memoized(description, plan)
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
+    made = _fitting(description, plan)
     chosen = f"w{plan.warps}b{plan.blocks}l{plan.lanes}r{plan.ring}"
     name = f"memoized_{description}_{made.edge[0]}x{made.edge[1]}_{chosen}"
     return Kernel(
@@ -145,4 +187,21 @@ def memoized(description: Description, plan: Plan) -> Kernel:
         made.pack,
         persistent=plan.blocks,
         scratch=made.scratch,
+        counts=made.counts,
     )
+
+
+def _fitting(description: Description, plan: Plan) -> _Memoized:
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no memoizing kernel for this chain: {why}")
+    if len(plan.edge) != 2 or min(plan.edge) < 2:
+        raise ValueError(f"edge {plan.edge}: give rows and columns from 2 on")
+    if plan.ring < _LEAST_RING or plan.warps < 2:
+        raise ValueError(f"a ring of {plan.ring} rows of bricks, {plan.warps} warps: give {_LEAST_RING} and 2 at least")
+    made = _Memoized(description, plan)
+    if made.shared > MOST_SHARED:
+        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
+    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
+        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    return made

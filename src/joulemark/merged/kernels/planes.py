@@ -7,13 +7,18 @@ tile's four sides only, and loads overlap with products.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
     ALIGNMENT,
+    BLOCK_SHARED,
     GUARD,
     MOST_SHARED,
+    MOST_THREADS,
     Lines,
     brick_constants,
     registers_for,
@@ -22,7 +27,9 @@ from joulemark.merged.kernels.chain import (
 )
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Shape
 
 _INPUT_SLOTS, _SLOTS = 5, 4
@@ -86,6 +93,28 @@ class _Planes(Lines):
         """Where a ring's barriers begin."""
         return sum(self.slots(earlier) for earlier in range(tensor)) * 16
 
+    def counts(self, size: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does, in the terms of ``stream``: its layer with most to do sets the pace."""
+        out = self.description.sequence.sizes(size)[-1]
+        planes = min(self.plan.edge[0], out[0])
+        bricks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
+        rounds = -(-bricks // (device.multiprocessors * self.plan.blocks))
+        each = rounds * min(self.plan.blocks, -(-bricks // device.multiprocessors))
+        products = stores = steps = chained = 0.0
+        for number, one in enumerate(self.parameters):
+            many, rows = planes + 2 * (self.depth - number - 1), self.height - 2 * (number + 1)
+            strips, workers = self.width // 16, self.plan.warps // one.splits
+            segments = segments_for(rows, strips, workers)
+            alone = many * -(-strips * segments // workers) * (-(-rows // segments) + 1.5)
+            products += many * rows * strips * 27 * one.steps * one.tiles * one.splits
+            stores += many * rows * strips * one.splits * one.tiles
+            steps, chained = max(steps, alone), max(chained, alone * 27 * one.steps * one.tiles)
+        slower = 3 if self.description.format == "fp32" else 1
+        return {
+            "product": each * products * slower, "store": each * stores, "step": rounds * steps,
+            "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
+        }  # fmt: skip
+
     def source(self, name: str) -> str:
         """The kernel's text."""
         field: dict[str, object] = {
@@ -120,12 +149,58 @@ class _Planes(Lines):
         )
 
 
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    Raises:
+        ValueError: there is no plane-streaming kernel for this sequence.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no plane-streaming kernel for this chain: {why}")
+    plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
+    return cheapest("planes", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+
+
+def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
+    """Tiles of all kinds, and bricks of such depths that all blocks get equally many."""
+    halo = 2 * len(description.sequence.layers)
+    for height, width, (warps, blocks) in product(
+        (4, 8, 10, 12, 14, 16, 24), (16, 32, 48), ((3, 1), (4, 1), (4, 2), (6, 1), (8, 1))
+    ):
+        if not halo + 1 < width < 2 * out[2] + halo + 16:
+            continue
+        tile = min(height, out[1]), width - halo
+        tiles = batch * prod(-(-n // e) for n, e in zip(out[1:], tile, strict=True))
+        pieces = {max(1, rounds * device.multiprocessors * blocks // tiles) for rounds in (1, 2, 3, 4)}
+        depths = {-(-out[0] // n) for n in pieces} | {out[0]}
+        yield from (Plan((depth, *tile), warps, blocks) for depth in sorted(depths) if depth >= min(4, out[0]))
+
+
 def planes(description: Description, plan: Plan) -> Kernel:
     """The kernel of a chain in streamed planes.
 
     Raises:
         ValueError: there is none for this sequence or plan.
     """
+    made = _fitting(description, plan)
+    edge = "x".join(str(n) for n in made.edge)
+    name = f"planes_{description}_{edge}_w{plan.warps}b{plan.blocks}"
+    threads = 32 * plan.warps * made.depth
+    return Kernel(
+        name,
+        description,
+        made.source(name),
+        threads,
+        made.shared,
+        made.edge,
+        made.pack,
+        plan.blocks,
+        counts=made.counts,
+    )
+
+
+def _fitting(description: Description, plan: Plan) -> _Planes:
     why = unsuited(description)
     if why:
         raise ValueError(f"no plane-streaming kernel for this chain: {why}")
@@ -134,7 +209,8 @@ def planes(description: Description, plan: Plan) -> Kernel:
     made = _Planes(description, plan)
     if made.shared > MOST_SHARED:
         raise ValueError(f"the rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    edge = "x".join(str(n) for n in made.edge)
-    name = f"planes_{description}_{edge}_w{plan.warps}b{plan.blocks}"
-    threads = 32 * plan.warps * made.depth
-    return Kernel(name, description, made.source(name), threads, made.shared, made.edge, made.pack, plan.blocks)
+    if 32 * plan.warps * made.depth > MOST_THREADS:
+        raise ValueError(f"{plan.warps} warps for each of {made.depth} layers: at most {MOST_THREADS // 32} in all")
+    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
+        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    return made

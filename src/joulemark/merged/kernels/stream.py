@@ -9,13 +9,27 @@ and stores of all layers overlap.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import ALIGNMENT, GUARD, MOST_SHARED, Lines, brick_constants, registers_for, struct
+from joulemark.merged.kernels.chain import (
+    ALIGNMENT,
+    BLOCK_SHARED,
+    GUARD,
+    MOST_SHARED,
+    Lines,
+    brick_constants,
+    registers_for,
+    struct,
+)
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.sequence import Shape
 
 _MOST_WARPS = 32
 _BARRIER_BYTES = 16
@@ -108,6 +122,26 @@ class _Stream(Lines):
             raise ValueError(f"{sum(ring.rows for ring in rings)} rows in rings: too many barriers")
         return rings, at
 
+    def counts(self, size: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does; ``step`` is a row of the layer with most, ``round`` a brick's start."""
+        out = self.description.sequence.sizes(size)[-1]
+        height, width = min(self.plan.rows, out[0]), self.plan.width - 2 * self.depth
+        bricks = batch * -(-out[0] // self.plan.rows) * -(-out[1] // width)
+        rounds = -(-bricks // (device.multiprocessors * self.plan.blocks))
+        each = rounds * min(self.plan.blocks, -(-bricks // device.multiprocessors))
+        products = stores = chained = 0.0
+        for number, one in enumerate(self.parameters):
+            rows = height + 2 * (self.depth - number - 1)
+            products += rows * self.strips * 9 * one.steps * one.tiles * one.splits
+            stores += rows * self.strips * one.splits * one.tiles
+            chained = max(chained, rows * 9.0 * one.steps * one.tiles)
+        slower = 3 if self.description.format == "fp32" else 1
+        return {
+            "product": each * products * slower, "store": each * stores,
+            "step": rounds * (height + 2.0 * (self.depth - 1)), "chained_product": rounds * chained * slower,
+            "round": rounds, "launch": 1,
+        }  # fmt: skip
+
     def source(self, name: str) -> str:
         """The kernel's text."""
         halo = 2 * self.depth
@@ -144,12 +178,54 @@ class _Stream(Lines):
         )
 
 
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    Raises:
+        ValueError: there is no streaming kernel for this sequence.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no streaming kernel for this chain: {why}")
+    plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
+    return cheapest("stream", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+
+
+def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
+    """Bands of all widths, and bricks of such heights that all blocks get equally many."""
+    halo = 2 * len(description.sequence.layers)
+    for width, blocks in product((16, 32, 48, 64, 80, 96, 128, 256), (1, 2, 4)):
+        if not halo < width < 2 * out[1] + halo + 16:
+            continue
+        bands, slots = batch * -(-out[1] // (width - halo)), device.multiprocessors * blocks
+        pieces = {max(1, rounds * slots // bands) for rounds in (1, 2, 3, 4)}
+        heights = {-(-out[0] // n) for n in pieces} | {out[0], *(one for one in (32, 64, 128) if one < out[0])}
+        yield from (Plan(width, rows, blocks) for rows in sorted(heights) if rows >= min(8, out[0]))
+
+
 def stream(description: Description, plan: Plan) -> Kernel:
     """The kernel of a chain in streamed rows.
 
     Raises:
         ValueError: there is none for this sequence or plan.
     """
+    made = _fitting(description, plan)
+    edge = (plan.rows, plan.width - 2 * made.depth)
+    name = f"stream_{description}_{edge[0]}x{edge[1]}_b{plan.blocks}r{plan.ahead}_{plan.between}"
+    return Kernel(
+        name,
+        description,
+        made.source(name),
+        32 * made.warps,
+        made.shared,
+        edge,
+        made.pack,
+        plan.blocks,
+        counts=made.counts,
+    )
+
+
+def _fitting(description: Description, plan: Plan) -> _Stream:
     why = unsuited(description)
     if why:
         raise ValueError(f"no streaming kernel for this chain: {why}")
@@ -159,6 +235,6 @@ def stream(description: Description, plan: Plan) -> Kernel:
     made = _Stream(description, plan)
     if made.shared > MOST_SHARED:
         raise ValueError(f"the rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    name = f"stream_{description}_{plan.rows}x{plan.width - 2 * depth}_b{plan.blocks}r{plan.ahead}_{plan.between}"
-    edge = (plan.rows, plan.width - 2 * depth)
-    return Kernel(name, description, made.source(name), 32 * made.warps, made.shared, edge, made.pack, plan.blocks)
+    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
+        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    return made

@@ -18,8 +18,10 @@ from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import ACTIVATIONS, ALIGNMENT, MOST_SHARED, brick_constants, struct
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import STORED, Description, Format
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import a_fragments
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.sequence import Shape
 
 _LAYERS = range(2, 4)
 _PRODUCT_ROWS = 64
@@ -156,6 +158,34 @@ def _body(description: Description) -> str:
         f"        registers_up<{many}>();\n{inner}"
         f"        if (group == {depth - 1}) run.template last_layer<{depth - 1}>(warp % 4);\n    }}\n"
     )
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 8) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    They are ranked by the columns of products that the busiest multiprocessor's last layer makes, halo rows included:
+    nothing of this family was measured so far.
+
+    Raises:
+        ValueError: there is no wide kernel for this sequence.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"no wide kernel for this chain: {why}")
+    out, depth = description.sequence.sizes(size)[-1], len(description.sequence.layers)
+    ranked: list[tuple[int, int, Plan]] = []
+    for width, pairs in ((32, 4), (32, 3), (64, 2), (32, 2), (64, 1)):
+        rows = pairs * (_PRODUCT_ROWS // channels_of(description))
+        most = -(-out[0] // rows)
+        bands = batch * -(-out[1] // (width - 2 * depth))
+        for groups in sorted({-(-most // n) for n in (1, 2, 3, 4, 6, 8)}, reverse=True):
+            plan = Plan(width, pairs, groups)
+            _, shared = _constants(description, plan)
+            if rows < depth or shared > min(device.block_shared, MOST_SHARED):
+                continue
+            rounds = -(-bands * -(-most // groups) // device.multiprocessors)
+            ranked.append((rounds * (groups + depth) * pairs * width, len(ranked), plan))
+    return [plan for *_, plan in sorted(ranked, key=lambda one: one[:2])[:limit]]
 
 
 def wide(description: Description, plan: Plan) -> Kernel:

@@ -1,0 +1,92 @@
+"""Seconds of a kernel, from counts of what its busiest multiprocessor does.
+
+A family counts, for a plan and a shape, what takes time (products of the tensor cores, rows that wait for each other,
+rounds of blocks …); each count times its seconds, all added, is the kernel's time::
+
+    T = Σ counts[term] · seconds[family][term]
+
+The seconds are fitted to kernels that were measured on one GPU (``seconds.json`` says on which and from what, and
+``python -m joulemark.merged_bench.refit`` fits them anew), none is a data sheet's. A count that is zero in a fit has no
+term. On other GPUs, and for families that borrow another's seconds until they are measured, the sum only ranks plans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TypeVar
+
+Counts = Mapping[str, float]
+P = TypeVar("P")
+_ALIKE = 2
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What ``seconds.json`` holds.
+
+    Args:
+        gpu: that was measured.
+        origin: file and commits of the measured kernels.
+        seconds: family → term → seconds of one count.
+        borrowed: family that was not measured → family whose seconds it takes.
+    """
+
+    gpu: str
+    origin: str
+    seconds: Mapping[str, Mapping[str, float]]
+    borrowed: Mapping[str, str]
+
+    def of(self, family: str) -> Mapping[str, float] | None:
+        """The seconds of a family's terms; None where neither it nor a relative was measured."""
+        return self.seconds.get(self.borrowed.get(family, family))
+
+
+@cache
+def fitted() -> Fitted:
+    """The seconds that this version has."""
+    return Fitted(**json.loads((resources.files(__package__) / "seconds.json").read_text(encoding="utf-8")))
+
+
+def seconds_of(family: str, counts: Counts) -> float | None:
+    """The time of a kernel on the GPU that was measured; None where its family was not."""
+    seconds = fitted().of(family)
+    return None if seconds is None else sum(seconds.get(term, 0.0) * count for term, count in counts.items())
+
+
+def cheapest(
+    family: str, plans: Iterable[P], counts: Callable[[P], Counts], limit: int, kind: Callable[[P], Hashable] = id
+) -> list[P]:
+    """The plans that take least, the best first; a plan whose sizes do not fit together (ValueError) is left out.
+
+    Args:
+        family: whose seconds are taken.
+        plans: to rank; of equals the earlier goes first.
+        counts: of a plan.
+        limit: most plans.
+        kind: of a plan; at most two of a kind are kept, so that a short measured pass sees different ones.
+
+    Raises:
+        KeyError: the family has no seconds.
+    """
+    seconds = fitted().of(family)
+    if seconds is None:
+        raise KeyError(f"no seconds for {family}")
+    ranked: list[tuple[float, int, P]] = []
+    for number, plan in enumerate(plans):
+        try:
+            found = counts(plan)
+        except ValueError:
+            continue
+        ranked.append((sum(seconds.get(term, 0.0) * count for term, count in found.items()), number, plan))
+    kept: list[P] = []
+    kinds: Counter[Hashable] = Counter()
+    for *_, plan in sorted(ranked, key=lambda one: one[:2]):
+        kinds[kind(plan)] += 1
+        if kinds[kind(plan)] <= _ALIKE and len(kept) < limit:
+            kept.append(plan)
+    return kept

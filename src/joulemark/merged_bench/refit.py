@@ -1,0 +1,233 @@
+"""Fits the seconds of kernels to measured ones, and says how well they predict kernels that they have not seen.
+
+``python -m joulemark.merged_bench.refit results/nvidia-h200/merged-probe.json [--out F.json] [--write]``
+
+Non-negative least squares of the relative error, per family over the terms of its counts
+(:mod:`joulemark.merged.kernels.seconds`). For the table of errors each block is predicted without its own points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from importlib import resources
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from joulemark.merged.kernels import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.seconds import Counts, Fitted, fitted
+from joulemark.merged.sequence import Conv, Sequence
+
+SCHEMA = "joulemark.merged-model/1"
+GOOD = 1.05
+"""A choice counts as good when it takes at most this much of the best measured time."""
+_TRIED = 3
+"""Best predicted kernels of a block of which one should be the best: what a short measured pass would find."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measured kernel.
+
+    Args:
+        block: that it was measured on.
+        family: of it.
+        name: that tells it from the others of its block.
+        counts: of what it does.
+        time_s: measured.
+        shared: bytes of shared memory of a block: of what counts cannot tell apart the smaller is taken.
+    """
+
+    block: str
+    family: str
+    name: str
+    counts: Counts
+    time_s: float
+    shared: int
+
+
+def points_of(document: Mapping[str, Any]) -> list[Timed]:
+    """The measured kernels of a document.
+
+    Those of a ``merged-probe.json`` are counted as this version's families count; a kernel of fewer layers than its
+    block was launched once for each part of it. The candidates of a ``merged-blocks.json`` bring their counts along.
+
+    Raises:
+        KeyError: the document holds neither.
+    """
+    if "rows" in document:
+        return _candidates_of(document)
+    found = []
+    for block in document["blocks"]:
+        layers = tuple(_layer(one) for one in block["layers"])
+        for one in block["kernels"]:
+            depth = one.get("depth", len(layers))
+            module: Any = importlib.import_module(f"joulemark.merged.kernels.{one['family']}")
+            plan = {key: tuple(value) if isinstance(value, list) else value for key, value in one["plan"].items()}
+            description = Description(Sequence(layers[:depth]), block["format"])
+            kernel = getattr(module, one["family"])(description, module.Plan(**plan))
+            counts = kernel.counts(tuple(block["size"]), block["batch"], Device())
+            launches = len(layers) // depth
+            whole = {term: count * launches for term, count in counts.items()}
+            found.append(
+                Timed(block["name"], one["family"], f"{kernel.name}/{depth}", whole, one["time_s"], kernel.shared)
+            )
+    return found
+
+
+def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
+    """Each range of a row is a block of its own: its candidates were measured beside each other."""
+    found: dict[tuple[str, str], Timed] = {}
+    for row in document["rows"]:
+        for one in (one for rival in row["rivals"].values() for one in rival.get("candidates", ())):
+            if one.get("counts") and one["measured_s"]:
+                block = f"{row['subject']}/{len(one['layers'])}x{'x'.join(map(str, one['size']))}"
+                family, shared = one["candidate"]["family"], one["candidate"]["shared"]
+                found[block, one["path"]] = Timed(block, family, one["path"], one["counts"], one["measured_s"], shared)
+    return list(found.values())
+
+
+def _layer(one: Mapping[str, Any]) -> Conv:
+    kernel, stride = one["kernel"], one.get("stride", 1)
+    shape = ((kernel,) * 2, (stride,) * 2, (kernel // 2,) * 2, (1, 1))
+    return Conv(one["in"], one["out"], *shape, one.get("groups", 1), one["activation"], one.get("residual"))
+
+
+def fit(points: Iterable[Timed]) -> dict[str, dict[str, float]]:
+    """Family → term → seconds; terms that explain nothing are left out."""
+    families: dict[str, list[Timed]] = {}
+    for one in points:
+        families.setdefault(one.family, []).append(one)
+    return {family: _fit(members) for family, members in families.items()}
+
+
+def _fit(points: List[Timed]) -> dict[str, float]:
+    terms = sorted({term for one in points for term in one.counts})
+    matrix = np.array([[one.counts.get(term, 0.0) / one.time_s for term in terms] for one in points])
+    scale = np.maximum(matrix.max(axis=0), 1e-300)
+    solution = nnls(matrix / scale, np.ones(len(points)))[0] / scale
+    return {term: float(f"{seconds:.4g}") for term, seconds in zip(terms, solution, strict=True) if seconds > 0}
+
+
+def predicted_s(point: Timed, seconds: Mapping[str, Mapping[str, float]]) -> float:
+    """The time of a kernel by fitted seconds; not a number where its family has none."""
+    found = seconds.get(point.family)
+    return float("nan") if found is None else sum(found.get(term, 0.0) * n for term, n in point.counts.items())
+
+
+def errors_of(points: List[Timed]) -> dict[str, Any]:
+    """Each block predicted by the others: errors per family, and what the choice by prediction costs per block.
+
+    Errors are of predicted over measured time: ``bias`` is the median ratio, ``spread`` and ``spread_90`` the median
+    and the 90th percentile of the factor by which it is missed.
+    """
+    ratios: dict[str, list[float]] = {}
+    blocks = []
+    for name in dict.fromkeys(one.block for one in points):
+        seconds = fit(one for one in points if one.block != name)
+        own = [(one, predicted_s(one, seconds)) for one in points if one.block == name]
+        known = [(one, time_s) for one, time_s in own if time_s == time_s]
+        if not known:
+            continue
+        for one, time_s in known:
+            ratios.setdefault(one.family, []).append(time_s / one.time_s)
+        blocks.append(_choice(name, known))
+    return {
+        "families": {family: _error(values) for family, values in sorted(ratios.items())},
+        "blocks": blocks,
+        "good_choices": sum(one["cost"] <= GOOD for one in blocks) / len(blocks),
+        "good_of_three": sum(one["cost_of_three"] <= GOOD for one in blocks) / len(blocks),
+    }
+
+
+def _choice(name: str, known: List[tuple[Timed, float]]) -> dict[str, Any]:
+    best = min(one.time_s for one, _ in known)
+    ranked = sorted(known, key=lambda one: (one[1], one[0].shared))
+    chosen = ranked[0][0]
+    return {
+        "block": name,
+        "kernels": len(known),
+        "predicted_over_measured": round(median(time_s / one.time_s for one, time_s in known), 3),
+        "chosen": chosen.name,
+        "best": next(one.name for one, _ in known if one.time_s == best),
+        "cost": round(chosen.time_s / best, 3),
+        "cost_of_three": round(min(one.time_s for one, _ in ranked[:_TRIED]) / best, 3),
+    }
+
+
+def _error(ratios: List[float]) -> dict[str, float]:
+    misses = sorted(exp(abs(log(one))) for one in ratios)
+    worst = misses[round(0.9 * (len(misses) - 1))]
+    told = {"bias": median(ratios), "spread": median(misses), "spread_90": worst}
+    return {"points": len(ratios), **{name: round(value, 3) for name, value in told.items()}}
+
+
+def table(errors: Mapping[str, Any]) -> str:
+    """The errors for a terminal."""
+    lines = [f"{'family':20} {'points':>6} {'bias':>7} {'spread':>7} {'90 %':>7}"]
+    lines += [
+        f"{family:20} {one['points']:6} {one['bias']:7.3f} {one['spread']:7.3f} {one['spread_90']:7.3f}"
+        for family, one in errors["families"].items()
+    ]
+    lines += ["", f"{'block, without its own points':30} {'predicted':>9} {'cost':>6} {'of three':>8}"]
+    lines += [
+        f"{one['block']:30} {one['predicted_over_measured']:9.3f} {one['cost']:6.3f} {one['cost_of_three']:8.3f}"
+        for one in errors["blocks"]
+    ]
+    good, three = (round(errors[name] * len(errors["blocks"])) for name in ("good_choices", "good_of_three"))
+    lines.append(f"within 5 % of the best: {good} of {len(errors['blocks'])} choices, {three} with three tried")
+    return "\n".join(lines)
+
+
+def main(argv: List[str] | None = None) -> int:
+    """Fit, print, and write where that is asked for; 0 done, 2 the files cannot be fitted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="F.json", help="merged-probe.json, merged-blocks.json, of one GPU"
+    )
+    parser.add_argument("--out", type=Path, metavar="F.json", help="where errors and seconds go")
+    parser.add_argument("--write", action="store_true", help="put the seconds into this installation")
+    args = parser.parse_args(argv)
+    try:
+        documents = [json.loads(path.read_text(encoding="utf-8")) for path in args.files]
+        points = [point for one in documents for point in points_of(one)]
+        (gpu,) = {one["gpu"] for one in documents}
+    except (OSError, ValueError, KeyError) as error:
+        print(f"error: {error!r}: give merged-probe.json or merged-blocks.json files of one GPU", file=sys.stderr)
+        return 2
+    errors, seconds = errors_of(points), fit(points)
+    print(table(errors))
+    origin = "; ".join(_origin(path, one) for path, one in zip(args.files, documents, strict=True))
+    made = Fitted(gpu, origin, seconds, fitted().borrowed)
+    if args.out is not None:
+        _write(args.out, {"schema": SCHEMA, **vars(made), "errors": errors})
+    if args.write:
+        with resources.as_file(resources.files("joulemark.merged.kernels") / "seconds.json") as path:
+            _write(path, vars(made))
+    return 0
+
+
+def _origin(path: Path, document: Mapping[str, Any]) -> str:
+    if "kernels_of_commits" not in document:
+        return f"{path.name}, its candidates"
+    commits = ", ".join(f"{family} {commit}" for family, commit in document["kernels_of_commits"].items())
+    return f"{path.name}, kernels of {commits}"
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

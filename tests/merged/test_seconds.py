@@ -1,0 +1,113 @@
+"""Seconds of kernels: fitted to measured ones, told by counts, and what they rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from joulemark.merged.cost import predict
+from joulemark.merged.families import Problem, known_families, offers
+from joulemark.merged.kernels import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.seconds import cheapest, fitted, seconds_of
+from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged_bench.refit import Timed, errors_of, fit, main, points_of, predicted_s
+from tests.merged.fakes import RATES
+
+PROBE = Path(__file__).parents[2] / "results" / "nvidia-h200" / "merged-probe.json"
+CHAIN = Sequence((Conv(16, 16, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu"),) * 2)
+
+
+def points(wrong: float = 1.0) -> list[Timed]:
+    """Kernels of three blocks that take 2 s a product and 3 s a round; ``wrong`` slows one of the last block's down."""
+    made = []
+    for block, each in (("a", 10.0), ("b", 20.0), ("c", 40.0)):
+        for rounds in (1.0, 2.0, 5.0):
+            time_s = 2 * each + 3 * rounds
+            slow = wrong if (block, rounds) == ("c", 1.0) else 1.0
+            made.append(Timed(block, "f", f"r{rounds}", {"product": each, "round": rounds}, time_s * slow, 0))
+    return made
+
+
+def test_a_fit_finds_the_seconds_of_each_term():
+    seconds = fit(points())
+    assert seconds["f"] == {"product": pytest.approx(2, rel=1e-3), "round": pytest.approx(3, rel=1e-3)}
+    assert predicted_s(Timed("d", "f", "x", {"product": 1, "round": 1, "new": 5}, 1.0, 0), seconds) == pytest.approx(5)
+
+
+def test_a_term_that_explains_nothing_is_left_out():
+    more = [Timed(p.block, "f", p.name, {**p.counts, "none": 1 / p.time_s}, p.time_s, 0) for p in points()]
+    assert set(fit(more)["f"]) == {"product", "round"}
+
+
+def test_errors_are_of_blocks_that_were_not_fitted():
+    right, wrong = errors_of(points()), errors_of(points(wrong=3.0))
+    assert right["good_choices"] == 1
+    assert right["families"]["f"]["spread"] == pytest.approx(1, abs=1e-3)
+    choice = next(one for one in wrong["blocks"] if one["block"] == "c")
+    assert choice["chosen"] == "r1.0"
+    assert choice["cost"] == pytest.approx(3 * 83 / 86, abs=2e-3)
+    assert choice["cost_of_three"] == 1
+    assert wrong["good_choices"] == pytest.approx(2 / 3)
+
+
+def test_the_committed_seconds_are_those_of_the_committed_probe(tmp_path, capsys):
+    out = tmp_path / "model.json"
+    assert main([str(PROBE), "--out", str(out)]) == 0
+    made, committed = json.loads(out.read_text()), fitted()
+    assert (made["gpu"], made["origin"]) == (committed.gpu, committed.origin)
+    for family, terms in made["seconds"].items():
+        assert committed.seconds[family] == {term: pytest.approx(value, rel=0.01) for term, value in terms.items()}
+    stored = json.loads((PROBE.parent / "merged-model.json").read_text())
+    assert made["errors"]["good_choices"] == pytest.approx(stored["errors"]["good_choices"])
+    assert "within 5 % of the best" in capsys.readouterr().out
+
+
+def test_candidates_of_a_benchmark_bring_their_counts_along():
+    given = {"layers": [{}, {}], "size": [8, 9], "candidate": {"family": "f", "shared": 5}, "path": "f/k"}
+    known = [{**given, "counts": {"round": 2.0}, "measured_s": 3.0}, {**given, "counts": None, "measured_s": 1.0}]
+    (one,) = points_of({"rows": [{"subject": "s", "rivals": {"padded": {"candidates": known}, "eager": {}}}]})
+    assert one == Timed("s/2x8x9", "f", "f/k", {"round": 2.0}, 3.0, 5)
+
+
+def test_a_file_that_is_no_probe_is_refused(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    path.write_text('{"boxes": []}')
+    assert main([str(path)]) == 2
+    assert "merged-probe.json" in capsys.readouterr().err
+
+
+def test_every_measured_kernel_can_be_made_and_counted():
+    found = points_of(json.loads(PROBE.read_text(encoding="utf-8")))
+    assert {one.family for one in found} == set(fitted().seconds)
+    assert all(value >= 0 for one in found for value in one.counts.values())
+
+
+def test_what_does_not_fit_is_left_out_and_kinds_are_mixed():
+    def counts(plan: tuple[str, float]) -> dict[str, float]:
+        if plan[1] < 0:
+            raise ValueError("too small")
+        return {"round": plan[1]}
+
+    plans = [("a", 3.0), ("a", 1.0), ("a", -1.0), ("a", 2.0), ("b", 9.0)]
+    assert cheapest("chain", plans, counts, 9, lambda one: one[0]) == [("a", 1.0), ("a", 2.0), ("b", 9.0)]
+    with pytest.raises(KeyError, match="nothing"):
+        cheapest("nothing", plans, counts, 1)
+    assert seconds_of("nothing", {"round": 1.0}) is None
+
+
+@pytest.mark.parametrize("gpu", [fitted().gpu, None])
+def test_counts_tell_the_time_on_the_gpu_that_was_measured(gpu):
+    found = offers(known_families(), Problem(Description(CHAIN, "bf16"), (256, 256), 8, Device(), gpu))
+    rates = replace(RATES, l2_bytes=2**30, shared_bytes=2**20)
+    for one in found:
+        prediction = predict(CHAIN, (256, 256), 8, "bf16", one.candidate, rates)
+        counted = gpu is not None and one.candidate.family in ("chain", "stream", "memoized")
+        assert (prediction.bound == "counts") == counted
+        if counted:
+            assert prediction.time_s == one.candidate.counted_s > 0
+        # Memoized bricks were not measured: they borrow what padded ones take.
+        assert prediction.measured_share == (counted and one.candidate.family != "memoized")

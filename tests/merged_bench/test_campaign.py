@@ -1,0 +1,81 @@
+"""The campaign on a GPU, run by a stand-in: order, limits, what is repeated, what is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "gpu"
+CAMPAIGN = runpy.run_path(str(SCRIPTS / "merged_campaign.py"))
+
+
+def go(out, codes=None, seconds=360.0):
+    """The commands that were run; ``codes``: exit code per stage, 0 where it says nothing."""
+    ran = []
+
+    def run(stage, command, left):
+        ran.append((stage.name, command, left))
+        return (codes or {}).get(stage.name, 0)
+
+    CAMPAIGN["Campaign"](out, seconds, run).go(CAMPAIGN["stages"](out, 6))
+    return ran
+
+
+def test_builds_come_first_and_every_limit_is_told(tmp_path):
+    ran = go(tmp_path)
+    assert [name for name, *_ in ran][:4] == ["build blocks", "build numerics", "numerics", "blocks"]
+    assert ran[-1][0] == "more blocks"
+    for _, command, left in ran:
+        assert not any("{" in part and "left" in part for part in command)
+        assert 0 < left <= 360
+
+
+def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
+    go(tmp_path, {"numerics": None, "blocks": 3})
+    kept = json.loads((tmp_path / "campaign.json").read_text())
+    assert kept["numerics"]["missing"] == "it was ended"
+    assert kept["blocks"]["code"] == 3
+    again = [name for name, *_ in go(tmp_path)]
+    assert again[:2] == ["numerics", "blocks"]
+    assert "build blocks" not in again
+
+
+def test_without_time_nothing_begins(tmp_path):
+    assert go(tmp_path, seconds=10.0) == []
+    assert json.loads((tmp_path / "campaign.json").read_text())["blocks"] == {"missing": "time was up"}
+
+
+def test_the_samples_match_checks_of_every_family():
+    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
+    labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
+    for pattern, families in (("SAMPLE", 8), ("SANITIZED", 8)):
+        found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
+        assert len({one.split()[1] for one in found}) == families, pattern
+        assert len(found) < len(labels)
+
+
+def test_the_summary_names_what_is_wrong(tmp_path):
+    (tmp_path / "numerics").mkdir()
+    records = [{"label": "good", "ok": True}, {"label": "bad", "ok": False, "error": 0.5}]
+    (tmp_path / "numerics" / "merged-kernels.json").write_text(json.dumps({"records": records}))
+    gains = {"best_rival": "compile", "burst": 2.345, "energy": None}
+    (tmp_path / "merged-blocks.json").write_text(
+        json.dumps({"rows": [{"subject": "s", "gains": gains, "took_s": 12.0}]})
+    )
+    said = "\n".join(CAMPAIGN["summary"](tmp_path))
+    assert "1 of 2 within limits" in said
+    assert "bad: 0.5" in said
+    assert "s: over compile {'burst': 2.35}" in said or "{'burst': 2.34}" in said
+
+
+@pytest.mark.parametrize("name", ["build blocks", "blocks"])
+def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
+    stage = next(one for one in CAMPAIGN["stages"](tmp_path, 6) if one.name == name)
+    command = [part.replace("{left}", "1") for part in stage.command[2:]]
+    main = runpy.run_path(stage.command[1])["main"]
+    assert main([*command, "--only", "no such block", "--device", "cpu"]) == 0
+    capsys.readouterr()
