@@ -11,6 +11,7 @@ import pytest
 from joulemark.merged.cost import predict
 from joulemark.merged.families import Problem, known_families, offers
 from joulemark.merged.kernels import Description
+from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import cheapest, fitted, seconds_of
 from joulemark.merged.sequence import Conv, Sequence
@@ -97,6 +98,14 @@ def test_what_does_not_fit_is_left_out_and_kinds_are_mixed():
     with pytest.raises(KeyError, match="nothing"):
         cheapest("nothing", plans, counts, 1)
     assert seconds_of("nothing", {"round": 1.0}) is None
+
+
+def test_padded_chains_of_64_channels_keep_their_weights():
+    layer = Conv(64, 64, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+    description = Description(Sequence((layer, layer)), "bf16")
+    plans = chains.candidates(description, (56, 56), 64, Device())
+    assert plans
+    assert all("RESIDENT = false" not in chains.chain(description, plan).source for plan in plans)
 
 
 @pytest.mark.parametrize("gpu", [fitted().gpu, None])

@@ -8,12 +8,12 @@ row of 16 columns; each fragment of pixels serves three output rows (``device/ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Conv, Shape
 
+P = TypeVar("P")
 GUARD = 8
 ALIGNMENT = 1024
 MOST_SHARED = 227 * 1024
@@ -339,7 +340,28 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"no kernel for this chain: {why}")
     plans = _all_plans(description, description.sequence.sizes(size)[-1])
-    return cheapest("chain", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
+    return cheapest("chain", kept, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+
+
+def keeping_weights(plans: Iterable[P], fitting: Callable[[P], Lines]) -> list[P]:
+    """Plans that fit and keep all weights in registers; where there is none, all.
+
+    Weights that are loaded for each row again spill, and no such kernel was measured.
+
+    Args:
+        plans: to choose from.
+        fitting: the work of a plan; ValueError where its sizes do not fit together.
+    """
+
+    def keeps(plan: P) -> bool:
+        try:
+            return all(one.resident for one in fitting(plan).parameters)
+        except ValueError:
+            return False
+
+    plans = list(plans)
+    return [one for one in plans if keeps(one)] or plans
 
 
 def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:

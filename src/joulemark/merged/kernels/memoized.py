@@ -19,6 +19,7 @@ from joulemark.merged.kernels.chain import (
     MOST_SHARED,
     Lines,
     brick_constants,
+    keeping_weights,
     registers_for,
     segments_for,
     struct,
@@ -157,7 +158,8 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"no memoizing kernel for this chain: {why}")
     plans = _all_plans(size, batch)
-    return cheapest("memoized", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
+    return cheapest("memoized", kept, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
 
 
 def _all_plans(size: Shape, batch: int) -> Iterator[Plan]:

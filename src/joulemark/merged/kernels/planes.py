@@ -21,6 +21,7 @@ from joulemark.merged.kernels.chain import (
     MOST_THREADS,
     Lines,
     brick_constants,
+    keeping_weights,
     registers_for,
     segments_for,
     struct,
@@ -159,7 +160,8 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"no plane-streaming kernel for this chain: {why}")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
-    return cheapest("planes", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
+    return cheapest("planes", kept, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
 
 
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
