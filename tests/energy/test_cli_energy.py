@@ -287,6 +287,24 @@ def test_counting_comes_before_windows_too(machine, capsys, counted):
     assert document["factors"]["fp32"]["instructions"] > 0
 
 
+def test_a_kernel_that_fails_costs_itself_only(machine, capsys, monkeypatch):
+    loaded = machine.load
+
+    def load(benchmark, operands, tiles):
+        if benchmark.name == "fp64_tile":
+            raise RuntimeError("illegal address")
+        loaded(benchmark, operands, tiles)
+
+    monkeypatch.setattr(machine, "load", load)
+    code, _, err = run(capsys, "calibrate", "--quick")
+    assert code == 4
+    assert "fp64_tile failed: illegal address" in err
+    assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0
+    document = validate(Path("results/calibration/synthetic-gpu-quick.json").read_text(), "calibration")
+    assert any(note.startswith("fp64_tile did not run") for note in document["notes"])
+    assert "fp64" in {one["unit"] for one in document["coefficients"]}
+
+
 def test_counting_says_what_it_lacks(machine, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "joulemark.collect.counters", None)
     code, _, err = run(capsys, "calibrate", "--quick", "--count")

@@ -9,7 +9,7 @@ import pytest
 
 from joulemark.collect.energy import PowerReading
 from joulemark.energy.caches import Caches
-from joulemark.energy.calibrate import count, measure, measure_caches, measure_point
+from joulemark.energy.calibrate import BenchmarkFailed, count, measure, measure_caches, measure_point
 from joulemark.energy.calibration import _factors
 from joulemark.energy.goodness import counted_checks
 from joulemark.energy.microbench.suite import SUITE, benchmarks_for
@@ -151,6 +151,27 @@ class FakeRecorder:
         assert expected_s == pytest.approx(self._gpu.now - before, abs=0.01)
         self.recorded.append((group, self._gpu.now - before))
         return FakeSeries(10)
+
+
+def test_a_benchmark_that_fails_is_noted_and_left_out_by_the_next_command(tmp_path, gpu, caches, monkeypatch):
+    path = tmp_path / "windows.jsonl"
+    loaded = gpu.load
+
+    def load(benchmark, operands, tiles):
+        if benchmark.name == "fp32_tile":
+            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+        loaded(benchmark, operands, tiles)
+
+    monkeypatch.setattr(gpu, "load", load)
+    points = [Point(name, "random", "half", 0) for name in ("fp32", "fp32_tile", "fp64")]
+    points.append(Point("fp32_tile", "zero", "half", 0))
+    with pytest.raises(BenchmarkFailed, match="fp32_tile failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        measure(gpu, gpu.meter, points, caches, WindowWriter(path, HEADER), clock=lambda: 0.0)
+    progress = measure(gpu, gpu.meter, points, caches, WindowWriter(path, HEADER), clock=lambda: 0.0)
+    assert (progress.measured, progress.left) == (1, 0)
+    file = read_windows(path)
+    assert [window.point.benchmark for window in file.windows] == ["fp32", "fp64"]
+    assert file.failed == {"fp32_tile": "RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS"}
 
 
 def test_benchmarks_are_counted_once_under_every_group(tmp_path, gpu, caches):

@@ -27,7 +27,7 @@ DONE, UNFINISHED, LOST = 0, 3, 4
 _GRACE_S = 20.0
 _COPY_S = 10.0
 _WINDOW_S = 1.0
-_STARTS = 3
+_STARTS = 6
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from joulemark.energy.windows import CalibrationWindow, Counted
     from joulemark.records import Json
 
-EXIT_UNFINISHED = 3
+EXIT_UNFINISHED, EXIT_FAILED = 3, 4
 _SHORTEST_WINDOW_S, _LONGEST_WINDOW_S = 0.8, 60.0
 _FOLDER = Path("results") / "calibration"
 
@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
         "energy per operation and byte of each unit of this GPU, by microbenchmarks",
         "joulemark calibrate --quick; joulemark energy --calibration results/calibration/nvidia-h200-quick.json",
         run,
-        "0 done, 2 wrong use or no GPU, 3 time was up before the plan was done: go on with --resume",
+        "0 done, 2 wrong use or no GPU, 3 time was up before the plan was done, 4 a kernel failed: go on with --resume",
     )
     parser.add_argument("--quick", action="store_true", help="zero and random operands at two duties, once (3 minutes)")
     parser.add_argument("--resume", action="store_true", help="go on with windows that are there")
@@ -62,7 +62,13 @@ def run(args: argparse.Namespace) -> int:
     if args.refit is not None:
         return _fit(args.refit, args.out, args.json)
     _check(args)
-    left, windows, calibration = _measure(args)
+    from joulemark.energy.calibrate import BenchmarkFailed
+
+    try:
+        left, windows, calibration = _measure(args)
+    except BenchmarkFailed as error:
+        say(f"error: {error}")
+        return EXIT_FAILED
     if left:
         say(f"{left} more to measure: run the same command with --resume")
     try:

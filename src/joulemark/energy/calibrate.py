@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, get_args
@@ -15,9 +16,10 @@ from joulemark.energy.microbench.suite import SUITE, Benchmark, Operands, benchm
 from joulemark.energy.plan import DUTIES
 from joulemark.energy.units import SM_ACTIVE
 from joulemark.energy.windows import CalibrationWindow, Counted, Point, WindowWriter
+from joulemark.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from joulemark.collect.energy import PowerWindow
     from joulemark.collect.power import PowerSampler
@@ -51,6 +53,10 @@ class Progress:
 
     measured: int
     left: int
+
+
+class BenchmarkFailed(DeviceError):
+    """A kernel did not run; the device may not answer this process any more."""
 
 
 class SampledMeter:
@@ -118,17 +124,21 @@ def measure(
         window_s: length of a window.
         clock: of the limit.
         tell: called after each window.
+
+    Raises:
+        BenchmarkFailed: a benchmark did not run; the writer's file says so, and whoever goes on leaves it out.
     """
     begin = clock()
     settle_s = SETTLE_S
-    todo = [point for point in points if point.key not in writer.done]
+    todo = [point for point in points if point.key not in writer.done and point.benchmark not in writer.failed]
     progress = Progress(0, len(todo))
     for number, point in enumerate(todo, start=1):
         if clock() - begin > limit_s - 2 * window_s - _CAPPED_SETTLE_S - SETTLE_S:
             break
-        window = measure_point(engine, meter, point, caches, window_s, settle_s)
-        if window.capped:
-            window = measure_point(engine, meter, point, caches, window_s, _CAPPED_SETTLE_S)
+        with _noted(point.benchmark, writer):
+            window = measure_point(engine, meter, point, caches, window_s, settle_s)
+            if window.capped:
+                window = measure_point(engine, meter, point, caches, window_s, _CAPPED_SETTLE_S)
         settle_s = _AFTER_CAP_S if window.capped else SETTLE_S
         writer.add(window)
         progress = Progress(number, len(todo) - number)
@@ -165,15 +175,26 @@ def count(
     begin = clock()
     counting = Counting(recorder)
     todo = [one for one in benchmarks_for(engine.facts.architecture) if one.work(engine.facts.architecture)]
-    todo = [one for one in sorted(todo, key=_is_check) if one.name not in writer.counted]
+    todo = [one for one in sorted(todo, key=_is_check) if one.name not in writer.counted | writer.failed]
     for number, benchmark in enumerate(todo):
         if clock() - begin > limit_s - _COUNT_S:
             return len(todo) - number
-        counted = count_benchmark(engine, counting, benchmark, caches)
+        with _noted(benchmark.name, writer):
+            counted = count_benchmark(engine, counting, benchmark, caches)
         writer.add(counted)
         if tell is not None:
             tell(len(todo) - number - 1, counted)
     return 0
+
+
+@contextmanager
+def _noted(benchmark: str, writer: WindowWriter) -> Iterator[None]:
+    """A failure is on disk before it ends the command: what it did to the device may be more than one kernel."""
+    try:
+        yield
+    except Exception as error:  # cuda-core's errors have no common type over releases
+        writer.fail(benchmark, f"{type(error).__name__}: {error}")
+        raise BenchmarkFailed(f"{benchmark} failed: {error}", "go on with --resume, which leaves it out") from error
 
 
 def _is_check(benchmark: Benchmark) -> bool:

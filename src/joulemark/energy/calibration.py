@@ -352,6 +352,7 @@ def _notes(fitted: Fit, file: WindowFile) -> tuple[str, ...]:
         "stores have no L1 level of their own (the L1 is write-through): l1 counts what passes, loads and stores",
         "wgmma units include the reads of their operands from shared memory",
     ]
+    notes += [f"{benchmark} did not run and is left out ({reason})" for benchmark, reason in file.failed.items()]
     if file.damaged:
         notes.append(f"{len(file.damaged)} damaged lines of the windows were left out")
     if fitted.design.merged:

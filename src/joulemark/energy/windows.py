@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -264,12 +264,14 @@ class WindowFile:
         header: its first line.
         windows: in order of measurement.
         counted: benchmarks under hardware counters, the last of each.
+        failed: benchmark → why it did not run on this GPU.
         damaged: numbers of lines that could not be read (a run that was killed leaves one).
     """
 
     header: Mapping[str, Json]
     windows: tuple[CalibrationWindow, ...]
     counted: tuple[Counted, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
     damaged: tuple[int, ...] = ()
 
     @property
@@ -292,18 +294,21 @@ def read_windows(path: Path) -> WindowFile:
     ours = "joulemark" in header and "architecture" in header
     windows: list[CalibrationWindow] = []
     counted: dict[str, Counted] = {}
+    failed: dict[str, str] = {}
     damaged: list[int] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
             if data["kind"] == "counted":
                 counted[data["benchmark"]] = Counted.from_json(data)
+            elif data["kind"] == "failed":
+                failed[str(data["benchmark"])] = str(data["reason"])
             else:
                 window = CalibrationWindow.from_json(data)
                 windows.append(window.recounted(str(header["architecture"])) if ours else window)
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
-    return WindowFile(header, tuple(windows), tuple(counted.values()), tuple(damaged))
+    return WindowFile(header, tuple(windows), tuple(counted.values()), failed, tuple(damaged))
 
 
 def _header(line: str, path: Path) -> Mapping[str, Json]:
@@ -335,6 +340,7 @@ class WindowWriter:
         self.path = path
         self.done: frozenset[str] = frozenset()
         self.counted: frozenset[str] = frozenset()
+        self.failed: frozenset[str] = frozenset()
         if path.exists():
             self._go_on(header)
         else:
@@ -351,6 +357,7 @@ class WindowWriter:
                 )
         self.done = there.done
         self.counted = frozenset(one.benchmark for one in there.counted)
+        self.failed = frozenset(there.failed)
         if not self.path.read_bytes().endswith(b"\n"):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("\n")
@@ -358,6 +365,10 @@ class WindowWriter:
     def add(self, line: CalibrationWindow | Counted) -> None:
         """Append a window, or what was counted of a benchmark."""
         self._write(line.to_json())
+
+    def fail(self, benchmark: str, reason: str) -> None:
+        """Note that a benchmark did not run: it is left out by whoever goes on with the file."""
+        self._write({"kind": "failed", "benchmark": benchmark, "reason": reason[:500]})
 
     def _write(self, line: Mapping[str, Json]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -67,8 +67,12 @@ class CudaEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, failure: object, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:  # a device that failed gives nothing back; the failure itself says more
+            if failure is None:
+                raise
 
     def _facts(self, uuid: str | None) -> GpuFacts:
         major, minor = self._device.compute_capability
