@@ -113,7 +113,7 @@ def build(cell: Cell, device: str) -> Unit:
 
 
 ROUNDS = 3
-STRETCH_S = 0.08
+STRETCH_S = 0.06
 """Of each arm in each round, half of it lead-in."""
 
 
@@ -158,7 +158,7 @@ def measure(cells: tuple[Cell, ...], device: str, process: int) -> list[tuple[Ce
     uuid = device_uuid(device)
     runner = Runner(timer_for(device), ProcessMemoryPeak(), clock=sm_clock_of(uuid) if uuid else unknown_clock)
     one = Pass("steady", STRETCH_S, min_samples=1, target=0.0)
-    measured = runner.in_turns(steps, one, turns(len(cells), process))
+    measured = runner.in_turns(steps, one, turns(len(cells), process), warmup_rounds=2)
     arms = [(cell, added) for cell in cells for added in UNITS]
     return [(cell, added, found) for (cell, added), found in zip(arms, measured, strict=True)]
 

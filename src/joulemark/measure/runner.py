@@ -233,7 +233,9 @@ class Runner:
         window = (self._utc(lone.start), self._utc(lone.end))
         return Measurement(one.name, values, samples, missing, findings, windows_utc=(window,))
 
-    def in_turns(self, steps: Sequence[Step], one: Pass, rounds: Iterable[Sequence[int]]) -> list[Measurement]:
+    def in_turns(
+        self, steps: Sequence[Step], one: Pass, rounds: Iterable[Sequence[int]], warmup_rounds: int | None = None
+    ) -> list[Measurement]:
         """Steady Measurements of several steps whose stretches take turns; first a warm-up of each.
 
         What changes slowly, the device's clocks above all, changes for all of them alike.
@@ -242,11 +244,12 @@ class Runner:
             steps: without setups.
             one: the time of a stretch with its lead-in, its least samples and its aim.
             rounds: of each the steps in their order, by their places in ``steps``; every step comes at least once.
+            warmup_rounds: of each step, None to run it until it has settled.
 
         Raises:
             Exception: whatever a step raises.
         """
-        times = [self._warm_up(step, self.pace.warmup_rounds).step_s for step in steps]
+        times = [self._warm_up(step, warmup_rounds or self.pace.warmup_rounds).step_s for step in steps]
         found: list[list[steady.Stretch]] = [[] for _ in steps]
         for place in (place for order in rounds for place in order):
             found[place].append(self._stretch(one, steps[place], times[place]))
