@@ -3,7 +3,8 @@
 python bench_energy/measure_workloads.py --out results/nvidia-h200/energy-measurements.json
 python bench_energy/measure_workloads.py --list held_out --only gemm --out gemm.json
 
-Goes on with a file that is there: what it already holds is not measured again, what failed comes last. Exit codes: 0
+First the energy of all, then the counters of all: counting raises the power of this process's idle board. Goes on with
+a file that is there: what it already holds is not measured again, what failed comes last. Exit codes: 0
 done, 2 wrong use or no GPU, 3 time was up first, 4 the GPU no longer answers this process: start it again.
 """
 
@@ -16,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,25 +34,34 @@ from joulemark.device.gpu import Gpu, probe_gpus
 from joulemark.energy.calibrate import SampledMeter
 from joulemark.energy.counting import Counting
 from joulemark.energy.validation import MEASUREMENTS_SCHEMA
-from joulemark.energy.workload_windows import WINDOW_S, Facts, Stepper, measure_workload
+from joulemark.energy.workload_windows import WINDOW_S, Facts, Stepper, idle_power, measure_energy, with_counters
 from joulemark.errors import ConfigurationError, JoulemarkError
 
 LISTS = {"held_out": HELD_OUT, "splits": SPLITS, "all": ALL}
 LAST_S = 12.0
 """Time that one workload may take."""
+COOL_S = 3.0
+"""Before the idle board is weighed for comparison."""
 EXIT_UNFINISHED, EXIT_LOST = 3, 4
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--out", type=Path, required=True, metavar="F.json")
+    found.add_argument("--list", choices=sorted(LISTS), default="all", help="which workloads (all)")
+    found.add_argument("--only", default="", metavar="WORD", help="those with WORD in their name")
+    found.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no workload after S seconds")
+    found.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help=f"of each workload ({WINDOW_S:g})")
+    found.add_argument("--keep", type=float, default=0.0, metavar="S", help="of the limit, for the counters (0)")
+    found.add_argument("--energy-only", action="store_true", help="count nothing")
+    found.add_argument("--device", default="cuda:0", help="as torch calls it")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the file lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="F.json")
-    parser.add_argument("--list", choices=sorted(LISTS), default="all", help="which workloads (all)")
-    parser.add_argument("--only", default="", metavar="WORD", help="those with WORD in their name")
-    parser.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no workload after S seconds")
-    parser.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help=f"of each workload ({WINDOW_S:g})")
-    parser.add_argument("--device", default="cuda:0", help="as torch calls it")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return _run(args)
     except JoulemarkError as error:
@@ -60,39 +70,90 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    begin = time.perf_counter()
+    end = time.perf_counter() + args.limit
     gpu = _gpu()
     document = _document(args.out, gpu)
     todo = _todo(args, document)
+    with open_power(gpu.uuid) as power:
+        bench = Bench(args.device, gpu, SampledMeter(power), args.window)
+        tasks = [Task("energy", one, bench.weigh) for one in todo if _row_of(document, one) is None]
+        code = _work(tasks, bench, document, args.out, end - args.keep)
+        if code == EXIT_LOST or args.energy_only:
+            return code
+        counted = _counted(args, bench, document, end)
+    return code or counted
+
+
+def _counted(args: argparse.Namespace, on: Bench, document: dict[str, Any], end: float) -> int:
+    """Counters, last of all: from the first sample on an idle board draws more, until this process ends."""
+    lacking = [one for one in LISTS[args.list] if _lacks_counters(document, one) and args.only in one.name]
+    if not lacking:
+        return 0
+    if time.perf_counter() > end - LAST_S:
+        return EXIT_UNFINISHED
+    idle = document.setdefault("idle", {})
+    time.sleep(COOL_S)
+    idle["before_counters_w"] = idle_power(on.meter)
     counters = importlib.import_module("joulemark.collect.counters")
-    ladder = counters.open_counters(gpu.uuid, args.device)
-    print(f"{len(todo)} workloads; counters: {ladder.tier}", *map(str, ladder.refused.values()), sep="\n  refused: ")
+    ladder = counters.open_counters(on.gpu.uuid, args.device, memory_requests=True)
+    print(f"{len(lacking)} to count by {ladder.tier}", *map(str, ladder.refused.values()), sep="\n  refused: ")
+    if ladder.source is None:
+        return EXIT_UNFINISHED
     try:
-        with open_power(gpu.uuid) as power:
-            bench = Bench(args.device, gpu, SampledMeter(power), ladder.source, args.window)
-            first = time.perf_counter()
-            for number, one in enumerate(todo):
-                now = time.perf_counter()
-                if now - begin > args.limit - LAST_S:
-                    return EXIT_UNFINISHED
-                line = bench.measure(one, document)
-                _give_memory_back()
-                _write(document, args.out)
-                left_s = (time.perf_counter() - first) / (number + 1) * (len(todo) - number - 1)
-                took_s = time.perf_counter() - now
-                print(f"{line}; {took_s:.1f} s, {len(todo) - number - 1} to go, {left_s:.0f} s", flush=True)
-                if bench.lost:
-                    return EXIT_LOST
+        idle["after_counters_w"] = idle_power(on.meter)
+        on.counting = Counting(ladder.source)
+        return _work([Task("counters", one, on.count) for one in lacking], on, document, args.out, end)
     finally:
         ladder.close()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do of a workload.
+
+    Args:
+        name: of what is done.
+        one: the workload.
+        run: does it to the document; returns a line to print.
+    """
+
+    name: str
+    one: HeldOut
+    run: Callable[[HeldOut, dict[str, Any]], str]
+
+
+def _work(tasks: Sequence[Task], on: Bench, document: dict[str, Any], out: Path, end: float) -> int:
+    """One task after the other, each on disk before the next, while there is time."""
+    print(f"{len(tasks)} workloads", flush=True)
+    first = time.perf_counter()
+    for number, task in enumerate(tasks):
+        now = time.perf_counter()
+        if now > end - LAST_S:
+            return EXIT_UNFINISHED
+        line = on.attempt(task, document)
+        _give_memory_back()
+        _write(document, out)
+        left_s = (time.perf_counter() - first) / (number + 1) * (len(tasks) - number - 1)
+        took_s = time.perf_counter() - now
+        print(f"{line}; {took_s:.1f} s, {len(tasks) - number - 1} to go, {left_s:.0f} s", flush=True)
+        if on.lost:
+            return EXIT_LOST
     return 0
 
 
 def _todo(args: argparse.Namespace, document: dict[str, Any]) -> list[HeldOut]:
     """What the file lacks; what failed before comes last."""
-    done = {row["workload"] for row in document["rows"]}
-    todo = [one for one in LISTS[args.list] if one.name not in done and args.only in one.name]
+    todo = [one for one in LISTS[args.list] if args.only in one.name]
     return sorted(todo, key=lambda one: one.name in document["failed"])
+
+
+def _row_of(document: dict[str, Any], one: HeldOut) -> dict[str, Any] | None:
+    return next((row for row in document["rows"] if row["workload"] == one.name), None)
+
+
+def _lacks_counters(document: dict[str, Any], one: HeldOut) -> bool:
+    row = _row_of(document, one)
+    return row is not None and not row["counters"]
 
 
 def _gpu() -> Gpu:
@@ -122,38 +183,47 @@ class Bench:
         device: as torch calls it.
         gpu: its board.
         meter: of the board.
-        recorder: of its counters; None without any.
         window_s: length of a window.
+        counting: of its counters, once they are open.
         lost: whether the device no longer answers this process.
     """
 
     device: str
     gpu: Gpu
     meter: SampledMeter
-    recorder: Any
     window_s: float
+    counting: Counting | None = None
     lost: bool = False
 
-    def __post_init__(self) -> None:
-        self._counting = None if self.recorder is None else Counting(self.recorder)
-
-    def measure(self, one: HeldOut, document: dict[str, Any]) -> str:
-        """Add a row, or the reason why there is none; returns a line to print."""
-        document["failed"].pop(one.name, None)
+    def attempt(self, task: Task, document: dict[str, Any]) -> str:
+        """Do a task, or note why it failed; returns a line to print."""
+        name = task.one.name
+        document["failed"].pop(name, None)
         try:
-            row = self._row(one)
+            return f"{name}: {task.run(task.one, document)}"
         except Exception as error:  # one workload must not cost the others
-            document["failed"][one.name] = f"{type(error).__name__}: {error}"[:500]
+            document["failed"][name] = f"{task.name}: {type(error).__name__}: {error}"[:500]
             self.lost = not self._answers()
-            return f"{one.name}: {document['failed'][one.name]}"
-        document["rows"].append(row)
-        capped = ", capped" if row["capped"] else ""
-        return f"{one.name}: {row['measured_j'] / row['window_s']:.0f} W{capped}, {len(row['counters'])} counters"
+            return f"{name}: {document['failed'][name]}"
 
-    def _row(self, one: HeldOut) -> dict[str, Any]:
-        stepper = Stepper(one.build(self.device, self.device == "cpu"), self._wait)
+    def weigh(self, one: HeldOut, document: dict[str, Any]) -> str:
+        """Add a row with the energy of a window."""
         facts = Facts(one.name, one.kind, one.dtype, one.batch_size, one.batch_size)
-        return measure_workload(facts, stepper, self.meter, self._counting, self.gpu.power_limit_w, self.window_s)
+        row = measure_energy(facts, self._stepper(one), self.meter, self.gpu.power_limit_w, self.window_s)
+        document["rows"].append(row)
+        return f"{row['measured_j'] / row['window_s']:.0f} W{', capped' if row['capped'] else ''}"
+
+    def count(self, one: HeldOut, document: dict[str, Any]) -> str:
+        """Give a row its counters."""
+        if self.counting is None:
+            raise ConfigurationError("no counters are open", "open them first")
+        at = next(i for i, row in enumerate(document["rows"]) if row["workload"] == one.name)
+        row = with_counters(document["rows"][at], self._stepper(one), self.counting)
+        document["rows"][at] = row
+        return f"{len(row['counters'])} counters"
+
+    def _stepper(self, one: HeldOut) -> Stepper:
+        return Stepper(one.build(self.device, self.device == "cpu"), self._wait)
 
     def _wait(self) -> None:
         if self.device != "cpu":

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from joulemark.energy.calibrate import SETTLE_S, measure
-from joulemark.energy.fit import Fit, design_of, fit
+from joulemark.energy.fit import Fit, design_of, fit, with_loss
 from joulemark.energy.plan import plan
-from joulemark.energy.units import STATIC
+from joulemark.energy.units import STATIC, SUPPLY
 from joulemark.energy.windows import Point, WindowWriter, read_windows
 from joulemark.synthetic_gpu import Noise, SyntheticGpu
 
@@ -65,9 +65,10 @@ def trial(points: Sequence[Point], window_s: float, noise: Noise, seed: int) -> 
         measure(gpu, gpu.meter, points, None, writer, limit_s=np.inf, window_s=window_s)
         fitted = fit(design_of(read_windows(path).windows), draws=100)
     true = np.array([gpu.coefficients.get(column, 0.0) for column in fitted.design.columns])
+    supply = fitted.design.columns.index((SUPPLY, "static"))
     rates = mixtures(fitted, np.random.default_rng(seed))
-    wanted, found = rates @ true, rates @ fitted.values
-    low, high = np.quantile(rates @ fitted.draws.T, (0.025, 0.975), axis=1)
+    wanted, found = (with_loss(rates @ values, values[supply]) for values in (true, fitted.values))
+    low, high = np.quantile(with_loss(rates @ fitted.draws.T, fitted.draws[:, supply]), (0.025, 0.975), axis=1)
     known = true > 0
     return (
         float(np.abs(found / wanted - 1).mean()),
@@ -77,9 +78,9 @@ def trial(points: Sequence[Point], window_s: float, noise: Noise, seed: int) -> 
 
 
 def mixtures(fitted: Fit, rng: np.random.Generator) -> np.ndarray:
-    """Rates of made-up workloads, without static power, shape [n, p]: a few windows each, at random shares."""
+    """Rates of made-up workloads above static power, shape [n, p]: a few windows each, at random shares."""
     rates = fitted.design.rates.copy()
-    rates[:, fitted.design.columns.index((STATIC, "static"))] = 0.0
+    rates[:, [unit in (STATIC, SUPPLY) for unit, _ in fitted.design.columns]] = 0.0
     rates = rates[rates.any(axis=1)]
     rows = []
     for _ in range(MIXTURES):

@@ -405,3 +405,16 @@ def test_output_survives_a_narrow_encoding(stored):
     done = subprocess.run([*program, "report", stored], env=env, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"1 ms \\xb11.0%" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_one_clear_line(stored):
+    program = [sys.executable, "-c", "import sys; from joulemark.cli import main; sys.exit(main())"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*program, "report", stored], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "joulemark: error: the output cannot be written (No space left on device): choose another place\n"
+    )

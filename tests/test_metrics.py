@@ -22,6 +22,8 @@ from joulemark.metrics import Metric, all_metrics, find, format_value, register
         (-0.002, "s", "-2 ms"),
         (1.5e6, "1/s", "1.5 M"),
         (812.0, "1/s", "812"),
+        (0.711, "1/s", "0.711"),
+        (2e-5, "1/s", "2e-05"),
         (0.31, "J", "310 mJ"),
         (700.0, "W", "700 W"),
         (1.98e9, "Hz", "1.98 GHz"),

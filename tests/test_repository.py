@@ -44,7 +44,7 @@ def test_the_test_command_of_the_readme_is_the_one_that_ci_runs():
     (extract,) = re.findall(r"test_command=\$\((.+)\)", script)
     found = subprocess.run(["bash", "-c", extract], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert found.strip() == block.group(1).strip()
-    assert found.strip().endswith("pytest")
+    assert found.strip().endswith("pytest -n 2")
     assert 'bash -c "$test_command"' in script
 
 

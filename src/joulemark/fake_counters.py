@@ -203,6 +203,7 @@ class FakePmDevice:
         stale_first: whether the first sample begins seconds early, as on a device that was sampled before.
         wall_clock: whether time stamps are Unix time, else they begin somewhere.
         ticks_per_ns: rate of the time stamps.
+        timer_ns: what the device's timer shows multiples of (32 on a GH100).
         library, chip: as reported.
     """
 
@@ -220,6 +221,7 @@ class FakePmDevice:
     stale_first: bool = True
     wall_clock: bool = True
     ticks_per_ns: float = 1.0
+    timer_ns: int = 1
     library: str = "13.0.1"
     chip: str = "GH100"
     sampled: list[tuple[str, ...]] = field(default_factory=list, init=False)
@@ -294,9 +296,10 @@ class FakeSampling:
         n = device.samples if device.run_s is None else round(device.run_s * 1e9 / interval)
         if device.holds is not None and n > device.holds:
             raise CountersOverflow("cuptiPmSamplingDecodeData answered CUPTI_ERROR_OUT_OF_MEMORY (8)")
-        step = round(interval * device.ticks_per_ns)
-        start = (time.time_ns() if device.wall_clock else 10**12) + step * np.arange(-n, 0, dtype=np.int64)
-        end = start + step
+        since_ns = interval * np.arange(n + 1) // device.timer_ns * device.timer_ns
+        edges = np.round((since_ns - interval * n) * device.ticks_per_ns).astype(np.int64)
+        edges += time.time_ns() if device.wall_clock else 10**12
+        start, end = edges[:-1], edges[1:].copy()
         if device.stale_first and n:
             start[0] -= 4_000_000_000
         row = [0.0 if name in device.zeros else device.metrics[device.base(name)] for name in self.metrics]

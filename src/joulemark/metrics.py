@@ -360,10 +360,13 @@ _BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (
 def format_value(value: float | None, unit: str, digits: int = 3) -> str:
     """A value in its base unit as a person reads it: ``0.00123, "s"`` gives ``1.23 ms``.
 
-    A missing value is ``n/a``: never 0 and never blank.
+    A missing value is ``n/a``: never 0 and never blank. A rate below one has no prefix: ``711 m`` would be read as
+    millions.
     """
     if value is None or not math.isfinite(value):
         return "n/a"
+    if unit == "1/s" and abs(value) < 1:
+        return f"{value:.{digits}g}"
     if unit in ("1", "degC", ""):
         suffix = {"degC": " °C"}.get(unit, "")
         return f"{value:.{digits}g}{suffix}"

@@ -14,22 +14,34 @@ import numpy as np
 
 from joulemark.collect.energy import ConditionReading, EnergyEdge, PowerReading, PowerWindow
 from joulemark.energy.engine import GpuFacts, Launch, Run
+from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import Benchmark, Operands
-from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS, SM_ACTIVE, STATIC, UNITS, Part
+from joulemark.energy.units import (
+    INSTRUCTION,
+    L1_REQUEST,
+    L2_REQUEST,
+    MEMORY_ACCESS,
+    SM_ACTIVE,
+    STATIC,
+    SUPPLY,
+    UNITS,
+    Part,
+)
 
-ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8}
+ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8, "normal_fp32": 0.9}
 
 _PJ = 1e-12
 _DRIFT_KEPT = 0.95
 _STEP_AFTER = 50
 _FACTS = GpuFacts("Synthetic GPU", "GPU-00000000-0000-4000-8000-000000000000", "sm_90a", 132, 60 << 20)
 _TYPICAL: Mapping[str, tuple[float, float]] = {
-    "fp32": (3.0, 7.5), "fp64": (7.0, 23.0), "fp16x2": (4.0, 8.0), "integer": (4.0, 8.5), "logic": (3.5, 7.5),
+    "fp32": (3.0, 7.5), "fp32_operands": (1.0, 3.0), "fp64": (7.0, 23.0), "fp64_operands": (2.0, 5.0),
+    "fp16x2": (4.0, 8.0), "integer": (4.0, 8.5), "logic": (3.5, 7.5),
     "special": (9.0, 6.0), "mma_fp16": (0.2, 0.7), "mma_bf16": (0.2, 0.75), "mma_tf32": (0.4, 1.3),
     "mma_fp64": (2.0, 7.5), "mma_int8": (0.08, 0.26), "mma_fp8": (0.1, 0.3), "wgmma_fp16": (0.17, 0.7),
     "wgmma_bf16": (0.15, 0.65), "wgmma_tf32": (0.3, 1.2), "wgmma_int8": (0.06, 0.2), "wgmma_fp8": (0.09, 0.33),
-    "shared_read": (2.6, 3.1), "shared_write": (2.2, 2.6), "l1": (3.2, 3.2), "l2_read": (16.0, 14.0),
-    "l2_write": (25.0, 22.0), "hbm_read": (34.0, 28.0), "hbm_write": (22.0, 44.0),
+    "shared_read": (2.6, 3.1), "shared_write": (2.2, 2.6), "l1": (3.2, 3.2), "l2_read": (9.0, 14.0),
+    "l2_write": (18.0, 22.0), "hbm_read": (34.0, 28.0), "hbm_write": (22.0, 44.0),
 }  # fmt: skip
 
 
@@ -38,8 +50,11 @@ def typical_coefficients() -> dict[tuple[str, Part], float]:
     found: dict[tuple[str, Part], float] = {
         (STATIC, "static"): 118.0,
         (SM_ACTIVE, "static"): 0.08,
+        (SUPPLY, "static"): 2.5e-4,
         (INSTRUCTION, "control"): 60.0 * _PJ,
         (MEMORY_ACCESS, "control"): 220.0 * _PJ,
+        (L1_REQUEST, "control"): 120.0 * _PJ,
+        (L2_REQUEST, "control"): 900.0 * _PJ,
     }
     for unit, (control, datapath) in _TYPICAL.items():
         found[unit, "control"] = control * _PJ
@@ -172,13 +187,15 @@ class SyntheticGpu:
         if launch is None or self._loaded is None:
             return static
         benchmark, operands = self._loaded
-        static += 0.0 if benchmark.name == "empty" else self.coefficients[SM_ACTIVE, "static"] * launch.blocks
+        loss = self.coefficients.get((SUPPLY, "static"), 0.0)
+        above = 0.0 if benchmark.name == "empty" else self.coefficients[SM_ACTIVE, "static"] * launch.blocks
         if not benchmark.work("sm_90a"):
-            return static
+            return static + float(with_loss(np.array(above), loss))
         instructions = self.instructions(benchmark, launch.sleep_ns > 0)
         counts = benchmark.counts_per_launch("sm_90a", launch.blocks, launch.iterations, instructions)
         energy = self._energy(counts, ACTIVITIES[operands], clock)
-        return static + energy / (self.time_launch(launch) / clock)
+        above += energy / (self.time_launch(launch) / clock)
+        return static + float(with_loss(np.array(above), loss))
 
     def _capped_clock(self, launch: Launch) -> float:
         if self.limit_w is None or self._power(launch, 1.0) <= self.limit_w:

@@ -1,7 +1,8 @@
 """A run that is known: steps of kernels with given rates, seen by simulated PM samples and a simulated profiler.
 
 For tests of the attribution without a GPU: rates, clock offset, drift and noise are given, so what comes out can be
-compared with what went in.
+compared with what went in. The two clocks and the ends of kernels are by default as an H200 showed them
+(``results/nvidia-h200/attribution-clocks.json``).
 
 >>> run = SyntheticRun((SyntheticKernel("gemm", 100e-6, {"dram_read_bytes": 1e12}),), steps=3)
 >>> series, launches, beacons = run.window(0)
@@ -84,8 +85,11 @@ class SyntheticRun:
         sample_noise: relative standard deviation of a sample's counts.
         rate_noise: relative standard deviation of the rates of a launch.
         length_noise: relative standard deviation of a launch's length.
+        tick_s: what the times of samples and of the profiler are multiples of.
         stamp_noise_s: standard deviation of the times that the profiler records.
         lead_s, tail_s: by which it records a kernel's begin before, and its end after its SMs work.
+        late_first_s: by which it records the first kernel of a window later than others, behind a pause.
+        head_s: at a kernel's begin, at the most a quarter of it, in which it counts nothing yet; beacons have none.
         seed: of all noise.
     """
 
@@ -98,9 +102,12 @@ class SyntheticRun:
     sample_noise: float = 0.01
     rate_noise: float = 0.02
     length_noise: float = 0.01
-    stamp_noise_s: float = 0.3e-6
-    lead_s: float = 0.8e-6
-    tail_s: float = 0.2e-6
+    tick_s: float = 32e-9
+    stamp_noise_s: float = 0.03e-6
+    lead_s: float = 0.2e-6
+    tail_s: float = 0.1e-6
+    late_first_s: float = 0.2e-6
+    head_s: float = 1.5e-6
     seed: int = 0
     _rng: np.random.Generator = field(init=False, repr=False)
 
@@ -197,12 +204,17 @@ class SyntheticRun:
         """What the profiler records of some events."""
         times = np.array([(one.start, one.end) for one in events]).reshape(-1, 2)
         times = times + self._rng.normal(0, self.stamp_noise_s, times.shape)
-        return times[:, 0] - self.lead_s, times[:, 1] + self.tail_s
+        if events and events[0].kernel.name == BEACON:
+            times[0] += self.late_first_s
+        return self._ticks(times[:, 0] - self.lead_s), self._ticks(times[:, 1] + self.tail_s)
+
+    def _ticks(self, times: Floats) -> Floats:
+        return np.asarray(np.round(times / self.tick_s) * self.tick_s) if self.tick_s else times
 
     def _series(self, events: Sequence[_Event], begin: float, until: float) -> CounterSeries:
         """Samples of evenly growing counts, at even intervals of the samples' own clock."""
         phase = self._rng.random() * self.interval_s
-        edges = np.arange(self._mapped(begin) + phase, self._mapped(until), self.interval_s)
+        edges = self._ticks(np.arange(self._mapped(begin) + phase, self._mapped(until), self.interval_s))
         at = (edges - self.offset_s) / (1 + self.drift)
         times = np.array([(one.start, one.end) for one in events])
         values = {name: self._counted(name, events, times, at) for name in self.counters}
@@ -221,7 +233,9 @@ class SyntheticRun:
     def _counted(self, name: str, events: Sequence[_Event], times: Floats, at: Floats) -> Floats:
         rate = np.array([one.factor * _rate(one.kernel, name) for one in events])
         counts = rate * (times[:, 1] - times[:, 0])
-        knots = times.reshape(-1)
+        beacon = np.array([one.kernel.name == BEACON for one in events])
+        head = np.where(beacon, 0.0, np.minimum(self.head_s, (times[:, 1] - times[:, 0]) / 4))
+        knots = np.stack([times[:, 0] + head, times[:, 1]], axis=1).reshape(-1)
         so_far = np.repeat(np.concatenate([[0.0], np.cumsum(counts)]), 2)[1:-1]
         sampled = np.diff(np.interp(at, knots, so_far))
         noisy: Floats = sampled * self._rng.normal(1, self.sample_noise, len(sampled))

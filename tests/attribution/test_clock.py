@@ -44,8 +44,8 @@ def test_launch_work_at_both_ends_of_a_beacon_cancels_and_is_measured(run):
     wider = Beacons(beacons.start_s - 2e-6, beacons.end_s + 2e-6, beacons.before)
     narrow, wide, at = fit_clock(series, beacons), fit_clock(series, wider), np.array([1.01])
     assert wide.to_samples(at) == pytest.approx(narrow.to_samples(at), abs=1e-8)
-    assert narrow.launch_s == pytest.approx(1e-6, abs=2e-8)  # the simulator's lead and tail
-    assert wide.launch_s == pytest.approx(5e-6, abs=2e-8)
+    assert narrow.launch_s == pytest.approx(0.3e-6, abs=2e-8)  # the simulator's lead and tail
+    assert wide.launch_s == pytest.approx(4.3e-6, abs=2e-8)
 
 
 def test_other_work_before_the_beacons_is_passed_over(run):

@@ -245,3 +245,9 @@ def test_a_recording_is_read_as_it_was_written(run, tmp_path):
     series = read_series(tmp_path / "window-0.npz")
     assert series.units["pipe_tensor"] == "1"
     assert len(series) == len(series.values["pipe_tensor"])
+
+
+def test_the_time_in_which_kernels_count_nothing_yet_is_found(run):
+    for head_s in (0.0, 2e-6):
+        found = document(run(steps=20, head_s=head_s))
+        assert found["clock"]["windows"][0]["head_s"] == pytest.approx(head_s, abs=0.4e-6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from bench_energy import held_out  # noqa: E402
 from bench_energy.held_out import HELD_OUT  # noqa: E402
 from joulemark.energy.microbench.suite import SUITE  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_list_covers_what_it_must():
@@ -27,6 +31,30 @@ def test_the_list_covers_what_it_must():
     ):  # fmt: skip
         assert wanted in names
     assert {one.dtype for one in HELD_OUT if one.kind == "gemm"} >= {"bf16", "fp16", "tf32", "fp32", "fp64", "int8"}
+
+
+def test_what_the_first_campaign_measured_is_the_first_list():
+    """The list for less power came later: nothing of it was known when its workloads were chosen."""
+    measured = json.loads((ROOT / "results" / "nvidia-h200" / "energy-measurements.json").read_text())
+    if measured["measured_utc"].startswith("2026-11-29T21"):
+        names = {row["workload"] for row in measured["rows"]}
+        assert {one.name for one in held_out.FIRST} <= names
+        assert not {one.name for one in held_out.ADDED} & names
+
+
+def test_a_wave_neither_dies_nor_grows():
+    step = held_out._wave("cpu", True)
+    sizes = [float(step().abs().max()) for _ in range(300)]
+    assert min(sizes[100:]) > 0.1
+    assert max(sizes) < 20 * sizes[0]
+
+
+def test_a_partly_loaded_service_waits(monkeypatch):
+    slept, done = [], []
+    monkeypatch.setattr(held_out.time, "sleep", slept.append)
+    step = held_out._partly_loaded(lambda device, tiny: lambda: done.append(1), 3, 0.02, "cuda:0", False)
+    step()
+    assert (len(done), slept) == (3, [0.02])
 
 
 def test_none_of_it_is_a_microbenchmark():

@@ -39,7 +39,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
-    monkeypatch.setattr("joulemark.collect.counters.open_counters", lambda uuid, device: ladder)
+    monkeypatch.setattr("joulemark.collect.counters.open_counters", lambda uuid, device, memory_requests: ladder)
     return tmp_path / "out" / "measured.json"
 
 
@@ -50,16 +50,16 @@ def run(out, *more):
 
 
 def test_rows_are_valid_and_gone_on_with(machine, capsys):
-    assert run(machine, "--only", "copy") == 0
+    assert run(machine, "--only", "copy-l2") == 0
     document = json.loads(machine.read_text())
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     (row,) = document["rows"]
     assert row["measured_j"] / row["window_s"] == pytest.approx(200, rel=0.05)
     assert row["counters"]["instructions"] > 0
     assert run(machine, "--only", "triad") == 0
-    assert [row["workload"] for row in json.loads(machine.read_text())["rows"]] == ["copy", "triad-fp64"]
+    assert [row["workload"] for row in json.loads(machine.read_text())["rows"]] == ["copy-l2", "triad-fp64"]
     capsys.readouterr()
-    assert run(machine, "--only", "copy") == 0
+    assert run(machine, "--only", "copy-l2") == 0
     assert "0 workloads" in capsys.readouterr().out
 
 
@@ -72,12 +72,50 @@ def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
     monkeypatch.setitem(measure_workloads.LISTS, "held_out", (broken, copy))
     assert run(machine) == 0
     document = json.loads(machine.read_text())
-    assert document["failed"] == {"broken": "RuntimeError: out of memory"}
+    assert document["failed"] == {"broken": "energy: RuntimeError: out of memory"}
     assert [row["workload"] for row in document["rows"]] == ["copy"]
 
 
 def test_time_that_is_up(machine):
     assert run(machine, "--limit", "10") == 3
+    assert not machine.exists()
+
+
+def test_energy_of_all_comes_before_any_counter(machine, monkeypatch):
+    """A process that has sampled counters draws more: its idle board is weighed before and after."""
+    order = []
+    for name in ("weigh", "count"):
+        kept = getattr(measure_workloads.Bench, name)
+        note = lambda self, one, document, kept=kept, name=name: order.append(name) or kept(self, one, document)  # noqa: E731
+        monkeypatch.setattr(measure_workloads.Bench, name, note)
+    assert run(machine, "--only", "fft") == 0
+    assert len(order) >= 4
+    assert order == sorted(order, reverse=True)
+    idle = json.loads(machine.read_text())["idle"]
+    assert idle["before_counters_w"] == pytest.approx(200, rel=0.05)
+    assert idle["after_counters_w"] == pytest.approx(200, rel=0.05)
+
+
+def test_counters_that_time_left_out_come_later(machine):
+    assert run(machine, "--only", "copy", "--energy-only") == 0
+    rows = json.loads(machine.read_text())["rows"]
+    assert rows
+    assert not any(row["counters"] for row in rows)
+    assert run(machine, "--only", "copy") == 0
+    again = json.loads(machine.read_text())["rows"]
+    assert [row["measured_j"] for row in again] == [row["measured_j"] for row in rows]
+    assert all(row["counters"]["instructions"] > 0 for row in again)
+
+
+def test_counters_that_fail_leave_the_energy(machine, monkeypatch):
+    def refuse(row, stepper, counting):
+        raise RuntimeError("no counters today")
+
+    monkeypatch.setattr(measure_workloads, "with_counters", refuse)
+    assert run(machine, "--only", "triad") == 0
+    document = json.loads(machine.read_text())
+    assert document["failed"] == {"triad-fp64": "counters: RuntimeError: no counters today"}
+    assert document["rows"][0]["counters"] == {}
 
 
 def test_another_gpus_file_is_not_mixed(machine, capsys):

@@ -187,6 +187,12 @@ class TestRecord:
         assert series.source["ticks_per_s"] == pytest.approx(2.09e9)
         assert series.duration_s == pytest.approx(np.full(49, 100e-6))
 
+    def test_the_rate_is_that_of_all_samples_where_single_ones_differ_by_the_devices_timer(self):
+        one = device(CYCLES, ticks_per_ns=2.1, timer_ns=32, samples=2001)
+        series = PmSamplingSource(one, nothing, Pace(interval_s=10e-6)).record("pass1", nothing)
+        assert set(np.round(series.duration_s * 1e9)) == {9984, 10016}
+        assert series.source["ticks_per_s"] == pytest.approx(2.1e9, rel=1e-5)
+
     def test_cycles_of_the_system_clock_are_no_interval_to_compare_with(self):
         series = PmSamplingSource(device("sm__cycles_active", chip="GA100"), nothing).record("pass1", nothing)
         assert series.source["ticks_per_s"] == 1e9

@@ -72,7 +72,7 @@ def test_quick_calibrates_writes_and_shows(machine, capsys):
     document = validate(Path("results/calibration/synthetic-gpu-quick.json").read_text(), "calibration")
     assert document["gpu"]["power_limit_w"] == 700
     assert document["caches"]["l2"]["fits_bytes"] > 30 << 20
-    assert len(document["windows"]) == 117
+    assert len(document["windows"]) == 138
     assert document["source"]["file"] == "synthetic-gpu-quick-windows.jsonl"
     assert "HBM read" in out
     assert "R² of dynamic power" in out
@@ -318,7 +318,7 @@ def counted(monkeypatch):
         def close(self):
             pass
 
-    fake = SimpleNamespace(open_counters=lambda uuid, device: Ladder())
+    fake = SimpleNamespace(open_counters=lambda uuid, device, memory_requests: Ladder())
     monkeypatch.setitem(sys.modules, "joulemark.collect.counters", fake)
 
 

@@ -72,7 +72,7 @@ def test_capped_windows_give_a_law_of_the_clock(calibration):
     law = calibration.frequency_law
     assert law["n"] >= 5
     assert 0.8 < law["beta"] < 1.3
-    assert law["interval"][1] - law["interval"][0] < 0.2
+    assert law["interval"][1] - law["interval"][0] < 0.25  # the loss of the supply, taken out first, adds its doubt
 
 
 def test_the_second_day_is_predicted(first, file):
@@ -81,7 +81,7 @@ def test_the_second_day_is_predicted(first, file):
     known = {w.point.benchmark for w in fitted.design.windows}
     merged = fitted.design.merged
     errors = [
-        np.array(rates_of(window, fitted.design.columns)) @ fitted.values / window.power_w - 1
+        float(fitted.power_w(np.array(rates_of(window, fitted.design.columns)))) / window.power_w - 1
         for window in file.windows
         if window.point.repeat in SECOND_DAY
         and window.point.benchmark in known - {"sleep", "idle"}
@@ -90,6 +90,14 @@ def test_the_second_day_is_predicted(first, file):
     ]
     assert len(errors) >= 20
     assert np.mean(np.abs(errors)) < 0.05
+
+
+def test_the_loss_of_the_supply_agrees_with_another_board(first):
+    """A larger calibration of another board has 2.8e-4 per W; these windows, few per line, fix it loosely."""
+    fitted = fit(design_of(first.windows))
+    low, high = fitted.interval(fitted.design.columns.index(("supply", "static")))
+    assert low <= 2.8e-4 <= high
+    assert fitted.supply < 5e-4
 
 
 def test_instructions_are_not_told_from_control_without_their_own_benchmark(calibration):

@@ -12,7 +12,7 @@ from joulemark.energy.caches import Caches
 from joulemark.energy.calibrate import count, measure, measure_caches, measure_point
 from joulemark.energy.calibration import _factors
 from joulemark.energy.goodness import counted_checks
-from joulemark.energy.microbench.suite import benchmarks_for
+from joulemark.energy.microbench.suite import SUITE, benchmarks_for
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import CalibrationWindow, Point, WindowWriter, _changes, read_windows
 from joulemark.errors import ConfigurationError, UnreadableInput
@@ -164,7 +164,9 @@ def test_benchmarks_are_counted_once_under_every_group(tmp_path, gpu, caches):
     assert [group for group, _ in recorder.recorded].count("pipes") == len(counted)
     assert counted["fp32"].counters == {"instructions": 500.0}
     assert counted["fp32"].counts["fp32"] > 0
-    assert set(counted) == {one.name for one in benchmarks_for("sm_90a") if one.role == "fit"}
+    assert set(counted) == {one.name for one in benchmarks_for("sm_90a") if one.work("sm_90a")}
+    roles = [SUITE[name].role for name in counted]
+    assert roles == sorted(roles, key=lambda role: role == "check")
     checks = {row["benchmark"]: row for row in counted_checks(counted.values()) if row["unit"] == "instruction"}
     assert checks["fp32"]["ratio"] == 500 / counted["fp32"].counts["instruction"]
     factors = _factors(list(counted.values()))

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from joulemark.energy.counting import Counting
-from joulemark.energy.workload_windows import Facts, Stepper, measure_workload
+from joulemark.energy.workload_windows import Facts, Stepper, measure_energy, with_counters
 from joulemark.errors import MeasurementError
 from joulemark.testing import FakeClock, FakeGpu, simulate_window
 
@@ -77,12 +77,14 @@ def test_a_row_holds_energy_and_counters_of_one_window(work):
     stepper = Stepper(work.step, work.synchronize, work.clock)
     assert stepper.step_s == pytest.approx(2e-3)
     recorder = Recorder(work)
-    row = measure_workload(
-        Facts("gemm", "gemm", "bf16", items_per_step=4.0),
-        stepper,
-        meter_of(work, FakeGpu(power_w=300.0)),
-        Counting(recorder),
+    energy = measure_energy(
+        Facts("gemm", "gemm", "bf16", items_per_step=4.0), stepper, meter_of(work, FakeGpu(power_w=300.0))
     )
+    assert (energy["counters"], energy["passes_differ"], recorder.seen) == ({}, None, [])
+    row = with_counters(energy, stepper, Counting(recorder))
+    assert {name: row[name] for name in energy if name not in ("counters", "passes_differ")} == {
+        name: value for name, value in energy.items() if name not in ("counters", "passes_differ")
+    }
     assert row["measured_j"] == pytest.approx(300 * row["window_s"], rel=0.01)
     assert row["steps"] == pytest.approx(row["window_s"] / 2e-3)
     assert row["items"] == 4 * row["steps"]
@@ -106,6 +108,7 @@ def test_passes_that_saw_different_work_show_it(work):
 
     totals = Counting(Uneven(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3)
     assert totals.spread == pytest.approx(0.1 / 1.1)
+    assert totals.differs == "instructions"
 
 
 def test_time_that_passes_differ_in_is_no_difference_of_work(work):
@@ -133,7 +136,7 @@ def test_groups_that_give_nothing_new_are_recorded_once(work):
 def test_a_capped_window_says_so(work):
     gpu = FakeGpu(power_w=700.0, sm_clock_hz=1.5e9, reasons=frozenset({"power_cap"}))
     stepper = Stepper(work.step, work.synchronize, work.clock)
-    row = measure_workload(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), None, 700.0)
+    row = measure_energy(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), 700.0)
     assert row["capped"] is True
     assert (row["power_limit_w"], row["counters"], row["items"]) == (700.0, {}, None)
 
@@ -142,7 +145,7 @@ def test_without_energy_there_is_no_row(work):
     gpu = FakeGpu(errors={"energy": 3, "power": 3, "power_instant": 3})
     stepper = Stepper(work.step, work.synchronize, work.clock)
     with pytest.raises(MeasurementError, match="gemm: no energy"):
-        measure_workload(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), None)
+        measure_energy(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu))
 
 
 def test_long_steps_are_run_one_by_one(work):

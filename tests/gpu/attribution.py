@@ -12,6 +12,10 @@ against Nsight Compute). ``--fake`` rehearses all of it without a GPU. Parts:
 - ``MODEL-record``: both instruments over steady steps, the same steps without them before, the roofline's references;
 - ``MODEL-ncu-kept``, ``MODEL-ncu-flushed``: one step under Nsight Compute, caches as the model leaves them, or flushed
   before each kernel. Each phase of the step is profiled for its share of ``--ncu-seconds`` and then let go.
+
+A recording is expected to take some 30 s (building 5 to 10, opening and proving the passes 5, five windows of 8,000
+samples 2.5 each, the references 3, the modules 4), a part with Nsight Compute ``--ncu-seconds`` and 15 to 25 more: in
+175 s all three recordings and one of the latter.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ MODELS = {
     "mobilenet_v2": Case("mobilenet_v2", "inference", "eager", "bf16", 256, "channels_last", "device", "gpu"),
     "bert_base": Case("bert_base", "train", "eager", "bf16", 32, "contiguous", "device", "gpu"),
 }
-WINDOWS = {"resnet50": 8, "mobilenet_v2": 4, "bert_base": 8}
+WINDOWS = {"resnet50": 5, "mobilenet_v2": 3, "bert_base": 5}
 NCU_METRICS = (
     "gpu__time_duration.sum",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -50,6 +54,14 @@ NCU_METRICS = (
 LONG_S, ERROR, COST, TOTALS = 50e-6, 0.10, 0.05, 0.02
 WARM_STEPS = 5
 RECORD_S = 20.0
+LEAST_S = {"record": 15.0, "ncu": 45.0}
+"""No part is begun with less time left."""
+UNTIL = {"forward": 0.35, "backward": 0.9, "optimizer": 1.0}
+"""Of the time with Nsight Compute, when each phase of a training step is let go; what one leaves is the next one's."""
+NCU_AROUND_S = 30.0
+"""Of a part with Nsight Compute, for what is not profiled: start, building and warming up the model, reading out."""
+AGAIN = ((), ("--careful",), ("--careful", "--beside"))
+"""How a recording is tried: as usual, with samples as few and far apart as is known to work, by another process."""
 
 
 def parts() -> list[str]:
@@ -69,21 +81,22 @@ def build(model: str) -> Any:
     return zoo.find(case.workload).build(case, "cuda:0")
 
 
-def record_part(model: str, folder: Path, seconds: float, fake: bool, beside: bool) -> dict[str, Any]:
+def record_part(model: str, folder: Path, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
     """Records a model; with its sampler in another process where the two instruments do not bear each other."""
-    from joulemark.measure.attribution import Plan, TorchBench, record
+    from joulemark.measure.attribution import CAREFUL_PACE, PACE, Plan, TorchBench, record
 
-    began = time.perf_counter()
-    if fake:
+    began, pace = time.perf_counter(), CAREFUL_PACE if options.careful else PACE
+    if options.fake:
         bench, step = fake_bench(model)
     else:
-        step, bench = build(model), TorchBench("cuda:0", beside=beside)
+        step, bench = build(model), TorchBench("cuda:0", pace=pace, beside=options.beside)
     opened = time.perf_counter()
     plan = Plan(windows=WINDOWS[model], limit_s=min(RECORD_S, max(5.0, 0.6 * seconds - (opened - began))))
-    done = record(bench, step, folder, MODELS[model].label, plan)
+    done = record(bench, step, folder, MODELS[model].label, plan, pace)
     windows = [one for one in done.windows if one.role == "steps"]
     return {
         "mode": done.mode,
+        "interval_s": pace.interval_s,
         "opened_s": opened - began,
         "recorded_s": time.perf_counter() - opened,
         "in_windows_s": sum(one.seconds or 0.0 for one in windows),
@@ -114,7 +127,7 @@ def ncu_child(model: str, folder: Path, ncu_seconds: float) -> None:
     torch.cuda.synchronize()
     ready = time.perf_counter()
     cut: list[str] = []
-    names = ("forward", "backward", "optimizer") if MODELS[model].phase == "train" else ("forward",)
+    until = UNTIL if MODELS[model].phase == "train" else {"forward": 1.0}
     clocks: dict[str, threading.Timer] = {}
 
     def let_go(phase: str) -> None:
@@ -125,7 +138,8 @@ def ncu_child(model: str, folder: Path, ncu_seconds: float) -> None:
         for timer in clocks.values():
             timer.cancel()
         torch.cuda.profiler.start()
-        clocks[phase] = threading.Timer(ncu_seconds / len(names), let_go, [phase])
+        left = ready + until[phase] * ncu_seconds - time.perf_counter()
+        clocks[phase] = threading.Timer(max(1.0, left), let_go, [phase])
         clocks[phase].start()
 
     if step.phases is not None:
@@ -142,21 +156,21 @@ def ncu_child(model: str, folder: Path, ncu_seconds: float) -> None:
 
 
 def run_part(part: str, out: Path, options: argparse.Namespace) -> None:
-    """One part in this process; it waits for a line on its input once it has imported what it needs."""
+    """One part in this process, which waits for a line with its seconds once it has imported what it needs."""
     if not options.fake and part.endswith("-record"):
         import torch  # noqa: F401 - no context yet: another part may be measuring
     print("ready", flush=True)
-    sys.stdin.readline()
+    seconds = float(sys.stdin.readline())
     folder = out / part
     folder.mkdir(parents=True, exist_ok=True)
     model, what = part.split("-", 1)
     began = time.perf_counter()
     try:
         if what == "record":
-            found = record_part(model, folder / "recording", options.seconds, options.fake, options.beside)
+            found = record_part(model, folder / "recording", seconds, options)
         else:
-            caches = what.removeprefix("ncu-")
-            found = ncu_part(model, folder, caches, options.seconds, options.ncu_seconds, options.fake)
+            profiled = min(options.ncu_seconds, max(5.0, seconds - NCU_AROUND_S))
+            found = ncu_part(model, folder, what.removeprefix("ncu-"), seconds, profiled, options.fake)
     except JoulemarkError as error:
         (folder / "failed.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         print(f"{part}: {error}", flush=True)
@@ -172,27 +186,27 @@ def run_part(part: str, out: Path, options: argparse.Namespace) -> None:
 def measure(out: Path, options: argparse.Namespace) -> None:
     """Runs parts one after the other until all are done or the time is over; the next one's imports run meanwhile.
 
-    A recording that fails in one process is tried once more with the sampler in another one.
+    A recording that fails is tried in other ways (:data:`AGAIN`). A part without enough time is passed over.
     """
     end = time.monotonic() + options.seconds
     wanted = [part for part in options.parts if not (out / part / "done.json").exists()]
-    waiting = start(wanted[0], out, options, end) if wanted else None
+    waiting = start(wanted[0], out, options) if wanted else None
     for part, following in zip(wanted, [*wanted[1:], None], strict=True):
-        current = waiting
+        current, least_s = waiting, LEAST_S[part.split("-")[1]]
         assert current is not None
-        if end - time.monotonic() < options.least_seconds:
+        enough = options.fake or end - time.monotonic() > least_s
+        if enough:
+            go(current, end)
+        else:
             current.kill()
             print(f"{part}: no time left", flush=True)
-            return
-        go(current)
-        waiting = None if following is None else start(following, out, options, end)
-        done = ended(current, part, end)
-        if not done and part.endswith("-record") and end - time.monotonic() > options.least_seconds:
-            beside = start(part, out, options, end, "--beside")
-            go(beside)
-            ended(beside, f"{part} (beside)", end)
-    if waiting is not None:
-        waiting.kill()
+        waiting = None if following is None else start(following, out, options)
+        done = not enough or ended(current, part, end)
+        for more in AGAIN[1:] if part.endswith("-record") else ():
+            if not done and end - time.monotonic() > least_s:
+                current = start(part, out, options, *more)
+                go(current, end)
+                done = ended(current, f"{part} ({' '.join(more)})", end)
 
 
 def ended(process: subprocess.Popen[str], part: str, end: float) -> bool:
@@ -206,18 +220,18 @@ def ended(process: subprocess.Popen[str], part: str, end: float) -> bool:
     return code == 0
 
 
-def start(part: str, out: Path, options: argparse.Namespace, end: float, *more: str) -> subprocess.Popen[str]:
+def start(part: str, out: Path, options: argparse.Namespace, *more: str) -> subprocess.Popen[str]:
     """A process for a part, which waits."""
     command = [sys.executable, __file__, str(out), "--part", part, "--ncu-seconds", str(options.ncu_seconds), *more]
-    command += ["--seconds", str(max(1.0, end - time.monotonic() - 3)), *(["--fake"] if options.fake else [])]
+    command += ["--fake"] * options.fake
     return subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
 
-def go(process: subprocess.Popen[str]) -> None:
-    """Lets a waiting process begin."""
+def go(process: subprocess.Popen[str], end: float) -> None:
+    """Lets a waiting process begin, and tells how many seconds it has."""
     assert process.stdin is not None
     try:
-        process.stdin.write("go\n")
+        process.stdin.write(f"{max(1.0, end - time.monotonic() - 3)}\n")
         process.stdin.close()
     except BrokenPipeError:
         pass  # it has died: its exit code says so
@@ -413,11 +427,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=170.0)
-    parser.add_argument("--least-seconds", type=float, default=15.0, help="no part is begun with less time left")
     parser.add_argument("--ncu-seconds", type=float, default=45.0)
     parser.add_argument("--parts", type=lambda text: text.split(","), default=parts())
     parser.add_argument("--analyse", action="store_true")
     parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--careful", action="store_true", help="fewer samples, further apart")
     parser.add_argument("--beside", action="store_true", help="PM sampling by another process")
     parser.add_argument("--part")
     parser.add_argument("--ncu-child")

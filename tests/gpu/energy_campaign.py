@@ -1,9 +1,11 @@
 """Calibration, held-out workloads and splits of one GPU within a given time, on one board and day.
 
 Run: ``python tests/gpu/energy_campaign.py OUT --limit 560``, then the same with ``--resume`` until it says "complete".
-What is most wanted comes first: the short part of the plan, counters of the microbenchmarks, workloads, then what is
-left of the plan. Each part is a process of its own, is killed when it overruns its time, and goes on where it ended.
-Files grow in WORK, which stays on the machine between two commands, and are copied to OUT all along.
+What is most wanted comes first: the part of the plan that gives every line its three windows, counters of the
+microbenchmarks, held-out workloads, splits, then what is left of the plan; from the first part on, what there is gives
+a calibration. Each part is a process of its own, is killed when it overruns its time, and goes on where it ended. Files
+grow in WORK, outside the checkout, so that they stay between two commands, and are copied to OUT all along. On another
+board, begin anew.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WORK = ROOT / ".joulemark" / "energy-campaign"
+WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "energy-campaign"
 CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
 DONE, UNFINISHED, LOST = 0, 3, 4
-_GRACE_S = 12.0
-_LEAST_S = 8.0
+_GRACE_S = 20.0
 _COPY_S = 10.0
 _WINDOW_S = 1.0
 _STARTS = 3
@@ -37,24 +38,36 @@ class Part:
         name: of its log.
         command: without its limit.
         most_s: of one turn; the rest comes in a later one.
+        keep: share of a turn that is kept for counters.
+        least_s: below which a turn brings nothing.
     """
 
     name: str
     command: tuple[str, ...]
     most_s: float
+    keep: float = 0.0
+    least_s: float = 8.0
+
+    def of(self, seconds: float) -> list[str]:
+        """The command with its limit."""
+        kept = ["--keep", f"{self.keep * seconds:.0f}"] if self.keep else []
+        return [*self.command, "--limit", f"{seconds:.0f}", *kept]
 
 
-def parts(workload_window_s: float) -> tuple[Part, ...]:
+def parts(work: Path, workload_window_s: float) -> tuple[Part, ...]:
     """In order of turns; a part that is done is left out of later ones."""
     joulemark = (sys.executable, "-c", "import sys; from joulemark.cli import main; sys.exit(main())")
-    calibrate = (*joulemark, "calibrate", "--resume", "--out", str(WORK / CALIBRATION), "--window", f"{_WINDOW_S:g}")
-    measure = (sys.executable, "bench_energy/measure_workloads.py", "--out", str(WORK / WORKLOADS))
-    windows = Part("windows", calibrate, 185.0)
+    calibrate = (*joulemark, "calibrate", "--resume", "--out", str(work / CALIBRATION), "--window", f"{_WINDOW_S:g}")
+    measure = (sys.executable, "bench_energy/measure_workloads.py", "--out", str(work / WORKLOADS))
+    held_out, splits = (
+        (*measure, "--window", f"{workload_window_s:g}", "--list", one) for one in ("held_out", "splits")
+    )
     return (
-        windows,
-        Part("counts", (*calibrate, "--count"), 75.0),
-        Part("workloads", (*measure, "--window", f"{workload_window_s:g}"), 420.0),
-        Part("windows", windows.command, 1e4),
+        Part("windows", calibrate, 345.0),
+        Part("counts", (*calibrate, "--count"), 130.0),
+        Part("workloads", held_out, 540.0, 0.4, 50.0),
+        Part("splits", splits, 300.0, 0.4, 50.0),
+        Part("windows", calibrate, 1e4),
     )
 
 
@@ -62,14 +75,15 @@ class Campaign:
     """Runs parts until time is up.
 
     Args:
+        work: where files grow.
         out: where everything is copied.
         limit_s: for all.
     """
 
-    def __init__(self, out: Path, limit_s: float) -> None:
-        self._out, self._end = out, time.monotonic() + limit_s
+    def __init__(self, work: Path, out: Path, limit_s: float) -> None:
+        self._work, self._out, self._end = work, out, time.monotonic() + limit_s
         self._stop = threading.Event()
-        self._note = WORK / "done.txt"
+        self._note = work / "done.txt"
         self._done = set(self._note.read_text().split()) if self._note.exists() else set[str]()
 
     @property
@@ -82,7 +96,10 @@ class Campaign:
         copier = threading.Thread(target=self._copy_all_along)
         copier.start()
         try:
-            while self.left_s > _LEAST_S + _GRACE_S and not {part.name for part in todo} <= self._done:
+            while (
+                self.left_s > min(part.least_s for part in todo) + _GRACE_S
+                and not {part.name for part in todo} <= self._done
+            ):
                 turns = [self._turn(part) for part in todo if part.name not in self._done]
                 if not any(turns):
                     break
@@ -97,7 +114,7 @@ class Campaign:
         """Whether another turn could bring something."""
         for start in range(_STARTS):
             seconds = min(part.most_s, self.left_s - _GRACE_S)
-            if seconds < _LEAST_S:
+            if seconds < part.least_s:
                 return False
             code = self._start(part, seconds)
             if code == DONE:
@@ -112,14 +129,12 @@ class Campaign:
 
     def _start(self, part: Part, seconds: float) -> int:
         self._say(f"{part.name} begins, for {seconds:.0f} s")
-        log = WORK / f"{part.name}.log"
+        log = self._work / f"{part.name}.log"
         path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
         environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         begin = time.monotonic()
         with log.open("ab") as sink:
-            process = subprocess.Popen(
-                [*part.command, "--limit", f"{seconds:.0f}"], cwd=ROOT, env=environ, stdout=sink, stderr=sink
-            )
+            process = subprocess.Popen(part.of(seconds), cwd=ROOT, env=environ, stdout=sink, stderr=sink)
             try:
                 code = self._wait(process, part.name, seconds + _GRACE_S, log)
             finally:
@@ -144,13 +159,13 @@ class Campaign:
 
     def _copy_all_along(self) -> None:
         while not self._stop.wait(_COPY_S):
-            copy(self._out)
-        copy(self._out)
+            copy(self._work, self._out)
+        copy(self._work, self._out)
 
 
-def copy(out: Path) -> None:
+def copy(work: Path, out: Path) -> None:
     """Everything in WORK to OUT."""
-    for path in WORK.iterdir():
+    for path in work.iterdir():
         if path.suffix != ".part":
             shutil.copy2(path, out / path.name)
 
@@ -167,14 +182,24 @@ def main() -> int:
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--limit", type=float, default=560.0, metavar="S", help="for this command (560)")
     parser.add_argument("--resume", action="store_true", help="go on with what an earlier command left in WORK")
-    parser.add_argument("--workload-window", type=float, default=2.3, metavar="S", help="of each workload (2.3)")
+    parser.add_argument("--work", type=Path, default=WORK, metavar="WORK", help=f"where files grow ({WORK})")
+    parser.add_argument("--workload-window", type=float, default=1.8, metavar="S", help="of each workload (1.8)")
     args = parser.parse_args()
+    work = args.work.resolve()
+    if ROOT in (work, *work.parents):
+        parser.error(f"--work {work} lies in the checkout, which may be replaced between two commands")
     if not args.resume:
-        shutil.rmtree(WORK, ignore_errors=True)
-    WORK.mkdir(parents=True, exist_ok=True)
+        _clear(work)
+    work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    todo = parts(args.workload_window)
-    return Campaign(args.out, args.limit).run(todo[1:] if args.resume else todo)
+    return Campaign(work, args.out, args.limit).run(parts(work, args.workload_window))
+
+
+def _clear(work: Path) -> None:
+    """Away with an earlier campaign: its own files alone, whatever folder was named."""
+    for pattern in ("*.log", "*.json", "*.jsonl", "*.part", "done.txt"):
+        for path in work.glob(pattern):
+            path.unlink()
 
 
 if __name__ == "__main__":

@@ -210,14 +210,15 @@ class Smoke:
         import torch
 
         from bench_energy.held_out import HELD_OUT as EVERY
-        from joulemark.energy.workload_windows import Facts, Stepper, measure_workload
+        from joulemark.energy.workload_windows import Facts, Stepper, measure_energy, with_counters
 
         one = next(held_out for held_out in EVERY if held_out.name == name)
         begin = time.perf_counter()
         stepper = Stepper(one.build(f"cuda:{self.gpu.ordinal}", False), torch.cuda.synchronize)
         built = time.perf_counter()
         facts = Facts(one.name, one.kind, one.dtype, one.batch_size, one.batch_size)
-        row = measure_workload(facts, stepper, self.meter, self.counting, self.gpu.gpu.power_limit_w, 1.2)
+        row = measure_energy(facts, stepper, self.meter, self.gpu.gpu.power_limit_w, 1.2)
+        row = with_counters(row, stepper, self.counting)
         row["counters"] = {key: f"{value:.4g}" for key, value in row["counters"].items()}
         del stepper
         torch.cuda.empty_cache()

@@ -85,6 +85,13 @@ def test_a_long_step_is_sampled_at_longer_intervals(known, tmp_path):
     assert known.spun[0] > BEACONS[0] * 40e-6
 
 
+def test_beacons_follow_an_interval_that_had_to_be_longer(known, tmp_path):
+    known.run = SyntheticRun(KERNELS, steps=20, interval_s=30e-6)
+    recorded(known, tmp_path, references=False, modules=False)
+    first, second = known.spun[-4 * len(BEACONS)], known.spun[-2 * len(BEACONS)]
+    assert (first, second) == pytest.approx((BEACONS[0] * 20e-6, BEACONS[0] * 30e-6))
+
+
 def test_references_are_windows_of_known_work(known, tmp_path):
     done = recorded(known, tmp_path, windows=1, modules=False)
     reference = done.windows[-1]

@@ -72,6 +72,8 @@ def run_of(seed: int) -> SyntheticRun:
         rate_noise=rng.uniform(0.005, 0.03),
         lead_s=rng.uniform(0, 3e-6),
         tail_s=rng.uniform(0, 1e-6),
+        stamp_noise_s=rng.uniform(0, 0.3e-6),
+        head_s=rng.uniform(0, 2.5e-6),
         seed=seed,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,9 @@ def _refuse(token: str) -> float:
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """An empty project; no option of the session that runs this test reaches it."""
-    for name in ("PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "JOULEMARK_WORKER_TARGETS", "JOULEMARK_WORKER_FD"):
+    of_workers = [name for name in os.environ if name.startswith("PYTEST_XDIST_")]
+    ours = ("PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "JOULEMARK_WORKER_TARGETS", "JOULEMARK_WORKER_FD")
+    for name in (*ours, *of_workers):
         monkeypatch.delenv(name, raising=False)
     # Simulated GPUs are the same in every test, and so would their leases be.
     monkeypatch.setenv("JOULEMARK_LEASE_DIR", str(pytester.path / "leases"))

@@ -56,3 +56,15 @@ def test_a_case_that_failed_before_the_greeting_does_not_take_it_from_the_next(j
     facts = [run.environments[one.environment_id].facts.get("device_uuid") for one in run.records]
     assert facts == [None, "GPU-a", "GPU-a"]
     assert set(run.environments) == set(journal.environments)
+
+
+def test_a_reason_not_to_measure_is_said_once(journal):
+    journal.total = 3
+    said = []
+    for name in ("first", "second", "third"):
+        reason = "no GPU" if name != "third" else "no compiler"
+        journal.records.append(Record(Case(name), "", "unsupported", "", reason=reason))
+        said.append(journal.status(journal.records[-1]))
+    assert said[0].endswith("no GPU [unsupported]")
+    assert said[1].endswith("as case 1 [unsupported]")
+    assert said[2].endswith("no compiler [unsupported]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -15,12 +16,14 @@ import jsonschema
 import pytest
 
 from joulemark.cli import main
+from joulemark.energy import stored as energy
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Finding
 from joulemark.report import answers, documents, page, render
 from joulemark.report.answers import answers_of
 from joulemark.report.evidence import Document, gather
 from joulemark.report.page import pictures
+from joulemark.report.page.energy import energy as energy_section
 from joulemark.report.page.parts import Section
 from tests.report.many import many_records
 
@@ -137,15 +140,33 @@ def test_an_energy_split_is_shown_when_it_is_given(committed, split, tmp_path):
     joules = answers_of(evidence.workloads[0], evidence)[2]
     expected = answers.group_shares(split["rows"][1]["split"])
     largest = max(expected, key=lambda one: expected[one])
-    said = f"{answers.GROUP_TITLES[largest]} {100 * expected[largest]:.0f} %, then "
+    said = f"{answers.GROUP_TITLES[largest]} {100 * expected[largest]:.0f} %"
     assert joules.verdict.lower().startswith(said.lower())
+    lo, hi = split["rows"][1]["split"]["share_intervals"][largest]
+    assert f"{said} [{100 * lo:.0f}, {100 * hi:.0f}], " in joules.text
     assert "At batch 256, 130 mJ" in joules.text
     section = next(one for one in page.sections_of(evidence) if one.key == "energy")
     (figure,) = [one for one in section.figures if one.key.startswith("split-")]
+    assert all(row["lo"] <= row["hi"] for row in figure.rows)
     for name in ("resnet50-train-bf16-b64", "vgg16-train-bf16-b32"):
         assert sum(row["share"] for row in figure.rows if row["workload"] == name) == pytest.approx(1)
     assert "gemm-bf16-8192" in {row[0] for row in section.tables[0].rows}
     assert not any("joulemark calibrate" in why for why in section.missing)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_parts_that_cannot_be_told_apart_are_not_ranked(committed, split, tmp_path, apart):
+    close = json.loads(json.dumps(split))
+    shares = answers.group_shares(close["rows"][1]["split"])
+    first, second = sorted(shares, key=lambda one: -shares[one])[:2]
+    middle = (shares[first] + shares[second]) / 2
+    half = 0.001 if apart else shares[first] - middle + 0.01
+    for part in (first, second):
+        close["rows"][1]["split"]["share_intervals"][part] = [shares[part] - half, shares[part] + half]
+    evidence = gather(committed.runs, [Document(tmp_path / "e.json", "energy", close)])
+    joules = answers_of(evidence.workloads[0], evidence)[2]
+    assert (", then " if apart else " or ") in joules.verdict
+    assert apart or joules.tone == "unsure"
 
 
 def test_a_split_of_another_gpu_is_not_this_ones(committed, energy_document, tmp_path):
@@ -336,7 +357,7 @@ def test_two_runs_side_by_side_hold_plateaus_and_splits(capsys, tmp_path, energy
     header, cells = table.splitlines()[2], table.splitlines()[4]
     assert [cell.strip() for cell in header.split("|")[3:5]] == ["old", "new"]
     assert cells.count("218") == 2
-    assert "1.000x" in table
+    assert r"1.000x \[0.9" in table
     split_rows = [line for line in table.splitlines() if line.startswith("| resnet50-train-bf16-b64 ")]
     assert len(split_rows) == 2
     assert split_rows[0] != split_rows[1]
@@ -344,6 +365,19 @@ def test_two_runs_side_by_side_hold_plateaus_and_splits(capsys, tmp_path, energy
     assert code == 0
     assert "Side by side: old, new" in out
     assert out.count("<svg") > 5
+
+
+def test_boards_of_one_model_are_one_model_in_the_heading(make_record, make_run):
+    """A sweep over two boards tells them apart by the UUID's first digits; a reader reads the model, and two boards."""
+    uuids = ("GPU-336f5171-d808-d9e0-f3ce-45b66e3a83f3", "GPU-5d86eefd-00a6-9458-a99f-4f6a2780f7fd")
+    records = [one for uuid in uuids for one in sweep(make_record, gpu=f"nvidia-h200-{uuid[4:12]}", gpu_uuid=uuid)]
+    evidence = gather([make_run(*records)])
+    assert [one.title for one in evidence.workloads] == [
+        "resnet50 train on nvidia-h200, board 336f5171", "resnet50 train on nvidia-h200, board 5d86eefd",
+    ]  # fmt: skip
+    text = page.render(evidence)
+    assert "<h1>joulemark: nvidia-h200</h1>" in text
+    assert "<li>2 boards</li>" in text
 
 
 def test_drivers_are_never_mixed(make_record, make_run):
@@ -403,3 +437,75 @@ def test_work_on_several_gpus_has_its_table(committed):
     section = next(one for one in page.sections_of(committed) if one.key == "several-gpus")
     cells = [cell for table in section.tables for row in table.rows for cell in row]
     assert any(cell.startswith("0.947 [") for cell in cells)
+
+
+def test_a_function_of_ones_own_on_a_cpu_is_named_once_and_asked_nothing_of_a_gpu(make_record, make_run):
+    own = [
+        replace(
+            one, case=replace(one.case, workload="bench_own.mine", phase=None, dtype=None, mode=None, gpu_model="cpu")
+        )
+        for one in sweep(make_record)
+    ]
+    evidence = gather([make_run(*own)])
+    (workload,) = evidence.workloads
+    assert (workload.full_title, workload.configuration) == ("bench_own.mine", "")
+    assert answers_of(workload, evidence)[0].verdict == "No GPU"
+    text = page.render(evidence)
+    assert "<h2>bench_own.mine</h2>" in text
+    assert "bench_own.mine, bench_own.mine" not in text
+
+
+def put(document, path, value):
+    """A copy of a document with another value at a place; none at all for ``...``."""
+    changed = json.loads(json.dumps(document))
+    one = changed
+    for key in path[:-1]:
+        one = one[key]
+    if value is ...:
+        del one[path[-1]]
+    else:
+        one[path[-1]] = value
+    return changed
+
+
+def places(value, path=()):
+    """Where a document holds something, the first of each list."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def test_damaged_energy_documents_are_read_whole_or_not_at_all(split, make_record, make_run):
+    """Any part of a row missing or of another type: left out when read, or of no matter to any form."""
+    runs = [make_run(*sweep(make_record, batches=(16, 64, 256, 1024)))]
+    small = {**split, "rows": split["rows"][:1]}
+    refused = 0
+    for place in [("gain",), ("gpu",), ("driver",), *places({"rows": small["rows"]})]:
+        for value in (..., None, "x", -1, [], {}, 1e999, float("nan")):
+            content = put(small, place, value)
+            try:
+                energy.check(content)
+            except ValueError:
+                refused += 1
+                continue
+            evidence = gather(runs, [Document(Path("e.json"), "energy", content)])
+            answers_of(evidence.workloads[0], evidence)
+            section = energy_section(evidence)
+            assert all(figure.rows for figure in section.figures)
+    assert refused > 50
+
+
+def test_a_file_that_is_named_twice_counts_once(capsys, tmp_path):
+    source = next(H200.glob("*148770.jsonl"))
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    once = run_command(capsys, "report", tmp_path)[1]
+    again = run_command(capsys, "report", tmp_path, tmp_path / source.name, tmp_path / "." / source.name)[1]
+    assert again == once
+
+
+def test_what_is_no_file_in_a_folder_is_passed_over(tmp_path, capsys):
+    source = next(H200.glob("*148770.jsonl"))
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    os.mkfifo(tmp_path / "pipe.json")
+    assert run_command(capsys, "report", tmp_path)[0] == 0

@@ -169,7 +169,7 @@ def test_tables_show_names_harmless():
     assert "\x1b" not in text
     assert "<b>" not in text
     terminal = rendered([run(record(b, r) for b, r in CURVE.items())])
-    assert "plateau from" in terminal
+    assert re.search(r"throughput +from \d", terminal)
     assert "published, at most" in terminal
     assert "unexplained" in terminal
     assert "60.0 %" in terminal
@@ -260,9 +260,9 @@ def test_an_attribution_of_pm_samples_joins_its_case_too(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     VALIDATOR.validate(document)
     joined = document["series"][0]["cells"][0]["per_kernel"]
-    launched = 100 / 101  # the simulator's profiler records kernels 1 µs longer than they work
+    launched = 100 / 100.3  # the simulator's profiler records kernels 0.3 µs longer than they work
     bound = joined["dram_bound"]["no_matrix_kernels"]
     assert bound == {"time_s": pytest.approx(4e-3 * 0.75 * launched, rel=0.03), "seen": 1.0}
     assert main(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"DRAM at its peak needs 18\.[5-7] % of the step for the bytes under 'no tensor core'", shown)
+    assert re.search(r"DRAM at its peak needs 18\.[6-8] % of the step for the bytes under 'no tensor core'", shown)

@@ -17,6 +17,22 @@
 ``attribute(folder)`` goes all the way. It works on stored recordings and needs neither torch nor a GPU.
 """
 
-from joulemark.attribution.document import SCHEMA, attribute
+from __future__ import annotations
+
+from pathlib import Path
+
+from joulemark.attribution.stored import SCHEMA
+from joulemark.records import Json
 
 __all__ = ["SCHEMA", "attribute"]
+
+
+def attribute(folder: Path) -> dict[str, Json]:
+    """The document of a recording, see :func:`joulemark.attribution.document.attribute`.
+
+    Raises:
+        UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
+    """
+    from joulemark.attribution import document  # its statistics take a while to load; reports of documents need none
+
+    return document.attribute(folder)

@@ -7,6 +7,7 @@ the wrong sample. The trial with the least left over must be the mapping itself,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ Bytes written to DRAM leave the L2 when later kernels need the room.
 REACH, STEP = 12.0, 0.5
 """Trial offsets, in samples."""
 LEAST_REACH_S = 150e-6
+_LONGEST_HEAD_S, _HEAD_STEP_S = 3e-6, 0.5e-6
 TOLERANCE = 0.25
 """Of a sample, by which the best trial offset may be off zero, besides some standard errors of the mapping."""
 _DEVIATIONS = 3.0
@@ -59,6 +61,11 @@ class Profile:
         as_mapped = float(np.interp(0.0, self.trial_s, self.misfit))
         return abs(self.best_s) <= self.tolerance_s or as_mapped <= (1 + _TELLING) * float(self.misfit.min())
 
+    @property
+    def off_s(self) -> float:
+        """What the counts say against the mapping, in s: nothing where they cannot tell."""
+        return self.best_s if self.telling and abs(self.best_s) <= self.tolerance_s else 0.0
+
     def to_json(self) -> dict[str, Json]:
         """Strict JSON, in s."""
         return {
@@ -80,11 +87,7 @@ def profile(window: Window, units: Units) -> Profile:
     Raises:
         UnreadableInput: the window counts nothing that can be fitted.
     """
-    names = [name for name in COUNTERS if name in window.series.values]
-    if not names:
-        raise UnreadableInput(
-            f"the group {window.series.group} counts nothing that tells kernels apart", f"count {COUNTERS[0]}"
-        )
+    names = _counted(window)
     sample_s = float(np.median(window.series.duration_s))
     reach = max(REACH * sample_s, LEAST_REACH_S)
     trials = np.arange(-reach, reach + STEP * sample_s / 2, STEP * sample_s)
@@ -92,6 +95,31 @@ def profile(window: Window, units: Units) -> Profile:
     misfit = np.array([_misfit(window, counts, trial, units) for trial in trials])
     allowed = TOLERANCE * sample_s + _DEVIATIONS * window.clock.uncertainty_s
     return Profile(trials, misfit, _least(trials, misfit), allowed)
+
+
+def _counted(window: Window) -> list[str]:
+    names = [name for name in COUNTERS if name in window.series.values]
+    if not names:
+        raise UnreadableInput(
+            f"the group {window.series.group} counts nothing that tells kernels apart", f"count {COUNTERS[0]}"
+        )
+    return names
+
+
+def idle_head(windows: Sequence[Window], units: Units) -> float:
+    """Time in s at the begin of kernels, beside launching, with which all windows' counts fit best.
+
+    A kernel loads and sets up before it counts much. One time is sought for all: what is left over says little about
+    single ones.
+    """
+    counts = [counts_of(one, _counted(one)) for one in windows]
+
+    def misfit(head_s: float) -> float:
+        trial = [replace(one, clock=replace(one.clock, head_s=head_s)) for one in windows]
+        return sum(_misfit(one, seen, 0.0, units) for one, seen in zip(trial, counts, strict=True))
+
+    trials = np.arange(0.0, _LONGEST_HEAD_S + _HEAD_STEP_S / 2, _HEAD_STEP_S)
+    return _least(trials, np.array([misfit(one) for one in trials]))
 
 
 def _misfit(window: Window, counts: Floats, trial_s: float, units: Units) -> float:

@@ -49,6 +49,10 @@ class ClockMap:
         beacons: that stand behind it.
         launch_s: mean time by which a beacon lasts longer on the timeline than its SM works; never less than nothing.
         launch_error_s: its standard error.
+        head_s: time at the begin of a kernel, beside launching, in which it counts nothing yet
+            (:func:`joulemark.attribution.check.idle_head`).
+        counts_off_s: offset from the mapping at which the counts of steps fit the timeline best
+            (:mod:`joulemark.attribution.check`): kernels do not count evenly from their begin to their end.
     """
 
     reference_s: float
@@ -60,6 +64,13 @@ class ClockMap:
     beacons: int
     launch_s: float = 0.0
     launch_error_s: float = 0.0
+    head_s: float = 0.0
+    counts_off_s: float = 0.0
+
+    @property
+    def ends_of_kernels_s(self) -> tuple[float, float]:
+        """What is taken off begin and end of each kernel."""
+        return self.launch_s / 2 + self.head_s, self.launch_s / 2
 
     def to_samples(self, timeline_s: Floats) -> Floats:
         """Times of the timeline on the samples' clock."""
@@ -73,9 +84,13 @@ class ClockMap:
         """The mapping that is wrong by so much, for trials."""
         return replace(self, offset_s=self.offset_s + seconds)
 
-    def slower_to_launch(self) -> ClockMap:
-        """The mapping with launching longer by its standard error."""
-        return replace(self, launch_s=self.launch_s + self.launch_error_s)
+    def doubted(self) -> ClockMap:
+        """The mapping that is wrong by its standard error and by what uneven kernels look like."""
+        return self.shifted(math.hypot(self.uncertainty_s, self.counts_off_s))
+
+    def at_once(self) -> ClockMap:
+        """The mapping with kernels that count from the end of their launch on, to their end."""
+        return replace(self, head_s=0.0)
 
     def to_json(self) -> dict[str, float | int | list[float]]:
         """Strict JSON, in s."""
@@ -89,6 +104,7 @@ class ClockMap:
             "beacons": self.beacons,
             "launch_s": self.launch_s,
             "launch_error_s": self.launch_error_s,
+            "head_s": self.head_s,
         }
 
 
@@ -126,6 +142,26 @@ def fit_clock(series: CounterSeries, beacons: Beacons) -> ClockMap:
     Raises:
         UnreadableInput: the samples do not show these beacons.
     """
+    middle, length = sightings(series, beacons)
+    mapped = line_through(beacons.middle_s, middle, beacons.before)
+    longer = beacons.length_s - length / (1 + mapped.drift)
+    error_s = float(longer.std(ddof=1)) / math.sqrt(len(longer))
+    mapped = replace(mapped, launch_s=max(0.0, float(longer.mean())), launch_error_s=error_s)
+    sample_s = float(np.median(series.duration_s))
+    if mapped.residual_s > _LARGEST_RESIDUAL * sample_s:
+        raise UnreadableInput(
+            f"beacons lie {mapped.residual_s * 1e6:.1f} µs off one straight line (a sample is {sample_s * 1e6:.1f} µs)",
+            "a clock jumped during the run, or its beacons were mistaken; record again",
+        )
+    return mapped
+
+
+def sightings(series: CounterSeries, beacons: Beacons) -> tuple[Floats, Floats]:
+    """Middle and length in s of each beacon on the samples' clock.
+
+    Raises:
+        UnreadableInput: the samples do not show these beacons.
+    """
     behind = len(beacons.start_s) - beacons.before
     if min(beacons.before, behind) < _LEAST_BEACONS:
         raise UnreadableInput(
@@ -136,17 +172,7 @@ def fit_clock(series: CounterSeries, beacons: Beacons) -> ClockMap:
     first = _train(middle, length, beacons, slice(0, beacons.before), from_end=False)
     last = _train(middle, length, beacons, slice(beacons.before, None), from_end=True)
     seen = np.concatenate([first, last])
-    mapped = _line(beacons.middle_s, middle[seen], beacons.before)
-    longer = beacons.length_s - length[seen] / (1 + mapped.drift)
-    error_s = float(longer.std(ddof=1)) / math.sqrt(len(longer))
-    mapped = replace(mapped, launch_s=max(0.0, float(longer.mean())), launch_error_s=error_s)
-    sample_s = float(np.median(series.duration_s))
-    if mapped.residual_s > _LARGEST_RESIDUAL * sample_s:
-        raise UnreadableInput(
-            f"beacons lie {mapped.residual_s * 1e6:.1f} µs off one straight line (a sample is {sample_s * 1e6:.1f} µs)",
-            "a clock jumped during the run, or its beacons were mistaken; record again",
-        )
-    return mapped
+    return middle[seen], length[seen]
 
 
 def _bursts(series: CounterSeries) -> tuple[Floats, Floats]:
@@ -198,8 +224,13 @@ def _train(middle: Floats, length: Floats, beacons: Beacons, which: slice, *, fr
     )
 
 
-def _line(timeline: Floats, samples: Floats, before: int) -> ClockMap:
-    """Straight line through the beacons, with the standard error of what it says between them."""
+def line_through(timeline: Floats, samples: Floats, before: int) -> ClockMap:
+    """Straight line through beacons' middles, with the standard error of what it says between them.
+
+    Args:
+        timeline, samples: middles on both clocks, in s, shape [n].
+        before: how many of them stand before the steps.
+    """
     n, reference = len(timeline), float(timeline.mean())
     x, y = timeline - reference, samples - timeline
     spread = float(x @ x)

@@ -15,6 +15,7 @@ from joulemark.attribution.figures import Pass, Rows, cells
 from joulemark.attribution.recording import MODULES, TRACE, Recording, read_recording, read_series
 from joulemark.attribution.roofline import Roofs, point, roofs_of
 from joulemark.attribution.solve import LEVEL, Window
+from joulemark.attribution.stored import POOLED, SCHEMA
 from joulemark.attribution.timeline import Timeline, read_timeline, with_modules
 from joulemark.attribution.windows import Mapped, map_windows
 from joulemark.counter_series import CounterSeries
@@ -22,9 +23,6 @@ from joulemark.errors import UnreadableInput
 from joulemark.records import Finding, Json
 from joulemark.utilization.kernels import TENSOR_ACTIVE, Classified, classify
 
-SCHEMA = "joulemark/attribution/1"
-POOLED = "pooled"
-"""Class of kernels that are too short and rare to be told apart."""
 TOTALS_AGREE = 0.02
 """Counts of all kernels over those of the run may be off 1 by this."""
 DISTURBS = 0.05
@@ -103,7 +101,7 @@ class _Body:
         by_group: dict[str, list[Window]] = {}
         for one in mapped.windows:
             by_group.setdefault(one.series.group, []).append(one)
-        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.longer) for members in by_group.values()]
+        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.at_once) for members in by_group.values()]
         names = [timeline.place_name(place) for place in range(len(timeline.places))]
         self.kernels = self.table(names, "name")
         self._labels = self._classes_of(names)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from joulemark.attribution.document import SCHEMA
+from joulemark.attribution.stored import SCHEMA
 from joulemark.errors import UnreadableInput
 from joulemark.records import Json
 from joulemark.utilization.levels import COUNTS, SHARES

@@ -55,7 +55,7 @@ class Pass:
         windows: of one pass.
         units: how their launches are grouped.
         finer: another grouping, which pools less.
-        longer: the same grouping, with launching longer by its standard error.
+        at_once: the same grouping, of kernels that count from the end of their launch on.
 
     Attributes:
         counters: names of what was counted and is some kernel's.
@@ -65,18 +65,18 @@ class Pass:
         samples: of the steps.
     """
 
-    def __init__(self, windows: Sequence[Window], units: Units, finer: Units, longer: Units) -> None:
+    def __init__(self, windows: Sequence[Window], units: Units, finer: Units, at_once: Units) -> None:
         series = windows[0].series
         self.group, self.unit_of, self.raw = series.group, series.units, series.raw
         self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-        self._units, self._finer, self._longer = units, finer, longer
+        self._units, self._finer, self._at_once = units, finer, at_once
         parts = self._parts(windows, units)
         self._system = solve.normal(parts)
         self._rates = solve.rates(self._system)
-        off = [replace(one, clock=one.clock.shifted(one.clock.uncertainty_s)) for one in windows]
+        off = [replace(one, clock=one.clock.doubted()) for one in windows]
         self._off = solve.rates(solve.normal(self._parts(off, units)))
-        slow = [replace(one, clock=one.clock.slower_to_launch()) for one in windows]
-        self._slow = solve.rates(solve.normal(self._parts(slow, longer)))
+        plain = [replace(one, clock=one.clock.at_once()) for one in windows]
+        self._plain = solve.rates(solve.normal(self._parts(plain, at_once)))
         self._less_pooled = solve.rates(solve.normal(self._parts(windows, finer)))
         self._sum(parts)
 
@@ -93,12 +93,15 @@ class Pass:
         self.attributed = sum(given, zero) / steps
         self.outside = sum(lost, zero) / steps
         self.samples = sum(len(one.rows) for one, _ in parts)
+        whole = np.where(self.measured > 0, self.measured, 1.0)
+        self._sums_differ = np.where(self.measured > 0, (self.attributed + self.outside) / whole - 1, 0.0)
 
     def amounts(self, rows: Rows) -> tuple[Floats, Floats]:
         """Counts of rows per step (of shares share × s) and half their intervals, shape [rows, counters].
 
-        An interval holds, added in quadrature, what differs between steps, twice what the standard errors of the
-        mapping and of the time of launching do, and twice what a finer grouping of short kernels would change. It is
+        An interval holds, added in quadrature, what differs between steps, twice what a doubted mapping
+        (:meth:`.ClockMap.doubted`) and kernels that count from end to end do, twice what a finer grouping of
+        short kernels would change, and the share by which the sum over kernels differs from what was counted. It is
         NaN where a single step was recorded.
         """
         times = rows.times(self._units)
@@ -106,10 +109,11 @@ class Pass:
         between_steps = solve.half_widths(solve.influences(self._system, self._rates, times))
         others = (
             times @ self._off,
-            rows.times(self._longer) @ self._slow,
+            rows.times(self._at_once) @ self._plain,
             rows.times(self._finer) @ self._less_pooled,
         )
         square = between_steps**2 + sum((_TWICE * (other - amount)) ** 2 for other in others)
+        square = square + (self._sums_differ * amount) ** 2
         return amount, np.sqrt(square)
 
 

@@ -6,7 +6,7 @@ Architectures*, Communications of the ACM 52 (4), 2009.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from joulemark.counter_series import CounterSeries
@@ -109,3 +109,40 @@ def point(roofs: Roofs, entry: Mapping[str, Json]) -> dict[str, Json] | None:
         "of_roof": reached / roof if roof else None,
         "bound_by": "dram" if intensity * roofs.bytes_per_s < roofs.flop_per_s else "tensor",
     }
+
+
+def ends_of(entry: Mapping[str, Json]) -> dict[str, tuple[float, float]]:
+    """Intervals of where a class stands: of ``flop_per_byte`` and ``flop_per_s``.
+
+    They hold where the intervals of all counters behind them hold; the roofs are taken as they are. Empty where the
+    class stands nowhere, or a counter behind it has no interval.
+
+    Args:
+        entry: of the class in the document.
+    """
+    place = entry["roofline"]
+    if place is None:
+        return {}
+    counters = entry["counters"]
+    flop = _ends([(place["tensor_flop"], counters.get("pipe_tensor_cycles")),
+                  (place["vector_flop_at_most"], counters.get("pipe_fma_instructions"))])  # fmt: skip
+    moved = _ends([(cell["value"], cell) for cell in (counters.get(name) for name in _DRAM) if cell is not None])
+    if flop is None or moved is None or not moved[0] > 0 or not entry["time_s"] > 0:
+        return {}
+    return {
+        "flop_per_byte": (flop[0] / moved[1], flop[1] / moved[0]),
+        "flop_per_s": (flop[0] / entry["time_s"], flop[1] / entry["time_s"]),
+    }
+
+
+def _ends(amounts: Sequence[tuple[float, Mapping[str, Json] | None]]) -> tuple[float, float] | None:
+    """Interval of a sum of amounts, each proportional to its counter; None where one has none."""
+    low = high = 0.0
+    for amount, cell in amounts:
+        if not amount:
+            continue
+        if cell is None or cell["interval"] is None or not cell["value"] > 0:
+            return None
+        low += amount * cell["interval"][0] / cell["value"]
+        high += amount * cell["interval"][1] / cell["value"]
+    return low, high

@@ -82,7 +82,7 @@ def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
         unit_of_place: number of the unit of each place of a step.
         units: how many there are.
     """
-    launches, series = window.launches.without_launching(window.clock.launch_s), window.on_timeline()
+    launches, series = window.launches.working(window.clock.ends_of_kernels_s), window.on_timeline()
     start, end = launches.start_s, launches.end_s
     sample_s = float(np.median(series.duration_s))
     inside = (series.end_s > start.min() - sample_s) & (series.start_s < end.max() + sample_s)
@@ -160,6 +160,9 @@ def unbounded_rates(system: Normal) -> Floats:
 def influences(system: Normal, found: Floats, times: Floats) -> Floats:
     """What each step adds to each figure's deviation, shape [figures, counters, steps].
 
+    A rate that is held at 0 could be larger in another draw of steps; a figure with such rates has the deviation that
+    it would have if all rates were free.
+
     Args:
         system: that was solved.
         found: its rates, shape [units, counters].
@@ -173,11 +176,15 @@ def influences(system: Normal, found: Floats, times: Floats) -> Floats:
             rows = where == step
             scores[step] += one.matrix[rows].T @ left[rows]
     out = np.zeros((len(times), found.shape[1], len(system.steps)))
+    every = splu(system.gram).solve(times.T)
     for counter in range(found.shape[1]):
         free = np.flatnonzero(found[:, counter] > 0)
+        weights = np.zeros_like(every)
         if free.size:
-            weights = splu(sparse.csc_array(system.gram[free][:, free])).solve(times[:, free].T)
-            out[:, counter] = (scores[:, free, counter] @ weights).T
+            weights[free] = splu(sparse.csc_array(system.gram[free][:, free])).solve(times[:, free].T)
+        holds_zeros = times[:, found[:, counter] <= 0].any(axis=1)
+        weights[:, holds_zeros] = every[:, holds_zeros]
+        out[:, counter] = (scores[:, :, counter] @ weights).T
     return out
 
 

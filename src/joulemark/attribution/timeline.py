@@ -55,10 +55,10 @@ class Launches:
         """Shape [n]."""
         return self.end_s - self.start_s
 
-    def without_launching(self, launch_s: float) -> Launches:
-        """When SMs worked: without a time in s, half at each end, and at the most half of each launch."""
-        off = np.minimum(launch_s / 2, self.length_s / 4)
-        return replace(self, start_s=self.start_s + off, end_s=self.end_s - off)
+    def working(self, ends_s: tuple[float, float]) -> Launches:
+        """When they worked: without times in s at begin and end, each at the most a quarter of the launch."""
+        head, tail = (np.minimum(end, self.length_s / 4) for end in ends_s)
+        return replace(self, start_s=self.start_s + head, end_s=self.end_s - tail)
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Launches:
         """The rows of a mask."""

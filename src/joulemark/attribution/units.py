@@ -51,7 +51,7 @@ class Units:
         of_place: number of each place's unit.
         kind: class of each place's kernel.
         time_s: of each place, per step, in s.
-        working_s: the same without launching: what rates are per second of.
+        working_s: the same without the ends: what rates are per second of.
         launches: of each place, per step.
     """
 
@@ -68,13 +68,15 @@ def kind_of(name: str) -> Classified:
     return _COPIES if name.startswith(("Memcpy", "Memset")) else classify(name)
 
 
-def group(timeline: Timeline, sample_s: float, launch_s: float = 0.0, *, finer: bool = False) -> Units:
+def group(
+    timeline: Timeline, sample_s: float, ends_s: tuple[float, float] = (0.0, 0.0), *, finer: bool = False
+) -> Units:
     """Groups the places of a step by what samples of a length in s can resolve.
 
     Args:
         timeline: of the steps.
         sample_s: length of a sample.
-        launch_s: by which kernels last longer than their SMs work.
+        ends_s: at begin and end of a kernel, in which it does not work.
         finer: whether to pool less than is wise, to see what pooling does to the figures.
     """
     scale = FINER * sample_s if finer else sample_s
@@ -100,7 +102,7 @@ def group(timeline: Timeline, sample_s: float, launch_s: float = 0.0, *, finer: 
         for place in np.flatnonzero(waiting):
             if spent[labels[place]] >= TOGETHER * scale:
                 keys[place], waiting[place] = (level, labels[place]), False
-    working = np.bincount(launches.place, launches.without_launching(launch_s).length_s, n)
+    working = np.bincount(launches.place, launches.working(ends_s).length_s, n)
     return _numbered(keys, kind, (time_s, working / timeline.steps, count / timeline.steps))
 
 

@@ -31,7 +31,7 @@ class Mapped:
         clocks: of each, as the document has it.
         units: how the launches of a step are grouped.
         finer: another grouping, which pools less.
-        longer: the same grouping, with launching longer by its standard error.
+        at_once: the same grouping, of kernels that count from the end of their launch on.
         sample_s: length of a sample.
         refused: why other windows are left out.
     """
@@ -40,7 +40,7 @@ class Mapped:
     clocks: list[dict[str, Json]]
     units: Units
     finer: Units
-    longer: Units
+    at_once: Units
     sample_s: float
     refused: list[str]
 
@@ -68,20 +68,24 @@ def map_windows(recording: Recording, timeline: Timeline, series: Mapping[int, C
     sample_s = float(np.median(np.concatenate([one.series.duration_s for _, one in found])))
     launch_s = median(one.clock.launch_s for _, one in found)
     error_s = math.hypot(*(one.clock.launch_error_s for _, one in found)) / len(found)
-    units = group(timeline, sample_s, launch_s)
+    at_once = group(timeline, sample_s, (launch_s / 2, launch_s / 2))
     windows, clocks = [], []
     for recorded, window in found:
         working = replace(window, clock=replace(window.clock, launch_s=launch_s, launch_error_s=error_s))
         try:
-            clocks.append({**_entry(recorded, window), "check": checked(working, units, recorded.number).to_json()})
-            windows.append(working)
+            by_counts = checked(working, at_once, recorded.number)
+            clocks.append({**_entry(recorded, window), "check": by_counts.to_json()})
+            windows.append(replace(working, clock=replace(working.clock, counts_off_s=by_counts.off_s)))
         except UnreadableInput as error:
             refused.append(error)
     if not windows:
         raise refused[0]
-    finer = group(timeline, sample_s, launch_s, finer=True)
-    longer = group(timeline, sample_s, launch_s + error_s)
-    return Mapped(windows, clocks, units, finer, longer, sample_s, [error.what for error in refused])
+    head_s = check.idle_head(windows, at_once)
+    windows = [replace(one, clock=replace(one.clock, head_s=head_s)) for one in windows]
+    ends_s = windows[0].clock.ends_of_kernels_s
+    units, finer = group(timeline, sample_s, ends_s), group(timeline, sample_s, ends_s, finer=True)
+    clocks = [{**one, "head_s": head_s} for one in clocks]
+    return Mapped(windows, clocks, units, finer, at_once, sample_s, [error.what for error in refused])
 
 
 def _mapped(recorded: RecordedWindow, timeline: Timeline, series: CounterSeries) -> Window:

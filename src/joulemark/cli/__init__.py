@@ -92,12 +92,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return EXIT_WRONG
     except BrokenPipeError:
-        # The reader has seen enough; Python would complain again when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()  # its reader has seen enough
         return EXIT_PIPE
+    except OSError as error:
+        if error.filename is not None:
+            raise  # of a file, which its command knows
+        _leave_stdout()
+        say(f"error: the output cannot be written ({error.strerror}): choose another place")
+        return EXIT_WRONG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
+
+
+def _leave_stdout() -> None:
+    """Python would complain again when it closes the stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -183,7 +183,7 @@ class _counters:
             ladder = importlib.import_module("joulemark.collect.counters")
         except ModuleNotFoundError as error:
             raise ConfigurationError(f"--count needs hardware counters ({error})", "leave --count out") from error
-        self._ladder = ladder.open_counters(one.gpu.uuid, f"cuda:{one.ordinal}")
+        self._ladder = ladder.open_counters(one.gpu.uuid, f"cuda:{one.ordinal}", memory_requests=True)
         if self._ladder.source is None:
             refused = "; ".join(map(str, self._ladder.refused.values()))
             raise ConfigurationError(f"no hardware counters on this GPU: {refused}", "leave --count out")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from joulemark.cli.arguments import Commands, add_command
 from joulemark.cli.console import say
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Given = list[tuple[Path, list[Run], list[Document]]]
 
+_Stored = TypeVar("_Stored", "Run", "Document")
 _FORMATS = ("terminal", "markdown", "html", "csv", "json")
 _AXES = ("run", "driver", "gpu", "mode", "dtype")
 
@@ -156,13 +157,18 @@ def _report(given: Given, args: argparse.Namespace, form: Format, width: int | N
     from joulemark.report import output
     from joulemark.report.evidence import gather
 
-    runs = [one for _, found, _ in given for one in found]
-    documents = [one for _, _, found in given for one in found]
+    runs = _once([one for _, found, _ in given for one in found])
+    documents = _once([one for _, _, found in given for one in found])
     if form == "html" or _draws(args):
         page = _page(gather(runs, documents), [], args, form == "html")
         if page is not None:
             return page
     return output.render(runs, form, width, documents)
+
+
+def _once(found: Sequence[_Stored]) -> list[_Stored]:
+    """Each file once, though several arguments name it."""
+    return list({Path(one.path).resolve(): one for one in found}.values())
 
 
 def _side_by_side(given: Given, args: argparse.Namespace, form: Format, width: int | None) -> str:

@@ -55,7 +55,13 @@ class Ladder:
             self.source.close()
 
 
-def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None, pace: Pace | None = None) -> Ladder:
+def open_counters(
+    uuid: str,
+    device: str = "cuda:0",
+    libcupti: str | None = None,
+    pace: Pace | None = None,
+    memory_requests: bool = False,
+) -> Ladder:
     """The best instrument that works on a GPU, proved by using it once.
 
     Args:
@@ -64,6 +70,7 @@ def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None
         libcupti: library or folder to use in place of the loaded one; see
             :func:`joulemark.collect.cupti.load_library`, which must have loaded it before torch was imported.
         pace: how finely PM sampling samples.
+        memory_requests: whether PM sampling also counts how memory is asked, in more passes.
 
     Raises:
         ConfigurationError: ``device`` is no CUDA device, or ``libcupti`` names nothing.
@@ -73,7 +80,9 @@ def open_counters(uuid: str, device: str = "cuda:0", libcupti: str | None = None
         fake: Ladder = importlib.import_module("joulemark.testing").counters_from_file(scenario, uuid)
         return fake
     ordinal = _ordinal(device)
-    return descend({"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace), "gpm": lambda: _gpm(uuid)})
+    return descend(
+        {"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests), "gpm": lambda: _gpm(uuid)}
+    )
 
 
 def descend(openers: Mapping[Tier, Callable[[], CounterSource]]) -> Ladder:
@@ -98,13 +107,15 @@ def _ordinal(device: str) -> int:
     return int(found[1] or 0)
 
 
-def _pm_sampling(ordinal: int, libcupti: str | None, pace: Pace | None) -> CounterSource:
+def _pm_sampling(ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool) -> CounterSource:
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
+    from joulemark.collect.pm_metrics import MEMORY_REQUESTS, METRICS
     from joulemark.collect.pm_sampling import PmSamplingSource
 
     device = CuptiDevice(load_library(libcupti), ordinal)
-    return PmSamplingSource(device, _busy_work(ordinal), pace)
+    metrics = (*METRICS, *MEMORY_REQUESTS) if memory_requests else METRICS
+    return PmSamplingSource(device, _busy_work(ordinal), pace, metrics)
 
 
 def _gpm(uuid: str) -> CounterSource:

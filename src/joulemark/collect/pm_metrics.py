@@ -150,6 +150,17 @@ METRICS: tuple[Metric, ...] = (
 )
 """What is asked of every chip, in order of worth: earlier ones go into earlier passes."""
 
+MEMORY_REQUESTS: tuple[Metric, ...] = (
+    Metric(
+        ("TPC.TriageCompute.sm__inst_executed_pipe_lsu_realtime", "sm__inst_executed_pipe_lsu"),
+        {"pipe_lsu_instructions": SUM},
+    ),
+    Metric(("LTS.TriageCompute.lts__t_requests", "lts__t_requests"), {"l2_requests": SUM}),
+    Metric(("LTS.TriageCompute.lts__t_sectors_op_write", "lts__t_sectors_op_write"), {"l2_write_sectors": SUM}),
+    Metric(("SM_B.TriageCompute.l1tex__t_requests", "l1tex__t_requests"), {"l1_requests": SUM}),
+)
+"""How memory is asked, beside how many bytes move: an energy model wants them, at the price of more passes."""
+
 
 class Chip(Protocol):
     """What a plan needs to know of a chip (:class:`joulemark.collect.cupti_device.CuptiDevice`, or a fake)."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from joulemark.collect.cupti_device import Samples, SamplingSettings
-from joulemark.collect.pm_metrics import WITHHELD, Chip, Group, plan
+from joulemark.collect.pm_metrics import METRICS, WITHHELD, Chip, Group, Metric, plan
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import CountersOverflow, CountersUnreadable
 
@@ -262,10 +262,13 @@ def _source(device: Chip, group: Group, run: Run, first: int, rate: float) -> di
 
 
 def _ticks_per_s(samples: Samples, run: Run) -> float:
-    """Rate of the time stamps: ns, unless a device that keeps the interval itself shows another one."""
+    """Rate of the time stamps: ns, unless a device that keeps the interval itself shows another one.
+
+    Single samples differ by the 32 ns of the device's timer [GH100], so it is their mean that shows it.
+    """
     if not run.by_time:
         return _NS_PER_S
-    seen = float(np.median(samples.end - samples.start)) / run.interval_s
+    seen = float((samples.end - samples.start).mean()) / run.interval_s
     return _NS_PER_S if abs(seen / _NS_PER_S - 1) < _SAME_RATE else seen
 
 
@@ -304,10 +307,16 @@ class PmSamplingSource:
 
     tier: Tier = "pm_sampling"
 
-    def __init__(self, device: PmDevice, exercise: Callable[[], object], pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        device: PmDevice,
+        exercise: Callable[[], object],
+        pace: Pace | None = None,
+        metrics: Sequence[Metric] = METRICS,
+    ) -> None:
         self._device, self._pace = device, pace or Pace()
         self._last_run_s: float | None = None
-        planned = plan(device)
+        planned = plan(device, metrics)
         if not planned.groups:
             raise CountersUnreadable(f"CUPTI {device.library} plans no pass for {device.chip}", "use a newer CUPTI")
         proved: list[Group] = []

@@ -6,12 +6,12 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from joulemark.energy.caches import Caches, chase_sizes, find_caches
 from joulemark.energy.counting import Counting
 from joulemark.energy.engine import CounterRecorder, Engine, GpuFacts, Launch, Meter, Run
-from joulemark.energy.microbench.suite import SUITE, Benchmark, benchmarks_for, tiles_for
+from joulemark.energy.microbench.suite import SUITE, Benchmark, Operands, benchmarks_for, tiles_for
 from joulemark.energy.plan import DUTIES
 from joulemark.energy.units import SM_ACTIVE
 from joulemark.energy.windows import CalibrationWindow, Counted, Point, WindowWriter
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from joulemark.collect.energy import PowerWindow
     from joulemark.collect.power import PowerSampler
-    from joulemark.energy.microbench.suite import Operands
 
 WINDOW_S = 1.0
 """Nine updates or ten of a counter that moves every 100 ms: power to about 0.4 % (docs/energy.md, "The length of a
@@ -147,7 +146,7 @@ def count(
     clock: Callable[[], float] = time.perf_counter,
     tell: Callable[[int, Counted], None] | None = None,
 ) -> int:
-    """Count each benchmark of the fit that the writer's file lacks under hardware counters.
+    """Count each benchmark that the writer's file lacks under hardware counters, those of the fit first.
 
     Every group of counters sees the same launches on random operands; counts are per launch.
 
@@ -165,8 +164,8 @@ def count(
     """
     begin = clock()
     counting = Counting(recorder)
-    todo = [one for one in benchmarks_for(engine.facts.architecture) if one.role == "fit" and one.kernel]
-    todo = [one for one in todo if one.name not in writer.counted]
+    todo = [one for one in benchmarks_for(engine.facts.architecture) if one.work(engine.facts.architecture)]
+    todo = [one for one in sorted(todo, key=_is_check) if one.name not in writer.counted]
     for number, benchmark in enumerate(todo):
         if clock() - begin > limit_s - _COUNT_S:
             return len(todo) - number
@@ -175,6 +174,10 @@ def count(
         if tell is not None:
             tell(len(todo) - number - 1, counted)
     return 0
+
+
+def _is_check(benchmark: Benchmark) -> bool:
+    return benchmark.role == "check"
 
 
 def count_benchmark(engine: Engine, counting: Counting, benchmark: Benchmark, caches: Caches | None) -> Counted:
@@ -209,7 +212,7 @@ def measure_point(
         ran, power = meter(lambda: engine.run(None, settle_s, window_s))
         return CalibrationWindow(point, 0, 0, 0, 0, ran.start, ran.end, {}, power, utc)
     sms = engine.facts.sms
-    kinds: dict[str, Operands] = {"zero": "zero", "constant": "constant", "random": "random", "normal": "normal"}
+    kinds: dict[str, Operands] = {kind: kind for kind in get_args(Operands)}
     engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms))
     launch = sized(engine, duty.blocks(sms), duty.paused)
     ran, power = meter(lambda: engine.run(launch, settle_s, window_s))

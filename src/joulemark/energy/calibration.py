@@ -11,8 +11,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from joulemark.energy import goodness
@@ -21,6 +22,7 @@ from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import UNITS, Part
 from joulemark.energy.windows import WindowFile, read_windows
 from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.records import converted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +62,59 @@ class Coefficient:
     at_bound: bool
     windows: int
     reason: str | None = None
+
+
+class _PathRow(TypedDict):
+    benchmark: str
+    operands: str
+    measured_j: float
+
+
+class _ActivityRow(TypedDict):
+    benchmark: str
+    operands: str
+    activity: float
+
+
+class _WindowRow(TypedDict):
+    key: str
+    power_w: float | None
+    rates: dict[str, float]
+    left_out: str | None
+
+
+class _Law(TypedDict):
+    beta: float | None
+    interval: tuple[float, float] | None
+    reason: str | None
+
+
+class _Goodness(TypedDict):
+    static_offsets_w: list[float]
+
+
+class _Gpu(TypedDict):
+    architecture: str
+    sms: int
+
+
+class _Document(TypedDict):
+    """What a prediction reads of a document, with its types; the rest is carried along as it is."""
+
+    coefficients: Annotated[list[Coefficient], msgspec.Meta(min_length=1)]
+    draws: Annotated[list[list[float]], msgspec.Meta(min_length=1)]
+    gain: float
+    gpu: _Gpu
+    mode: str
+    goodness: _Goodness
+    frequency_law: _Law
+    paths: list[_PathRow]
+    activities: list[_ActivityRow]
+    factors: dict[str, dict[str, float]]
+    caches: dict[str, Any] | None
+    windows: list[_WindowRow]
+    source: dict[str, Any]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -113,6 +168,10 @@ class Calibration:
         """Draws, shape [d, p]."""
         return np.array(self.draws, dtype=float).reshape(len(self.draws), len(self.coefficients))
 
+    def value(self, unit: str) -> float:
+        """Coefficient of a unit of one part, such as static power; 0 where there is none."""
+        return sum(one.value for one in self.coefficients if one.unit == unit)
+
     @cached_property
     def units(self) -> frozenset[str]:
         """Units that have a coefficient."""
@@ -129,21 +188,25 @@ class Calibration:
         """The calibration of a document.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none of this version.
+            ValueError: it is none of this version; says which entry is wrong.
         """
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA!r}")
-        coefficients = tuple(
-            Coefficient(**{**one, "interval": (float(one["interval"][0]), float(one["interval"][1]))})
-            for one in data["coefficients"]
-        )
-        for one in coefficients:
-            UNITS[one.unit]
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            seen = data.get("schema") if isinstance(data, dict) else data
+            raise ValueError(f"schema {str(seen)[:40]!r}, this version reads {SCHEMA!r}")
+        known = converted(data, _Document)
+        coefficients = tuple(known["coefficients"])
+        unknown = {one.unit for one in coefficients} - set(UNITS)
+        if unknown:
+            raise ValueError(f"no unit of this version: {', '.join(sorted(unknown))}")
+        draws = tuple(map(tuple, known["draws"]))
+        if {len(row) for row in draws} != {len(coefficients)}:
+            raise ValueError(f"a draw does not have the {len(coefficients)} coefficients")
+        if known["frequency_law"]["beta"] is not None and known["frequency_law"]["interval"] is None:
+            raise ValueError("the law of the clock has no interval")
         return cls(
-            data["gpu"], data["mode"], coefficients, tuple(tuple(map(float, row)) for row in data["draws"]),
-            float(data["gain"]), data["goodness"], data["frequency_law"], tuple(data["paths"]),
-            tuple(data["activities"]), data["factors"], data["caches"], tuple(data["windows"]), data["source"],
-            tuple(data["notes"]),
+            data["gpu"], known["mode"], coefficients, draws, known["gain"], data["goodness"], data["frequency_law"],
+            tuple(data["paths"]), tuple(data["activities"]), known["factors"], data["caches"], tuple(data["windows"]),
+            data["source"], tuple(known["notes"]),
         )  # fmt: skip
 
 
@@ -154,14 +217,18 @@ def read_calibration(path: Path) -> Calibration:
         UnreadableInput: the file is no calibration that this version reads.
     """
     try:
-        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return Calibration.from_json(json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse))
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"calibration {path} cannot be read ({error})", "run joulemark calibrate") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableInput(
-            f"{path} is no calibration of joulemark ({type(error).__name__}: {error})",
+            f"{path} is no calibration of joulemark ({error})",
             "give the .json that joulemark calibrate wrote",
         ) from error
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of a calibration")
 
 
 def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:

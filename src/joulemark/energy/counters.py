@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS, SM_ACTIVE
+from joulemark.energy.units import INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
 from joulemark.errors import UnreadableInput
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class Range:
 
 _FMA_SHARES: Mapping[str, Range] = {"fp32": Range(0.8, 0.5, 1.0), "integer": Range(0.2, 0.0, 0.5)}
 """Of kernels of networks, where nobody disassembled them."""
+
+
+def _product(one: Range, other: Range) -> Range:
+    return Range(one.value * other.value, one.low * other.low, one.high * other.high)
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,12 @@ sees these reads, as it sees what bulk copies write."""
 _ACCESSES_OF_REST = Range(0.6, 0.3, 0.9)
 _ACCESSES_OF_ALL = Range(0.25, 0.1, 0.4)
 """Shares of memory instructions where no counter tells them."""
+_THREE_REGISTERS = Range(0.8, 0.5, 1.0)
+"""Share of multiply-adds that read three registers; the others have a constant or one register twice."""
+_L1_REQUESTS_OF_SECTORS = Range(0.12, 0.06, 0.25)
+"""Requests per sector where they are not counted: lanes with 16 B each have one in 16 sectors, with 4 B one in 4."""
+_L2_REQUESTS_OF_SECTORS = Range(0.27, 0.25, 0.5)
+"""Likewise; 0.25 are whole lines."""
 _HEAVY_DOUBT = 0.1
 """On a share read from the heavy pipe: FP32 is not dealt out to both pipes exactly alike."""
 
@@ -164,11 +174,15 @@ def counts_of(
     for part in (table.issue, table.fma, table.pipes, table.tensor, table.shared, table.levels):
         values.update(part())
     present = {unit: one for unit, one in values.items() if one.value > 0 or one.high > 0}
-    unknown = sorted(set(present) - calibration.units)
+    unknown = sorted(set(present) - calibration.units - _REFINEMENTS)
     notes = list(table.notes)
     if unknown:
         notes.append(f"the calibration has no energy for {', '.join(unknown)}: they cost nothing in this prediction")
     return Counts(present, tuple(notes))
+
+
+_REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, "fp32_operands", "fp64_operands"})
+"""Units that share what others count: an older calibration has their energy inside those."""
 
 
 class _Table:
@@ -212,7 +226,9 @@ class _Table:
         return found
 
     def _accesses(self, instructions: float) -> Range:
-        """Memory instructions have no counter: they are among those of no arithmetic pipe, beside branches."""
+        """Those of the load and store pipe; uncounted, they are among those of no arithmetic pipe, beside branches."""
+        if "pipe_lsu_instructions" in self._counters:
+            return Range.exact(self._counters["pipe_lsu_instructions"])
         pipes = ("pipe_fma_instructions", "pipe_alu_instructions", "pipe_xu_instructions")
         if not all(name in self._counters for name in pipes):
             return _ACCESSES_OF_ALL * instructions
@@ -223,7 +239,10 @@ class _Table:
         total = self._total("pipe_fma_instructions", "vector arithmetic costs nothing here")
         if total is None:
             return {}
-        return {unit: share * (total * _LANES) for unit, share in self._fma_shares(total).items()}
+        found = {unit: share * (total * _LANES) for unit, share in self._fma_shares(total).items()}
+        if "fp32" in found:
+            found["fp32_operands"] = _product(found["fp32"], _THREE_REGISTERS)
+        return found
 
     def _fma_shares(self, total: float) -> Mapping[str, Range]:
         """Given, or from how much of the work ran on the heavy pipe: integers run there alone, FP32 on both alike."""
@@ -252,7 +271,9 @@ class _Table:
             found["special"] = Range.exact(xu * _LANES)
         fp64 = self._counters.get("pipe_fp64_cycles")
         if fp64 is not None:
-            found["fp64"] = Range.exact(fp64 / self._factor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES))
+            operations = fp64 / self._factor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES)
+            found["fp64"] = Range.exact(operations)
+            found["fp64_operands"] = _THREE_REGISTERS * operations
         return found
 
     def tensor(self) -> dict[str, Range]:
@@ -312,20 +333,45 @@ class _Table:
         sectors = self._total("l1_sectors", "L1 costs nothing here")
         if sectors is not None:
             found["l1"] = Range.exact(sectors * _SECTOR_BYTES)
+            counted = self._counters.get("l1_requests")
+            found[L1_REQUEST] = _L1_REQUESTS_OF_SECTORS * sectors if counted is None else Range.exact(counted)
         hbm = {}
         for unit, counter in (("hbm_read", "dram_read_bytes"), ("hbm_write", "dram_write_bytes")):
             total = self._total(counter, f"{unit.replace('_', ' ')} costs nothing here")
             hbm[unit] = total or 0.0
             found[unit] = Range.exact(hbm[unit])
         l2 = self._total("l2_bytes", "L2 costs nothing here")
-        return found if l2 is None else found | self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
+        if l2 is None:
+            return found
+        moved = self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
+        return found | moved | {L2_REQUEST: self._l2_requests(moved, hbm)}
+
+    def _l2_requests(self, moved: Mapping[str, Range], hbm: Mapping[str, float]) -> Range:
+        """As counted, less what HBM traffic adds to the requests of the SMs; else from the sectors."""
+        counted = self._counters.get("l2_requests")
+        if counted is None:
+            return _L2_REQUESTS_OF_SECTORS * (sum(one.value for one in moved.values()) / _SECTOR_BYTES)
+        added = sum(
+            max(self._factor(unit, "l2_requests", 0.0) - self._factor(level, "l2_requests", 0.0), 0.0) * hbm[unit]
+            for unit, level in (("hbm_read", "l2_read"), ("hbm_write", "l2_write"))
+        )
+        return Range.exact(max(counted - added, 0.0) / self._factor(L2_REQUEST, "l2_requests", 1.0))
 
     def _l2(self, total: float, hbm_read: float, hbm_write: float) -> dict[str, Range]:
         read, write = (self._factor(unit, "l2_bytes", 1.0) for unit in ("l2_read", "l2_write"))
         through = self._factor("hbm_read", "l2_bytes", read) * hbm_read
         back = self._factor("hbm_write", "l2_bytes", write) * hbm_write
         hits = max(total - through - back, 0.0)
-        share = self._mix.l2_read
+        share = self._l2_reads(hits, write, hbm_write)
         reads = Range.exact(hbm_read) + share * (hits / read)
         others = share.rest * (hits / write)
         return {"l2_read": reads, "l2_write": Range.exact(hbm_write) + others}
+
+    def _l2_reads(self, hits: float, write: float, hbm_write: float) -> Range:
+        """Share of reads in the L2 bytes that are no HBM traffic: by the counter of writes, else the mix's."""
+        written = self._counters.get("l2_write_sectors")
+        if written is None or not hits:
+            return self._mix.l2_read
+        back = self._factor("hbm_write", "l2_write_sectors", 1 / _SECTOR_BYTES) * hbm_write
+        others = max(written - back, 0.0) / self._factor("l2_write", "l2_write_sectors", 1 / _SECTOR_BYTES)
+        return Range.exact(1 - min(others * write / hits, 1.0))

@@ -26,10 +26,12 @@ class Totals:
         each: canonical name → count per repetition.
         spread: largest relative difference of a count that several groups gave: how far the groups saw the same work;
             None where no count was given twice.
+        differs: the count with that difference.
     """
 
     each: Mapping[str, float]
     spread: float | None
+    differs: str | None = None
 
 
 class Counting:
@@ -69,9 +71,11 @@ class Counting:
                 total = series.total(name)
                 found.setdefault(name, []).extend([] if total is None else [total / times])
         self._groups = tuple(useful)
-        return Totals({name: values[0] for name, values in found.items() if values}, _spread(found))
+        spread, differs = _spread(found)
+        return Totals({name: values[0] for name, values in found.items() if values}, spread, differs)
 
 
-def _spread(found: Mapping[str, list[float]]) -> float | None:
-    twice = [values for name, values in found.items() if name != _TIME and len(values) > 1 and max(values) > 0]
-    return max(((max(values) - min(values)) / max(values) for values in twice), default=None)
+def _spread(found: Mapping[str, list[float]]) -> tuple[float | None, str | None]:
+    twice = {name: values for name, values in found.items() if name != _TIME and len(values) > 1 and max(values) > 0}
+    spreads = [((max(values) - min(values)) / max(values), name) for name, values in twice.items()]
+    return max(spreads, default=(None, None))

@@ -1,20 +1,22 @@
 """Windows to coefficients: a non-negative least-squares fit with an interval on every coefficient (pure).
 
-Power of a window is the sum over its rates of coefficient times rate. Zero operands have activity 0, so that only the
-control of a unit shows; random ones have activity 1. Levels are nested in the counts, so a coefficient is an increment.
-Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, bootstrap and other resampling methods in
-regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the residuals of its
-benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of all windows, and
-what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one clock, so stretches of
-up to :data:`STRETCH` windows in order of measurement each have an offset from it; that order is random, so an offset
-takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any repetition and is not
-inside the intervals.
+Power of a window is static power and what stands above it: the sum over its rates of coefficient times rate, and the
+supply's loss, which grows as the square of that sum. The loss is a column like the others, whose rate is the square of
+the measured power above static, without the loss: both are found by turns. Zero operands have activity 0, so that only
+the control of a unit shows; random ones have activity 1. Levels are nested in the counts, so a coefficient is an
+increment. Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, bootstrap and other resampling
+methods in regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the
+residuals of its benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of
+all windows, and what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one
+clock, so stretches of up to :data:`STRETCH` windows in order of measurement each have an offset from it; that order is
+random, so an offset takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any
+repetition and is not inside the intervals.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import STATIC, UNITS, Part, columns
+from joulemark.energy.units import L2_REQUEST, STATIC, SUPPLY, UNITS, Part, columns
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ _NOISE_W = 0.4
 _NOISE_RELATIVE = 0.004
 _LEVERAGE_MOST = 0.95
 _INSEPARABLE = 0.95
+_TURNS, _SETTLED = 12, 1e-5
+"""Turns of coefficients and the supply's loss at most, and the relative change of the loss that ends them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Design:
 
     Args:
         columns: (unit, part) of each coefficient, shape [p].
-        rates: count per second, times activity for a datapath, shape [n, p].
+        rates: count per second, times activity for a datapath, shape [n, p]; of the supply's loss, once it is fitted,
+            the square of the power above static without it, in W².
         power: in W, shape [n].
         sigma: standard deviation that a window's power is given, in W, shape [n].
         repeat: number of the repeat, shape [n].
@@ -110,8 +115,38 @@ class Fit:
     @property
     def fitted_w(self) -> Array:
         """Power of each window by the coefficients and its stretch's offset, in W, shape [n]."""
-        product: Array = self.design.rates @ self.values + self.offsets[self.design.stretches]
-        return product
+        return self.power_w(self.design.rates, self.offsets[self.design.stretches])
+
+    def power_w(self, rates: Array, offset_w: Array | float = 0.0) -> Array:
+        """Power of windows by the coefficients.
+
+        Args:
+            rates: as in the design, shape [..., p]; what they hold of the supply's loss does not count.
+            offset_w: of static power, in W.
+        """
+        static, above = self._static_w + offset_w, rates[..., self._above] @ self.values[self._above]
+        drawn: Array = static + with_loss(above, self.supply)
+        return drawn
+
+    def above_static_w(self, power_w: float, offset_w: float) -> float:
+        """Of a measured power, what the chip got above static power: without the supply's loss, in W."""
+        return float(without_loss(np.asarray(power_w - self._static_w - offset_w), self.supply))
+
+    @property
+    def supply(self) -> float:
+        """Loss of the supply, per W."""
+        return self._value(SUPPLY)
+
+    @property
+    def _static_w(self) -> float:
+        return self._value(STATIC)
+
+    def _value(self, unit: str) -> float:
+        return sum(float(v) for (name, _), v in zip(self.design.columns, self.values, strict=True) if name == unit)
+
+    @property
+    def _above(self) -> NDArray[np.bool_]:
+        return np.array([unit not in (STATIC, SUPPLY) for unit, _ in self.design.columns])
 
     def offset_w(self, window: CalibrationWindow) -> float:
         """Offset of static power when a window was measured, in W."""
@@ -137,6 +172,18 @@ class Fit:
             for j in range(i + 1, p)
             if np.isfinite(rho[i, j]) and abs(rho[i, j]) > _INSEPARABLE
         ]
+
+
+def with_loss(above_w: Array, supply: float | Array) -> Array:
+    """What the board draws for a power above static, with the supply's loss, in W."""
+    drawn: Array = above_w * (1 + supply * above_w)
+    return drawn
+
+
+def without_loss(drawn_w: Array, supply: float) -> Array:
+    """The inverse of :func:`with_loss`; below 0 there is no loss."""
+    got: Array = 2 * drawn_w / (1 + np.sqrt(1 + 4 * supply * np.maximum(drawn_w, 0.0)))
+    return got
 
 
 def reason_left_out(window: CalibrationWindow) -> str | None:
@@ -168,15 +215,17 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     if not used:
         reasons = Counter(left_out.values()).most_common(1)
         raise MeasurementError(f"no window of {len(windows)} can be fitted: {reasons[0][0] if reasons else 'none'}")
-    names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC}
+    names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC, SUPPLY}
+    if not any(SUITE[window.point.benchmark].unit == L2_REQUEST for window in used):
+        names.discard(L2_REQUEST)  # whole lines alone: requests are in proportion to bytes
     chosen = columns(dict.fromkeys(names))
     rates = np.array([rates_of(window, chosen) for window in used])
     merged = _merged(chosen, rates)
     single = {(unit, "datapath") for unit in merged}
-    moving = [i for i, one in enumerate(chosen) if rates[:, i].any() and one not in single]
+    moving = [i for i, one in enumerate(chosen) if one[0] == SUPPLY or (rates[:, i].any() and one not in single)]
     power = np.array([window.power_w for window in used], dtype=float)
     sigma = np.hypot(_NOISE_W, _NOISE_RELATIVE * power)
-    repeat = np.array([window.point.repeat for window in used])
+    repeat = np.array([0 if window.point.benchmark == "idle" else window.point.repeat for window in used])
     kept = tuple(chosen[i] for i in moving)
     stretch = _stretches(windows)
     return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged, stretch)
@@ -237,8 +286,8 @@ def fit(design: Design, draws: int = DRAWS, seed: int = 0) -> Fit:
         raise MeasurementError(
             f"{n} windows cannot fix {p} coefficients", "go on with joulemark calibrate --resume until the plan is done"
         )
-    solver = _Solver(design)
     target = design.power / design.sigma
+    design, solver = _with_supply(design, target)
     values, offsets = solver.solve(target)
     fitted = (design.rates @ values + offsets[design.stretches]) / design.sigma
     scatter = _scatter(design, target - fitted, solver.leverage)
@@ -247,6 +296,24 @@ def fit(design: Design, draws: int = DRAWS, seed: int = 0) -> Fit:
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.atleast_2d(np.corrcoef(sampled, rowvar=False))
     return Fit(design, values, sampled, unbounded, errors, solver.condition_number, correlation, offsets)
+
+
+def _with_supply(design: Design, target: Array) -> tuple[Design, _Solver]:
+    """The design with the rates of the supply's loss, and what solves it."""
+    index = {unit: i for i, (unit, _) in enumerate(design.columns)}
+    supply, static = index[SUPPLY], index[STATIC]
+    loss, static_w = 0.0, np.full(len(design.power), design.power.min())
+    for _ in range(_TURNS):
+        rates = design.rates.copy()
+        rates[:, supply] = np.maximum(without_loss(design.power - static_w, loss), 0.0) ** 2
+        design = replace(design, rates=rates)
+        solver = _Solver(design)
+        values, offsets = solver.solve(target)
+        before, loss = loss, float(values[supply])
+        static_w = values[static] + offsets[design.stretches]
+        if abs(loss - before) <= _SETTLED * loss:
+            break
+    return design, solver
 
 
 class _Solver:

@@ -10,7 +10,7 @@ import numpy as np
 
 from joulemark.energy.fit import ACTIVITY, Fit, rates_of
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import SM_ACTIVE, STATIC, UNITS
+from joulemark.energy.units import SM_ACTIVE, STATIC, SUPPLY, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -151,7 +151,7 @@ def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dic
 
 def _dynamic(fitted: Fit, window: CalibrationWindow, activity: float | None = None) -> float:
     row = np.array(rates_of(window, fitted.design.columns, activity))
-    return float(row @ fitted.values) + fitted.offset_w(window) - static_power(fitted, window)
+    return float(fitted.power_w(row, fitted.offset_w(window))) - static_power(fitted, window)
 
 
 def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
@@ -177,6 +177,8 @@ _EXPECTED = (
     ("instructions", "instruction", 1.0),
     ("shared_wavefronts", "shared_read", 1 / 128),
     ("shared_wavefronts", "shared_write", 1 / 128),
+    ("pipe_lsu_instructions", "memory_access", 1.0),
+    ("l1_requests", "l1_request", 1.0),
     ("l1_sectors", "l1", 1 / 32),
     ("dram_read_bytes", "hbm_read", 1.0),
     ("dram_write_bytes", "hbm_write", 1.0),
@@ -237,13 +239,18 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
     ``e(f) = e(f_max) · (1 - β (1 - f/f_max))²``: the voltage falls linearly with the clock. β is the least-squares
     fit over the capped windows; static power and HBM keep theirs. β = 1 is the law f², β = 0 a constant voltage.
     """
-    known = {(one.point.benchmark, one.point.operands) for one in fitted.design.windows}
-    slowed = [one for one in windows if (one.point.benchmark, one.point.operands) in known]
-    points = [point for window in slowed if (point := _law_point(fitted, window)) is not None]
+    points = [point for window in windows if (point := _law_point(fitted, window)) is not None]
     spread = max((x for x, _ in points), default=1.0) - min((x for x, _ in points), default=1.0)
     if len(points) < 3 or spread < 0.02:
         why = f"{len(points)} capped windows over {spread:.1%} of the clock; three over 2 % are needed"
-        return {"beta": None, "interval": None, "n": len(points), "clock_range": None, "points": points, "reason": why}
+        return {
+            "beta": None,
+            "interval": None,
+            "n": len(points),
+            "clock_range": None,
+            "points": [list(point) for point in points],
+            "reason": why,
+        }
     drop = np.array([1 - x for x, _ in points])
     voltage = np.array([1 - np.sqrt(max(s, 0.0)) for _, s in points])
     beta = float(drop @ voltage / (drop @ drop))
@@ -255,15 +262,31 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
         "interval": [beta - 2 * error, beta + 2 * error],
         "n": len(points),
         "clock_range": [low, high],
-        "points": points,
+        "points": [list(point) for point in points],
         "reason": None,
     }
+
+
+def _all_fitted(fitted: Fit, window: CalibrationWindow) -> bool:
+    """Whether every unit of a window has its energy for the window's operands."""
+    random = window.point.operands == "random"
+
+    def known(unit: str) -> bool:
+        if unit in fitted.design.merged:  # of random operands alone
+            return random
+        wanted = "datapath" if random and UNITS[unit].has_datapath else "control"
+        return (unit, wanted) in fitted.design.columns
+
+    used = [unit for unit, count in window.counts.items() if count and UNITS[unit].group != "static"]
+    return window.point.operands in ACTIVITY and all(map(known, used))
 
 
 def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | None:
     """(clock over its highest, core energy over that at the highest clock) of a capped window."""
     state = window.conditions
     if not window.capped or window.power_w is None or state is None or window.clock_held is not False:
+        return None
+    if not _all_fitted(fitted, window):
         return None
     if state.sm_clock_hz is None or state.max_sm_clock_hz is None:
         return None
@@ -274,7 +297,12 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
         for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
         if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
     )
-    rest = float(parts.sum()) - core + fitted.offset_w(window)
+    rest = sum(
+        part
+        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
+        if unit not in (STATIC, SUPPLY) and (UNITS[unit].group == "static" or not UNITS[unit].scales_with_core_voltage)
+    )
     if core <= _CORE_SHARE * window.power_w:
         return None
-    return state.sm_clock_hz / state.max_sm_clock_hz, float((window.power_w - rest) / core)
+    got = fitted.above_static_w(window.power_w, fitted.offset_w(window))
+    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - rest) / core)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joulemark.energy.counters import Counts, Range
+from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, UNITS, Part
+from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _BITS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 """Bits of sign and mantissa, and of the exponent."""
 _LOWEST_CLOCK = 0.2
-_STATIC_UNITS = frozenset({STATIC, SM_ACTIVE})
+_STATIC_UNITS = frozenset({STATIC, SM_ACTIVE, SUPPLY})
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class Prediction:
         interval_j: 95 %: coefficients, drift of static power, shares, activity; the sensors' gain is not inside.
         dynamic_j: without static power and active SMs.
         dynamic_interval_j: likewise.
-        parts: (unit, part) → J.
+        parts: (unit, part) → J, each above static with its part of the supply's loss.
         time_s: of the work.
         clock: SM clock over its highest that was assumed.
         activities: unit → activity of its operands that was taken.
@@ -83,17 +84,30 @@ def activities_of(calibration: Calibration, given: float | None = None, dtype: s
     """
     if given is not None:
         return dict.fromkeys(calibration.units, Range.exact(given))
-    measured = {
+    measured = {kind: _measured(calibration, kind) for kind in ("normal", "normal_fp32")}
+    return {unit: _activity(unit, dtype, measured) for unit in calibration.units}
+
+
+def _measured(calibration: Calibration, operands: str) -> dict[str, float]:
+    """Unit → activity of operands, as measured."""
+    return {
         SUITE[row["benchmark"]].unit: float(row["activity"])
         for row in calibration.activities
-        if row["operands"] == "normal" and row["benchmark"] in SUITE
+        if row["operands"] == operands and row["benchmark"] in SUITE
     }
-    return {
-        unit: _around(_in_memory(measured[unit], dtype) if UNITS[unit].group in MOVEMENT_GROUPS else measured[unit])
-        if unit in measured
-        else _ASSUMED_ACTIVITY
-        for unit in calibration.units
-    }
+
+
+def _activity(unit: str, dtype: str | None, measured: Mapping[str, Mapping[str, float]]) -> Range:
+    """Measured, else derived; a level of memory without a measurement has that of the others: the data are the same."""
+    if UNITS[unit].group not in MOVEMENT_GROUPS:
+        one = measured["normal"].get(unit)
+        return _ASSUMED_ACTIVITY if one is None else _around(one)
+    known = measured["normal_fp32" if dtype == "fp32" else "normal"] or measured["normal"]
+    levels = [value for name, value in known.items() if UNITS[name].group in MOVEMENT_GROUPS]
+    if not levels:
+        return _ASSUMED_ACTIVITY
+    at = known.get(unit, float(np.median(levels)))
+    return _around(at if known is measured["normal_fp32"] else _in_memory(at, dtype))
 
 
 def _around(activity: float) -> Range:
@@ -141,6 +155,8 @@ class Model:
         self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
         self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
+        supply = np.array([unit == SUPPLY for unit, _ in calibration.columns])
+        self._supply, self._supply_draws = float(self._values[supply].sum()), self._draws[:, supply].sum(axis=1)
         self._values = self._values + np.where(self._drifting, static_offset_w, 0.0)
         self._draws = self._draws + np.where(self._drifting, static_offset_w, 0.0)
         self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
@@ -159,7 +175,7 @@ class Model:
         """
         row = self._row(counts, time_s)
         scale = self._scale(clock, self.beta if clock < 1.0 else 0.0)
-        parts = row * self._values * scale
+        parts = self._drawn(row * self._values * scale, time_s, self._supply)
         sampled = self._sampled(counts, time_s, clock)
         dynamic = sampled.energy[:, ~self._static].sum(axis=1)
         energy = float(parts.sum())
@@ -199,6 +215,13 @@ class Model:
             row.append(count * (self._activity[unit].value if part == "datapath" else 1.0))
         return np.array(row)
 
+    def _drawn(self, parts: Array, time_s: float, supply: float | Array) -> Array:
+        """Parts as the board draws them, in J, shape [..., p]: those above static share the supply's loss."""
+        above = np.where(self._drifting, 0.0, parts).sum(axis=-1) / time_s
+        grown = np.divide(with_loss(above, supply), above, out=np.ones_like(above), where=above > 0)
+        drawn: Array = parts * np.where(self._drifting, 1.0, grown[..., None])
+        return drawn
+
     def _scale(self, clock: float, beta: float | Array) -> Array:
         voltage = np.asarray((1 - np.asarray(beta) * (1 - clock)) ** 2)
         scaled: Array = np.where(self._core & ~self._static, voltage[..., None], 1.0)
@@ -216,7 +239,8 @@ class Model:
             columns.append(count * activity[unit] if part == "datapath" else count)
         energy: Array = np.column_stack(columns) * self._draws
         energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
-        return Sampled(energy * self._scale(clock, self._beta_draws(clock, rng, draws)), share)
+        energy = energy * self._scale(clock, self._beta_draws(clock, rng, draws))
+        return Sampled(self._drawn(energy, time_s, self._supply_draws), share)
 
     def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
         if clock >= 1.0:
@@ -246,8 +270,8 @@ class Model:
             return time_s * (core_share * clock / x + 1 - core_share)
 
         def power(x: float) -> float:
-            row = self._row(counts, length(x))
-            return float((row * self._values * self._scale(x, self.beta if x < 1.0 else 0.0)).sum() / length(x))
+            parts = self._row(counts, length(x)) * self._values * self._scale(x, self.beta if x < 1.0 else 0.0)
+            return float(self._drawn(parts, length(x), self._supply).sum() / length(x))
 
         if power(1.0) <= limit_w:
             return self.predict(counts, length(1.0), 1.0)

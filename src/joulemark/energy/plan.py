@@ -1,17 +1,20 @@
 """What a calibration measures, in which order (pure).
 
 Count and time must not be the same variable: with a fixed window, each benchmark runs at several duties (fewer SMs, or
-a pause in its loop), so that the fit has an intercept. Points are interleaved in random order within a repeat, so that
-drift and temperature do not follow any of them.
+a pause in its loop), so that the fit has an intercept, and at three at least, so that its line can fail. Points are
+interleaved in random order within a repeat, so that drift and temperature do not follow any of them, and the idle board
+is weighed in between.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from joulemark.energy.microbench.suite import Benchmark, Operands, benchmarks_for
+from joulemark.energy.units import L2_REQUEST
 from joulemark.energy.windows import Point
 
 
@@ -37,17 +40,22 @@ DUTIES: Mapping[str, Duty] = {
     "three_quarters": Duty(0.75),
     "half": Duty(0.5),
     "quarter": Duty(0.25),
+    "eighth": Duty(0.125),
     "single": Duty(0.0),
     "paused": Duty(1.0, paused=True),
 }
 
-_QUICK: Mapping[Operands, tuple[str, ...]] = {"zero": ("full", "half"), "random": ("full", "half")}
-_REFERENCE: Mapping[Operands, tuple[str, ...]] = {
-    "zero": ("full", "half", "paused"),
-    "random": ("full", "three_quarters", "half", "quarter", "paused"),
-    "constant": ("half",),
-    "normal": ("half",),
-}
+Part = Literal["short", "lines", "further"]
+
+_DUTIES_OF: Mapping[Part, Mapping[Operands, tuple[str, ...]]] = {
+    "short": {"zero": ("full", "half"), "random": ("full", "half")},
+    "lines": {"zero": ("quarter",), "random": ("quarter",), "normal": ("half",), "normal_fp32": ("half",)},
+    "further": {
+        "zero": ("paused",), "random": ("three_quarters", "paused"), "constant": ("half",), "normal": ("full",),
+        "normal_fp32": ("full",),
+    },
+}  # fmt: skip
+"""Both operands at two duties give a fit; with the third each line can fail."""
 _STATIC_DUTIES: Mapping[str, tuple[str, ...]] = {
     "idle": ("full",),
     "empty": ("full",),
@@ -55,6 +63,12 @@ _STATIC_DUTIES: Mapping[str, tuple[str, ...]] = {
     "sleep_one_warp": ("single", "full"),
     "issue": ("full", "half", "paused"),
 }
+_LAW = "wgmma_fp16_l2"
+"""Meets the power limit at most duties: where the law of energy over clock is measured."""
+_LAW_DUTIES: Mapping[Part, tuple[str, ...]] = {"short": ("full",), "lines": ("half",), "further": ("three_quarters",)}
+_LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eighth"}
+"""With more SMs than tiles two would share one, and requests that come together reach the L2 as one."""
+_IDLE_EVERY = 25
 
 
 def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0) -> list[Point]:
@@ -63,36 +77,53 @@ def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0
     Args:
         architecture: as in ``sm_90a``.
         quick: zero and random operands at two duties, once; else more of each, ``repeats`` times, the quick part of
-            each repeat first, so that a plan that is broken off still gives a fit.
+            each repeat first, then what completes the lines, so that a plan that is broken off still gives a fit.
         repeats: of a reference plan.
         seed: of the order.
     """
     order = random.Random(seed)
-    short = [cell for one in benchmarks_for(architecture) for cell in _cells(one, quick=True)]
-    if quick:
-        return [Point(*cell, 0) for cell in order.sample(short, len(short))]
-    full = [cell for one in benchmarks_for(architecture) for cell in _cells(one, quick=False)]
-    rest = [cell for cell in full if cell not in set(short)]
-    points = []
-    for repeat in range(repeats):
-        for part in (short, rest):
-            points += [Point(*cell, repeat) for cell in order.sample(part, len(part))]
-    return points
+    found: list[Point] = []
+    parts: tuple[Part, ...] = ("short",) if quick else ("short", "lines", "further")
+    for repeat in range(1 if quick else repeats):
+        for part in parts:
+            cells = [cell for one in benchmarks_for(architecture) for cell in _cells(one, part)]
+            found += [Point(*cell, repeat) for cell in order.sample(cells, len(cells))]
+    return _weighed_idle(found)
 
 
-def _cells(benchmark: Benchmark, quick: bool) -> list[tuple[str, str, str]]:
+def _weighed_idle(points: Sequence[Point]) -> list[Point]:
+    """With the idle board in between, as often as static power may step; its repeats are numbered through."""
+    found: list[Point] = []
+    for number, point in enumerate(points):
+        if number % _IDLE_EVERY == 0:
+            found.append(Point("idle", "zero", "full", number // _IDLE_EVERY))
+        found.append(point)
+    return found
+
+
+def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
     """(benchmark, operands, duty) of one benchmark."""
     name = benchmark.name
+    if name == "idle":
+        return []
     if name in _STATIC_DUTIES:
-        return [(name, "zero", duty) for duty in _STATIC_DUTIES[name]]
+        return [(name, "zero", duty) for duty in _STATIC_DUTIES[name]] if part == "short" else []
+    if name == _LAW:
+        return [(name, "random", duty) for duty in _LAW_DUTIES[part]]
     if benchmark.role == "check":
-        kinds: tuple[Operands, ...] = ("random",) if quick else ("zero", "random")
-        return [(name, kind, "half") for kind in kinds]
-    wanted = _QUICK if quick else _REFERENCE
-    kinds = (*benchmark.operands, "normal") if _stores_numbers(benchmark) else benchmark.operands
-    return [(name, kind, duty) for kind in kinds for duty in wanted.get(kind, ())]
+        kinds: Mapping[Part, tuple[Operands, ...]] = {"short": ("random",), "lines": (), "further": ("zero",)}
+        return [(name, kind, "half") for kind in kinds[part]]
+    cells = [(name, kind, duty) for kind in _operands(benchmark) for duty in _DUTIES_OF[part].get(kind, ())]
+    if benchmark.family in ("tensor", "wgmma") and part == "lines":  # a full grid of theirs meets the power limit
+        cells += [(name, kind, "eighth") for kind in ("zero", "random")]
+    if benchmark.unit == L2_REQUEST:
+        cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
+    return list(dict.fromkeys(cells))
 
 
-def _stores_numbers(benchmark: Benchmark) -> bool:
-    """Whether normal values say what a network's data would do: tensor pipes and memory, whose operands are data."""
-    return benchmark.family in ("tensor", "wgmma", "memory") and "constant" in benchmark.operands
+def _operands(benchmark: Benchmark) -> tuple[Operands, ...]:
+    """Normal values say what a network's data would do where operands are data: in tensor pipes and in memory."""
+    if benchmark.family not in ("tensor", "wgmma", "memory") or "constant" not in benchmark.operands:
+        return benchmark.operands
+    in_memory: tuple[Operands, ...] = ("normal_fp32",) if benchmark.family == "memory" else ()
+    return (*benchmark.operands, "normal", *in_memory)

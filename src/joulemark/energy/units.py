@@ -1,9 +1,10 @@
 """The units and memory levels that a calibration gives an energy, and what is counted of each (pure).
 
-``E = P_static·T + P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``. Control is what zero operands cost,
-datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for Energy Analysis and Attribution of
-GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is counted at HBM, L2 and L1, so that each
-level's coefficient is the increment over the level above.
+``E = P_static·T + D·(1 + ρ·D/T)`` with ``D = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``.
+Control is what zero operands cost, datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for
+Energy Analysis and Attribution of GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is
+counted at HBM, L2 and L1, so that each level's coefficient is the increment over the level above. ρ is the loss of the
+board's supply: conduction losses of voltage regulators and wiring grow as the square of the current.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Unit:
         name: key in counts and calibrations.
         group: what it is part of in a split.
         counted: what one count is: ``s``, ``SM.s``, ``inst`` (warp instruction), ``op`` (one thread's operation: an FMA
-            is one), ``FLOP`` (tensor pipes: a multiply-add is two; integer operations alike) or ``B``.
+            is one), ``FLOP`` (tensor pipes: a multiply-add is two; integer operations alike), ``request`` (of up to a
+            line of 128 B), ``B``, or ``J.W`` (energy above static times its power: the supply's loss).
         title: for tables.
         has_datapath: whether operands toggle in it.
         scales_with_core_voltage: False for what the memory clock feeds.
@@ -36,18 +38,19 @@ class Unit:
 
     name: str
     group: Group
-    counted: Literal["s", "SM.s", "inst", "op", "FLOP", "B"]
+    counted: Literal["s", "SM.s", "J.W", "inst", "op", "FLOP", "request", "B"]
     title: str
     has_datapath: bool = True
     scales_with_core_voltage: bool = True
 
     @property
     def energy_unit(self) -> str:
-        """Unit of the coefficient: W for time, else J per count."""
-        return {"s": "W", "SM.s": "W/SM"}.get(self.counted, f"J/{self.counted}")
+        """Unit of the coefficient: W for time, 1/W for the supply, else J per count."""
+        return {"s": "W", "SM.s": "W/SM", "J.W": "1/W"}.get(self.counted, f"J/{self.counted}")
 
 
-STATIC, SM_ACTIVE, INSTRUCTION, MEMORY_ACCESS = "static", "sm_active", "instruction", "memory_access"
+STATIC, SM_ACTIVE, SUPPLY = "static", "sm_active", "supply"
+INSTRUCTION, MEMORY_ACCESS, L1_REQUEST, L2_REQUEST = "instruction", "memory_access", "l1_request", "l2_request"
 
 _DTYPES = (("fp16", "FP16"), ("bf16", "BF16"), ("tf32", "TF32"), ("fp64", "FP64"), ("int8", "INT8"), ("fp8", "FP8"))
 
@@ -56,10 +59,13 @@ UNITS: Mapping[str, Unit] = {
     for unit in (
         Unit(STATIC, "static", "s", "static", has_datapath=False),
         Unit(SM_ACTIVE, "static", "SM.s", "SM active", has_datapath=False),
+        Unit(SUPPLY, "static", "J.W", "supply loss", has_datapath=False, scales_with_core_voltage=False),
         Unit(INSTRUCTION, "issue", "inst", "instruction issue", has_datapath=False),
         Unit(MEMORY_ACCESS, "issue", "inst", "memory instruction", has_datapath=False),
         Unit("fp32", "vector", "op", "FP32 FMA"),
+        Unit("fp32_operands", "vector", "op", "FP32 FMA's third register"),
         Unit("fp64", "vector", "op", "FP64 FMA"),
+        Unit("fp64_operands", "vector", "op", "FP64 FMA's third register"),
         Unit("fp16x2", "vector", "op", "FP16x2 FMA"),
         Unit("integer", "integer", "op", "integer multiply-add"),
         Unit("logic", "integer", "op", "logic and shift"),
@@ -68,7 +74,9 @@ UNITS: Mapping[str, Unit] = {
         *(Unit(f"wgmma_{key}", "tensor", "FLOP", f"tensor {title} (wgmma)") for key, title in _DTYPES if key != "fp64"),
         Unit("shared_read", "shared", "B", "shared memory read"),
         Unit("shared_write", "shared", "B", "shared memory write"),
+        Unit(L1_REQUEST, "l1", "inst", "L1 request", has_datapath=False),
         Unit("l1", "l1", "B", "L1"),
+        Unit(L2_REQUEST, "l2", "request", "L2 request", has_datapath=False),
         Unit("l2_read", "l2", "B", "L2 read"),
         Unit("l2_write", "l2", "B", "L2 write"),
         Unit("hbm_read", "hbm", "B", "HBM read", scales_with_core_voltage=False),

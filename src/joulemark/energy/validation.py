@@ -18,6 +18,7 @@ from joulemark.energy.counters import Counts, Mix, counts_of
 from joulemark.energy.model import Model, Prediction
 from joulemark.energy.series import series_of
 from joulemark.energy.split import Split, split
+from joulemark.energy.units import STATIC
 from joulemark.errors import MeasurementError, UnreadableInput
 from joulemark.records import Amount, Json, Positive, Share, converted
 
@@ -48,7 +49,7 @@ class Measured:
         core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
-        idle_w: power of the idle board just before, where it was measured.
+        idle_w: power of the idle board just before, where it was measured: its static power.
     """
 
     workload: str
@@ -179,6 +180,8 @@ def evaluate(calibration: Calibration, rows: Sequence[Measured]) -> list[Outcome
 
 
 def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]) -> Outcome:
+    if not row.counters:
+        return Outcome(row, None, None, None, reason="its counters were not measured")
     architecture = str(calibration.gpu.get("architecture"))
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
@@ -194,9 +197,11 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
 
 
 def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:
-    """By how much an idle board spends more before a workload than in the calibration, in W; 0 where unknown."""
-    idle = [one["power_w"] for one in calibration.windows if one["key"].startswith("idle/") and one["power_w"]]
-    return idle_w - float(np.median(idle)) if idle_w is not None and idle else 0.0
+    """By how much static power before a workload, weighed on the idle board, is above the calibration's; 0 if unknown.
+
+    An idle board with a context spends static power and nothing else, so the weighing takes the place of the fit's.
+    """
+    return 0.0 if idle_w is None else idle_w - calibration.value(STATIC)
 
 
 def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:

@@ -1,7 +1,7 @@
 """Windows of a calibration as they were measured: what ran, its counts, and the raw readings of the sensors.
 
 A file of windows is JSONL: a header line that says on which GPU and how, then one line per window. Everything later,
-energy included, is recomputed from it (pure).
+energy and counts included, is recomputed from it, so that what is learnt of a kernel later needs no new window (pure).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from joulemark.collect.energy import (
     conditions_of,
     energy_of,
 )
+from joulemark.energy.microbench.suite import SUITE
+from joulemark.energy.units import INSTRUCTION, SM_ACTIVE
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Conditions, Json, canonical_json
 
@@ -96,6 +98,18 @@ class CalibrationWindow:
     counts: Mapping[str, float]
     power: PowerWindow
     utc: str = ""
+
+    def recounted(self, architecture: str) -> CalibrationWindow:
+        """With what this version knows of the kernel, from the geometry and number of its launches.
+
+        Instructions per iteration, read from the machine code when it ran, and the time of active SMs are kept.
+        """
+        benchmark = SUITE.get(self.point.benchmark)
+        if benchmark is None or not self.counts.get(INSTRUCTION) or not benchmark.runs_on(architecture):
+            return self
+        each = benchmark.counts_per_launch(architecture, self.blocks, self.iterations, 0)
+        known = {name: count for name, count in self.counts.items() if name in (INSTRUCTION, SM_ACTIVE)}
+        return replace(self, counts={unit: count * self.launches for unit, count in each.items()} | known)
 
     @property
     def duration_s(self) -> float:
@@ -275,6 +289,7 @@ def read_windows(path: Path) -> WindowFile:
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"windows of a calibration: {path} cannot be read ({error})") from error
     header = _header(lines[0] if lines else "", path)
+    ours = "joulemark" in header and "architecture" in header
     windows: list[CalibrationWindow] = []
     counted: dict[str, Counted] = {}
     damaged: list[int] = []
@@ -284,7 +299,8 @@ def read_windows(path: Path) -> WindowFile:
             if data["kind"] == "counted":
                 counted[data["benchmark"]] = Counted.from_json(data)
             else:
-                windows.append(CalibrationWindow.from_json(data))
+                window = CalibrationWindow.from_json(data)
+                windows.append(window.recounted(str(header["architecture"])) if ours else window)
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     return WindowFile(header, tuple(windows), tuple(counted.values()), tuple(damaged))

@@ -482,9 +482,10 @@ def _imprecise(stopped: str, samples: Sequence[float], what: str, one: Pass) -> 
     """A budget that ended before the interval was narrow: said where it is wider than 5 %, ten times the aim."""
     width = summarize(samples).relative_half_width
     if stopped == BUDGET and len(samples) > one.min_samples and width > 0.05:
+        percent = f"{100 * width:.1f}" if width < 0.1 else f"{100 * width:.0f}"
         yield Finding(
             "precision_not_reached",
-            f"the interval of the {what} is ±{format_value(100 * width, '1', 2)} % after {len(samples)} samples",
+            f"the interval of the {what} is ±{percent} % after {len(samples)} samples",
             "give it more time (--bench-budget), or look for what disturbs the machine",
         )
 

@@ -73,6 +73,7 @@ class Journal:
         self.total = 0
         self.completed = False
         self._writer: RunWriter | None = None
+        self._said: dict[str, int] = {}
 
     def keep(self, record: Record, seen: Seen) -> Record:
         """Store a record; what comes back names its run and its environment."""
@@ -128,13 +129,16 @@ class Journal:
             self._writer = RunWriter(self.path, self.run_id, last, self.begin)
 
     def status(self, record: Record) -> str:
-        """``[12/96, 2 min left] resnet50-… 1.23 ms``."""
+        """``[12/96, 2 min left] resnet50-… 1.23 ms``; a reason not to measure is said once, then referred to."""
         done, total = len(self.records), max(self.total, len(self.records))
         left = self.wall_s / max(1, done) * (total - done)
         # The first cases pay for imports, and skipped ones for nothing: no estimate is better than theirs.
         costly = sum(one.outcome in ("ok", "flagged") for one in self.records)
         estimate = f", about {_duration(left)} left" if costly >= 3 and done < total else ""
-        return f"[{done}/{total}{estimate}] {record.case.label}: {progress_line(record)}"
+        line = progress_line(record)
+        if record.outcome == "unsupported" and (first := self._said.setdefault(line, done)) != done:
+            line = f"as case {first} [unsupported]"
+        return f"[{done}/{total}{estimate}] {record.case.label}: {line}"
 
     def close(self, completed: bool, reason: str | None) -> None:
         """Mark the file.

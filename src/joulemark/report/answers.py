@@ -9,7 +9,7 @@ from typing import Literal
 from joulemark.energy.units import GROUPS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Record, Value
-from joulemark.report.evidence import Curve, Evidence, Workload
+from joulemark.report.evidence import CPU, Curve, Evidence, Workload
 from joulemark.tandem import FEW, idle_by_cause
 from joulemark.utilization.plateau import batch_text
 from joulemark.utilization.waterfall import class_shares, no_tensor_share
@@ -40,6 +40,8 @@ GROUP_TITLES: Mapping[str, str] = {
 
 _SPLIT_REMEDY = "joulemark calibrate, then joulemark energy"
 _SURE, _EXPLAINED = 0.9, 0.1
+_NAMED = 5
+"""Parts of the chip that the energy's answer names."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _replay_interval(step: Value, replay: Value) -> tuple[float, float] | None:
 def waits(curve: Curve) -> Answer:
     """Is the GPU waiting for the framework, up to which batch, and for what? And what holds it up while it is busy?"""
     shares = {batch: found for batch in curve.batches if (found := idle_share(curve, batch)) is not None}
+    if curve.case.gpu_model == CPU:
+        return Answer("waits", "No GPU", "These cases were measured on a CPU.", "unknown", "")
     if not shares:
         record = curve.records[curve.batches[-1]][-1]
         why = record.notes.get("device_time_graph_s") or record.notes.get("gpu_busy_s")
@@ -213,7 +217,8 @@ def plateau(curve: Curve) -> Answer:
     found = curve.plateau
     tier = ", ".join(dict.fromkeys(value.tier or "" for _, value in curve.line("throughput_per_s")))
     if found.verdict == "too_few_points":
-        text = f"{len(curve.batches)} batch sizes were measured; four over two doublings are needed."
+        sizes = "1 batch size was" if len(curve.batches) == 1 else f"{len(curve.batches)} batch sizes were"
+        text = f"{sizes} measured; four over two doublings are needed."
         return Answer("plateau", "Not known", text, "unknown", "")
     if found.verdict == "not_reached":
         end = f"Not reached by batch {found.largest_batch:.0f}"
@@ -280,15 +285,28 @@ def _nearest(rows: list[tuple[int, Mapping[str, Json]]], batch: int | None) -> t
 def _split_answer(curve: Curve, batch: int, row: Mapping[str, Json]) -> Answer:
     split = row["split"]
     shares = group_shares(split)
-    first, second, *others = sorted(shares, key=lambda one: -shares[one])
-    named = [f"{GROUP_TITLES[one]} {whole_percent(shares[one])}" for one in (first, second, *others[:3])]
+    largest = sorted(shares, key=lambda one: -shares[one])[:_NAMED]
+    named = [f"{GROUP_TITLES[one]} {whole_percent(shares[one])}" for one in largest]
+    ranges = [share_interval(split, one) for one in largest]
     item = curve.value(batch, "energy_per_item_j")
     each = "" if item is None else f", {_figure(item)} per item"
+    parts = ", ".join(f"{name}{_range(ends)}" for name, ends in zip(named, ranges, strict=True))
     residual = split["residual_share"]
-    text = f"At batch {batch}{each}; next {', '.join(named[2:])}. Not explained: {100 * residual:+.1f} % of it."
-    tone: Tone = "good" if abs(residual) < _EXPLAINED else "unsure"
-    source = "energy model calibrated on this GPU"
-    return Answer("joules", f"{_capital(named[0])}, then {named[1]}", text, tone, source, f"batch {batch}")
+    text = f"At batch {batch}{each}: {parts}. Not explained: {100 * residual:+.1f} % of it."
+    close = ranges[0] is not None and ranges[1] is not None and ranges[1][1] >= ranges[0][0]
+    tone: Tone = "unsure" if close or abs(residual) >= _EXPLAINED else "good"
+    verdict = f"{_capital(named[0])} or {named[1]}" if close else f"{_capital(named[0])}, then {named[1]}"
+    return Answer("joules", verdict, text, tone, "energy model calibrated on this GPU", f"batch {batch}")
+
+
+def _range(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f" [{100 * ends[0]:.0f}, {100 * ends[1]:.0f}]"
+
+
+def share_interval(split: Mapping[str, Json], group: str) -> tuple[float, float] | None:
+    """The 95 % interval of a part's share of the measured energy, where the document has one."""
+    ends = split["share_intervals"].get(group)
+    return None if ends is None else (ends[0], ends[1])
 
 
 def group_shares(split: Mapping[str, Json]) -> dict[str, float]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from joulemark.metrics import format_value
 from joulemark.records import Table
-from joulemark.report import markdown
+from joulemark.report import attribution_view, markdown
 from joulemark.report.answers import Answer, answers_of, is_answered
-from joulemark.report.escape import printable, shorten
+from joulemark.report.escape import NO_BREAK, printable, shorten, together
 from joulemark.report.evidence import Curve, Evidence
 from joulemark.report.utilization_view import BARS
 from joulemark.utilization.waterfall import Waterfall
@@ -46,13 +46,17 @@ def _lines(evidence: Evidence, width: int, blocks: bool) -> Iterator[str]:
         answers = answers_of(workload, evidence)
         if not _worth(workload.main, answers):
             continue
-        yield shorten(printable(f"{workload.title} ({workload.main.name})"), width)
+        yield shorten(printable(workload.full_title), width)
         for answer in answers:
             said = f"{answer.verdict}: {answer.brief}" if answer.brief else answer.verdict
             yield from _wrapped(HEADINGS[answer.question], printable(said), width)
         for name, plot in (("items/s", _plot(workload.main, blocks)), ("step", _step(workload.main, blocks))):
             if plot:
                 yield from _wrapped(name, plot, width)
+        yield ""
+    for document in evidence.of_kind("attribution"):
+        yield shorten(printable(f"{document.content['label']}: time of its kernels"), width)
+        yield from _wrapped("classes", attribution_view.largest(document.content), width)
         yield ""
 
 
@@ -61,9 +65,11 @@ def _worth(curve: Curve, answers: tuple[Answer, ...]) -> bool:
 
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=f"  {name:<{_NAME}}", subsequent_indent=" " * (_NAME + 2), break_on_hyphens=False
+    begin = f"  {name:<{_NAME}}"
+    lines = textwrap.wrap(
+        together(text), width, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False
     )
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def _plot(curve: Curve, blocks: bool) -> str:
@@ -94,8 +100,12 @@ def render_markdown(evidence: Evidence) -> str:
         answers = answers_of(workload, evidence)
         if _worth(workload.main, answers):
             cells = (f"{one.verdict} ({one.source})" if one.source else one.verdict for one in answers)
-            rows.append((f"{workload.title} ({workload.main.name})", *cells, _plot(workload.main, True)))
-    if not rows:
-        return ""
-    columns = ("workload", *HEADINGS.values(), "items/s")
-    return markdown.render([Table(columns, tuple(rows), title="answers")]) + "\n"
+            rows.append((workload.full_title, *cells, _plot(workload.main, True)))
+    kernels = tuple((str(one.content["label"]), attribution_view.largest(one.content))
+                    for one in evidence.of_kind("attribution"))  # fmt: skip
+    tables = [
+        Table(("workload", *HEADINGS.values(), "items/s"), tuple(rows), title="answers"),
+        Table(("recorded step", "classes of its kernels, by time"), kernels, title="kernels"),
+    ]
+    shown = [one for one in tables if one.rows]
+    return markdown.render(shown) + "\n" if shown else ""

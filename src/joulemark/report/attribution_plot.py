@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joulemark.attribution.roofline import ends_of
+from joulemark.attribution.stored import POOLED
 from joulemark.records import Json
-from joulemark.report.attribution_view import class_title
-from joulemark.report.plot import COLOURS, plain, save
+from joulemark.report.attribution_view import class_title, placed, unplaced
+from joulemark.report.plot import COLOURS, PALETTE, plain, save
+from joulemark.utilization.kernels import CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHARES = (("pipe_tensor", "tensor pipe"), ("dram_throughput", "DRAM"), ("issue_active", "issue slots"))
+_AXES = ("flop_per_byte", "flop_per_s")
+_ROOF = 8
+_COLOUR = {name: at for at, name in zip((1, 3, 5, 4, 0, 2, 7, 9, 10, 6), CLASSES, strict=True)} | {POOLED: 8}
 
 
 def draw(document: Mapping[str, Json], path: Path) -> None:
@@ -56,31 +62,54 @@ def _draw_levels(panel: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _draw_roofline(panel: Axes, document: Mapping[str, Any]) -> None:
-    roofs = document["roofline"]
-    points = [(one, one["roofline"]) for one in document["classes"] if one["roofline"]]
-    points = [(one, point) for one, point in points if point["flop_per_s"] > 0]
-    if roofs is None or not points:
-        reason = document["notes"].get("roofline", "no class has both FLOP and DRAM bytes")
-        panel.text(0.5, 0.5, plain(f"no roofline: {reason}"), ha="center", va="center", transform=panel.transAxes)
+    entries = placed(document)
+    if not entries:
+        reason = next(unplaced(document), "no kernel was recorded")
+        panel.text(0.5, 0.5, plain(reason), ha="center", va="center", transform=panel.transAxes)
         panel.set_axis_off()
         return
-    ridge = roofs["ridge_flop_per_byte"]
-    low = min(*(point["flop_per_byte"] for _, point in points), ridge) / 3
-    high = max(*(point["flop_per_byte"] for _, point in points), ridge) * 3
-    panel.plot([low, ridge, high], [low * roofs["bytes_per_s"], *[roofs["flop_per_s"]] * 2], color="#000000")
-    for index, (entry, point) in enumerate(points):
-        panel.scatter(
-            point["flop_per_byte"],
-            point["flop_per_s"],
-            s=30 + 600 * entry["time_share"],
-            color=COLOURS[index % len(COLOURS)],
-            alpha=0.7,
-            label=plain(class_title(entry)),
-        )
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlabel("FLOP per byte of DRAM")
+    draw_roofline(panel, document)
+    for entry, colour in zip(entries, class_colours(entries), strict=True):
+        panel.scatter([], [], s=40, color=PALETTE[colour], label=plain(class_title(entry)))
     panel.set_ylabel("FLOP/s")
     panel.set_title("roofline; areas are shares of kernel time", loc="left", fontsize=10)
     panel.grid(visible=True, linewidth=0.3)
     panel.legend(fontsize=7)
+
+
+def class_colours(entries: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places in the palette: a class has the same in every roofline, a part of a class that comes second a free one."""
+    taken: list[int] = []
+    for entry in entries:
+        own = _COLOUR[entry["class"]]
+        taken.append(own if own not in taken else next((at for at in range(len(PALETTE)) if at not in taken), own))
+    return taken
+
+
+def draw_roofline(axes: Axes, document: Mapping[str, Any]) -> None:
+    """The roofs and the classes under them with their intervals; an area is a share of the kernels' time.
+
+    Args:
+        axes: to draw on.
+        document: in which :func:`~joulemark.report.attribution_view.placed` finds some.
+    """
+    roofs, entries = document["roofline"], placed(document)
+    ridge = roofs["ridge_flop_per_byte"]
+    at = [entry["roofline"]["flop_per_byte"] for entry in entries]
+    low, high = min(*at, ridge) / 3, max(*at, ridge) * 3
+    axes.plot([low, ridge, high], [low * roofs["bytes_per_s"], *[roofs["flop_per_s"]] * 2], color=PALETTE[_ROOF])
+    for entry, colour in zip(entries, class_colours(entries), strict=True):
+        point, ends = entry["roofline"], ends_of(entry)
+        place = point["flop_per_byte"], point["flop_per_s"]
+        axes.scatter(*place, s=20 + 350 * entry["time_share"], color=PALETTE[colour % len(PALETTE)], alpha=0.7)
+        bars = [
+            _around(value, ends.get(name)) for name, value in zip(("flop_per_byte", "flop_per_s"), place, strict=True)
+        ]
+        axes.errorbar(*place, xerr=bars[0], yerr=bars[1], color=PALETTE[colour % len(PALETTE)], linewidth=1.2)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOP per byte of DRAM")
+
+
+def _around(value: float, ends: tuple[float, float] | None) -> list[list[float]] | None:
+    return None if ends is None else [[max(0.0, value - ends[0])], [max(0.0, ends[1] - value)]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from joulemark.attribution.roofline import ends_of
+from joulemark.attribution.stored import POOLED
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
 from joulemark.report.escape import printable, shorten
@@ -13,15 +15,16 @@ from joulemark.utilization.kernels import TITLES
 
 _SHOWN, _NAME_WIDTH = 15, 56
 _POOLED = "too short to tell apart (pooled)"
+_ROOFS = {"dram": "DRAM", "tensor": "tensor pipe"}
 _COLUMNS = ("launches", "time", "share", "tensor pipe", "issue slots", "DRAM read", "DRAM written", "own rate")
 
 
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     """Clock and totals, then classes, roofline, kernels, operators and modules."""
     yield _summary(document)
-    yield _rows(document["classes"], f"classes of kernels | {document['label']}", "class", class_title, len)
+    yield classes_table(document)
     if document["roofline"] is not None:
-        yield _roofline(document)
+        yield roofline_table(document)
     yield _rows(document["kernels"], "kernels", "kernel", lambda one: str(one["name"]), _some)
     yield _rows(document["operators"], "operators", "operator", lambda one: str(one["operator"]), _some)
     if document["modules"] is not None:
@@ -30,8 +33,77 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
 
 def class_title(entry: Mapping[str, Any]) -> str:
     """What a reader calls a class."""
-    title = _POOLED if entry["class"] == "pooled" else TITLES[entry["class"]]
-    return f"{title}, on tensor cores" if entry["class"] == "attention" and entry["uses_tensor_cores"] else title
+    title = _POOLED if entry["class"] == POOLED else TITLES[entry["class"]]
+    told = entry["class"] != "tensor_gemm" and entry["uses_tensor_cores"]
+    return f"{title}, on tensor cores" if told else title
+
+
+def classes_table(document: Mapping[str, Any]) -> Table:
+    """Classes of kernels with their counters."""
+    return _rows(document["classes"], f"classes of kernels | {document['label']}", "class", class_title, len)
+
+
+def placed(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Classes that a roofline can show: with FLOP and bytes, under measured roofs."""
+    return [one for one in document["classes"] if _is_placed(document, one)]
+
+
+def _is_placed(document: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Whether there are roofs, and its FLOP can be told from none."""
+    point = entry["roofline"]
+    if point is None or document["roofline"] is None:
+        return False
+    least, _ = ends_of(entry).get("flop_per_byte", (point["flop_per_byte"], None))
+    return bool(least > 0)
+
+
+def unplaced(document: Mapping[str, Any]) -> Iterator[str]:
+    """What a roofline cannot show, and why."""
+    if document["roofline"] is None:
+        yield f"no roofline: {document['notes'].get('roofline', 'its roofs were not measured')}"
+        return
+    for entry in document["classes"]:
+        point = entry["roofline"]
+        if point is None:
+            yield f"{class_title(entry)}: its tensor cycles or DRAM bytes were not counted, or it moved none"
+        elif not _is_placed(document, entry):
+            rate = format_value(point["bytes_per_s"], "B/s", 3)
+            yield f"{class_title(entry)}: its FLOP cannot be told from none; its kernels move {rate} of DRAM"
+
+
+def overview_table(name: str, document: Mapping[str, Any]) -> Table:
+    """Classes of a recorded step, each under its roof.
+
+    Args:
+        name: of the step.
+        document: of it.
+    """
+    columns = ("class", "time", "share", "of its roof", "roof", "FLOP/B", "FLOP/s", "DRAM", "tensor pipe",
+               "issue slots")  # fmt: skip
+    rows = [(class_title(entry), *_under(document, entry)) for entry in document["classes"]]
+    return table_of(name, columns, rows, (), (1, 2, 3, 5, 6, 7, 8, 9))
+
+
+def _under(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[str]:
+    yield from (_s(entry["time_s"]), percent(entry["time_share"]))
+    if _is_placed(document, entry):
+        point = entry["roofline"]
+        yield from (percent(point["of_roof"]), _ROOFS[point["bound_by"]], f"{point['flop_per_byte']:.3g}")
+        yield format_value(point["flop_per_s"], "FLOP/s", 3)
+    else:
+        yield from ("n/a",) * 4
+    yield "n/a" if entry["roofline"] is None else format_value(entry["roofline"]["bytes_per_s"], "B/s", 3)
+    yield from (_share(entry["counters"].get(name)) for name in ("pipe_tensor", "issue_active"))
+
+
+def largest(document: Mapping[str, Any], most: int = 3) -> str:
+    """The classes that take most time in a few words: ``elementwise 24 % (86 % of the DRAM's roof); …``."""
+    said = []
+    for entry in sorted(document["classes"], key=lambda one: -one["time_share"])[:most]:
+        point = entry["roofline"] if _is_placed(document, entry) else None
+        under = f" ({percent(point['of_roof'], 0)} of the {_ROOFS[point['bound_by']]}'s roof)" if point else ""
+        said.append(f"{class_title(entry)} {percent(entry['time_share'], 0)}{under}")
+    return "; ".join(said) or "no kernel was recorded"
 
 
 def _summary(document: Mapping[str, Any]) -> Table:
@@ -103,7 +175,8 @@ def _s(value: float | None) -> str:
     return format_value(value, "s", 3)
 
 
-def _roofline(document: Mapping[str, Any]) -> Table:
+def roofline_table(document: Mapping[str, Any]) -> Table:
+    """Classes under the roofs, where these were measured."""
     roofs = document["roofline"]
     rows = []
     for entry in document["classes"]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from joulemark.attribution import stored as attribution
+from joulemark.energy import stored as energy
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Json, Run
 from joulemark.report import foreign
 from joulemark.report.evidence import Document
 from joulemark.store import kind_of
 
-WANTED = ("energy",)
+WANTED = ("energy", "attribution")
 """Kinds that a section of the report shows: of schema ``joulemark/<kind>/<version>``."""
 
 
@@ -47,7 +49,8 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
             documents.append(_read(path, kind))
         elif kind is not None:
             what = f"{path} holds a document of joulemark {kind}, which no report shows"
-            raise ConfigurationError(what, "give runs (sweep-*.jsonl), and documents of joulemark energy")
+            remedy = "give runs (sweep-*.jsonl), and documents of joulemark energy and joulemark attribution"
+            raise ConfigurationError(what, remedy)
         else:
             runs += foreign.read_results([path])[0]
     return runs, documents, unusable
@@ -56,23 +59,11 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
 def _read(path: Path, kind: str) -> Document:
     try:
         content: Json = json.loads(path.read_text(encoding="utf-8"))
-        if kind == "energy":
-            _check_energy(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _CHECKS[kind](content)
+    except (OSError, ValueError, RecursionError) as error:
         what = f"{path} is no whole document of joulemark {kind} ({type(error).__name__}: {error})"
         raise UnreadableInput(what, "make it again") from error
     return Document(path, kind, content)
 
 
-def _check_energy(content: Json) -> None:
-    """What the report reads of it is there: documents come from anywhere."""
-    float(content["gain"])
-    for row in content["rows"]:
-        str(row["workload"])
-        split = row["split"]
-        if split is not None:
-            sums = [float(joules) for parts in split["parts"].values() for joules in parts.values()]
-            if float(split["measured_j"]) <= 0 or not all(-1e18 < one < 1e18 for one in sums):
-                raise ValueError(f"{row['workload']!r} has no energy that can be split")
-            float(split["residual_share"])
-            list(split["notes"])
+_CHECKS: Mapping[str, Callable[[Json], None]] = {"energy": energy.check, "attribution": attribution.check}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from joulemark.device.gpu import slug
+from joulemark.energy import stored
 from joulemark.energy.validation import SCHEMA
 from joulemark.errors import UnreadableInput
 from joulemark.records import Table
@@ -30,6 +31,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
+        stored.check(document)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnreadableInput(
             f"{path} holds no split of energy ({type(error).__name__}: {error})",

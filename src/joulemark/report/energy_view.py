@@ -263,7 +263,7 @@ def trend_table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
 
 
 def _energy(value: float | None, unit: str) -> str:
-    return format_value(value, unit, 3)
+    return _number(value, 3) + " / W" if unit == "1/W" else format_value(value, unit, 3)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -30,6 +30,15 @@ def _spelt(char: str) -> str:
     return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char) or ascii(char)[1:-1]
 
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|[pnµmkMGT]?(?:s|J|W|Hz)|[KMGT]i?B|[kMG])(?![\w]))")
+
+
+def together(text: str) -> str:
+    """Printable text whose units stay on the line of their numbers."""
+    return _UNIT.sub(NO_BREAK, printable(text))
+
+
 def markdown(text: str) -> str:
     """Text that Markdown shows as it is, in a table cell or beside one: no markup, no HTML, no links, no new cell.
 

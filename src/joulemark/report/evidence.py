@@ -19,8 +19,11 @@ from joulemark.utilization.waterfall import Waterfall, waterfall_of
 MOST_SHOWN = 12
 """Workloads with answers and figures of their own; the tables hold all."""
 
+CPU = "cpu"
+"""Model of a case that ran on no GPU."""
 _MEASURED = ("ok", "flagged")
 _NEARLY_ALL = 0.9
+_BOARD_DIGITS = 8
 _PHASES = ("train", "inference", "prefill", "decode")
 _ENERGY_NAME = re.compile(r"(?P<workload>.+)-(?P<phase>[a-z]+)-(?P<dtype>[a-z0-9]+)-b(?P<batch>\d+)")
 
@@ -168,6 +171,16 @@ class Workload:
         """The configuration that answers are about."""
         return self.curves[0]
 
+    @property
+    def configuration(self) -> str:
+        """Its name; empty where it has none beside the workload's."""
+        return "" if self.main.name == self.main.case.workload else self.main.name
+
+    @property
+    def full_title(self) -> str:
+        """``resnet50 train, bf16 eager``."""
+        return f"{self.title}, {self.configuration}" if self.configuration else self.title
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -218,7 +231,7 @@ class Evidence:
         wanted = (case.workload, case.phase, case.dtype)
         for name, row in self.energy_rows.items():
             match = _ENERGY_NAME.fullmatch(name)
-            if match is None or row["split"] is None or not _same_gpu(row.get("gpu"), case.gpu_model):
+            if match is None or row["split"] is None or not same_gpu(row.get("gpu"), case.gpu_model):
                 continue
             if match.group("workload", "phase", "dtype") == wanted:
                 found.append((int(match["batch"]), row))
@@ -235,7 +248,8 @@ def _levels(records: Sequence[Record]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _same_gpu(name: Json, model: str) -> bool:
+def same_gpu(name: Json, model: str) -> bool:
+    """Whether a document's name of a GPU, if it has one, is a case's model."""
     return name is None or slug(str(name)) == model
 
 
@@ -270,8 +284,9 @@ def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
     for (_, _, _, driver, *_), configurations in groups.items():
         curves = sorted(filter(None, map(_curve, configurations.values())), key=_usual, reverse=True)
         if curves:
-            name = title_of(curves[0].case, usual) + (f", driver {driver}" if len(drivers) > 1 else "")
-            anchor = _untaken(slug(name), taken)
+            name = _with_board(title_of(curves[0].case, usual), next(iter(curves[0].records.values()))[-1])
+            name += f", driver {driver}" if len(drivers) > 1 else ""
+            anchor = untaken(slug(name), taken)
             found.append(Workload(anchor, name, tuple(curves)))
     found.sort(key=_rank)
     oldest = sorted(ordered, key=lambda run: run.started_utc or 0.0)
@@ -324,7 +339,25 @@ def title_of(case: Case, usual_gpu: str | None) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _untaken(wanted: str, taken: set[str]) -> str:
+def model_of(record: Record) -> str:
+    """The GPU's model as a slug: without the board's UUID, which a sweep over several boards of a model appends."""
+    return record.case.gpu_model.removesuffix(_board(record))
+
+
+def _with_board(title: str, record: Record) -> str:
+    """``… on nvidia-h200, board 336f5171`` for ``… on nvidia-h200-336f5171``."""
+    board = _board(record)
+    return f"{title.removesuffix(board)}, board {board[1:]}" if board and title.endswith(board) else title
+
+
+def _board(record: Record) -> str:
+    """What :mod:`joulemark.plugin.targets` appends to the model: a dash and eight digits of the UUID."""
+    digits = (record.gpu_uuid or "").removeprefix("GPU-").removeprefix("MIG-")[:_BOARD_DIGITS]
+    return f"-{digits}" if digits and record.case.gpu_model.endswith(f"-{digits}") else ""
+
+
+def untaken(wanted: str, taken: set[str]) -> str:
+    """A key that is not taken yet; then it is."""
     key, number = wanted, 2
     while key in taken:
         key, number = f"{wanted}-{number}", number + 1

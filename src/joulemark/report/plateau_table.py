@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,9 +133,14 @@ def _cells(row: PlateauRow, metric: Metric) -> tuple[str, ...]:
     if plateau.verdict == "not_reached":
         end = ": larger ones did not fit" if plateau.limited_by == _MEMORY else ""
         verdict = f"not reached by {batch_text(plateau.largest_batch)}{end}"
-    name = Path(row.run.path).name
-    return (_name(row.series), row.series.gpu_model, row.driver, name, knee_text(plateau),
+    return (_name(row.series), row.series.gpu_model, row.driver, _run_name(row.run.path), knee_text(plateau),
             format_value(level, metric.unit), verdict)  # fmt: skip
+
+
+def _run_name(path: str) -> str:
+    """``4b96b6`` of ``sweep-20261129T145039Z-4b96b6.jsonl``: what all sweeps share leaves no width for the case."""
+    own = re.fullmatch(r"sweep-\d{8}T\d{6}Z-(\w+)\.jsonl", Path(path).name)
+    return Path(path).name if own is None else own[1]
 
 
 def knee_text(plateau: Plateau) -> str:

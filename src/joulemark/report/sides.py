@@ -9,10 +9,9 @@ from typing import Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.history.runs import sorted_drivers
-from joulemark.metrics import format_value
 from joulemark.records import Json, Record, Run, Table, Value
 from joulemark.report import share_table
-from joulemark.report.answers import GROUP_TITLES, group_shares, idle_share, whole_percent
+from joulemark.report.answers import GROUP_TITLES, group_shares, idle_share, share_interval, whole_percent
 from joulemark.report.evidence import Curve, Document, Evidence, Workload, driver_of_record, gather
 from joulemark.report.names import without_common_parts
 from joulemark.report.plateau_table import knee_text
@@ -88,7 +87,7 @@ def sides_of(given: Sequence[tuple[Path, Sequence[Run], Sequence[Document]]], ax
     if len(sides) < 2:
         raise ConfigurationError(
             f"--side-by-side {axis} found no two sides that swept the batch size",
-            f"give results of two, or choose of {AXES}",
+            f"give results of two, or choose another of {', '.join(AXES)}",
         )
     return sides
 
@@ -196,19 +195,27 @@ def _plateau_text(plateau: Plateau) -> str:
 
 
 def ratio_text(base: Value | None, new: Value | None) -> str:
-    """``1.032x [1.01, 1.05]``: new over base."""
+    """``1.032x [1.010, 1.054]``: new over base."""
     if base is None or new is None or not base.value or new.value is None:
         return "n/a"
     text = f"{new.value / base.value:.3f}x"
     if base.interval is None or new.interval is None or base.interval[0] <= 0:
         return text
     lo, hi = new.interval[0] / base.interval[1], new.interval[1] / base.interval[0]
-    return f"{text} [{format_value(lo, '1')}, {format_value(hi, '1')}]"
+    return f"{text} [{lo:.3f}, {hi:.3f}]"
 
 
 def _splits(sides: Sequence[Side]) -> Iterator[Table]:
     shares = [
-        Share(name, GROUP_TITLES[group], share, None, str(row.get("gpu") or ""), "", side.name)
+        Share(
+            name,
+            GROUP_TITLES[group],
+            share,
+            share_interval(row["split"], group),
+            str(row.get("gpu") or ""),
+            "",
+            side.name,
+        )
         for side in sides
         for name, row in side.evidence.energy_rows.items()
         if row["split"] is not None
@@ -220,11 +227,15 @@ def _splits(sides: Sequence[Side]) -> Iterator[Table]:
         moved = frozenset(kept.index(at) for at in table.numeric)
         rows = tuple(tuple(row[at] for at in kept) for row in table.rows)
         yield replace(
-            table, columns=tuple(table.columns[at] for at in kept), rows=rows, numeric=moved, notes=(_NO_INTERVAL,)
+            table,
+            columns=tuple(table.columns[at] for at in kept),
+            rows=rows,
+            numeric=moved,
+            notes=(*table.notes, _BY_MODEL),
         )
 
 
-_NO_INTERVAL = "shares of measured energy by the energy model; what it does not explain is in joulemark energy's table"
+_BY_MODEL = "shares of measured energy by the energy model; what it does not explain is in joulemark energy's table"
 
 
 def together(sides: Sequence[Side], documents: Sequence[Document]) -> Evidence:

@@ -8,6 +8,7 @@ from joulemark.metrics import LEVELS, find, format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
 from joulemark.report.names import series_titles
+from joulemark.utilization.plateau import batch_text
 from joulemark.utilization.waterfall import TITLES
 
 _MAIN = (
@@ -44,6 +45,8 @@ def _plateaus(series: Sequence[tuple[str, Mapping[str, Json]]]) -> Table:
     rows = []
     for name, one in series:
         rows.append((name, "throughput", _verdict(one["throughput_plateau"])))
+        if (one["throughput_plateau"] or {}).get("verdict") == "too_few_points":
+            continue
         rows += [("", find(level).title, _verdict(one["level_plateaus"].get(level))) for level in _MAIN]
     found = dict.fromkeys(
         f"{name}: {finding['message']}"
@@ -52,7 +55,7 @@ def _plateaus(series: Sequence[tuple[str, Mapping[str, Json]]]) -> Table:
     )
     note = "plateau: the batch beyond which no doubling gains more than 5 %, with a bootstrap interval"
     return table_of(
-        "where a bigger batch stops helping", ("series", "what", "verdict"), rows, (note, *found), frozenset()
+        "where a bigger batch stops helping", ("series", "what", "plateau"), rows, (note, *found), frozenset()
     )
 
 
@@ -61,8 +64,14 @@ def _verdict(plateau: Mapping[str, Json] | None) -> str:
         return "n/a"
     if plateau["verdict"] == "too_few_points":
         return "too few batches"
+    text = str(plateau["text"])
+    if plateau["verdict"] == "plateau":
+        text = text.removeprefix("plateau ")
+    elif plateau["verdict"] == "not_reached":
+        end = ": larger ones did not fit" if plateau["limited_by"] == "memory" else ""
+        text = f"not reached by {batch_text(plateau['largest_batch'])}{end}"
     confident = plateau["support"] is None or plateau["support"] >= plateau["confidence"]
-    return str(plateau["text"]) if confident else f"{plateau['text']} ({plateau['support']:.0%} of draws)"
+    return text if confident else f"{text} ({plateau['support']:.0%} of draws)"
 
 
 def _beside_published(series: Sequence[tuple[str, Mapping[str, Json]]], published: Mapping[str, Json]) -> Table:

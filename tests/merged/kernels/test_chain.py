@@ -16,7 +16,7 @@ from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.fragments import round_tf32
 from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.kernels.stream import stream
-from tests.merged.kernels.chains import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
+from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 FORMATS: tuple[Format, ...] = ("bf16", "fp16", "tf32", "fp32")

@@ -15,7 +15,7 @@ from joulemark.merged.kernels.stream import Plan as StreamPlan
 from joulemark.merged.kernels.stream import stream
 from joulemark.merged.kernels.wide import Plan as WidePlan
 from joulemark.merged.kernels.wide import wide
-from tests.merged.kernels.chains import chain_of, input_of, parameters_of
+from tests.merged.kernels.chain_cases import chain_of, input_of, parameters_of
 
 MULTIPROCESSORS = 3
 

@@ -8,7 +8,7 @@ import torch
 from joulemark.merged.kernels import Description, build, emulate
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.memoized import Plan, memoized, unsuited
-from tests.merged.kernels.chains import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
+from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of, input_of, parameters_of, reference_of
 
 
 @pytest.mark.parametrize("format_", ["bf16", "fp16", "tf32", "fp32"])

@@ -7,7 +7,7 @@ import pytest
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.planes import Plan, planes, unsuited
-from tests.merged.kernels.chains import LIMITS, chain_of, error_of
+from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
 
 
 @pytest.mark.parametrize("format_", ["bf16", "fp16", "tf32"])

@@ -6,7 +6,7 @@ import pytest
 
 from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels.wide import Plan, unsuited, wide
-from tests.merged.kernels.chains import LIMITS, chain_of, error_of
+from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -30,7 +30,8 @@ def operand_block(format_: str, kind: Operands, seed: int = 0) -> NDArray[np.uin
         format_: a vector kernel's name (``fp32``, ``fp64``, ``fp16x2``, ``integer``, ``logic``, ``special``), a tensor
             format (``fp16``, ``bf16``, ``tf32``, ``int8``, ``fp8``) or ``word``. Vector kernels of floats iterate
             x² + k, so their random values lie in [0.5, 1.8]; tensor formats have random signs and mantissas.
-        kind: ``normal`` is the standard normal where the format is of floats.
+        kind: ``normal`` is the standard normal where the format is of floats; of a ``word``, in bf16, and
+            ``normal_fp32`` in FP32.
         seed: of the random values.
 
     Raises:
@@ -82,6 +83,8 @@ def _floats(format_: str, values: NDArray[np.float64]) -> NDArray[np.generic]:
 
 def _vector_floats(format_: str, item_bytes: int, kind: Operands, rng: np.random.Generator) -> NDArray[np.generic]:
     n = BLOCK_BYTES // item_bytes
+    if kind == "normal":
+        return _floats(format_, rng.standard_normal(n))
     values = rng.uniform(0.5, 1.8, n) if kind == "random" else np.full(n, 1.5)
     return _floats(format_, values)
 
@@ -144,6 +147,8 @@ def _words(kind: Operands, rng: np.random.Generator) -> NDArray[np.generic]:
         return np.full(BLOCK_BYTES // 4, 0x5A5A5A5A, dtype=np.uint32)
     if kind == "normal":  # what a network's activations and weights look like in memory
         return _bf16(kind, rng)
+    if kind == "normal_fp32":
+        return _tensor_floats("normal", rng, BLOCK_BYTES // 4)
     return rng.integers(0, 2**32, BLOCK_BYTES // 4, dtype=np.uint32)
 
 

@@ -30,7 +30,7 @@ _INSTRUCTION_BYTES = 16
 """Of every architecture since Volta."""
 
 _OVERHEAD = re.compile(
-    r"(U?IADD3?|UIADD3|VIADD|U?ISETP|BRA|NANOSLEEP|NOP|U?MOV|U?LDCU?|U?SHF|U?LOP3|U?IMAD|U?SEL|R2UR|WARPGROUP|WARPSYNC"
+    r"(U?IADD3?|UIADD3|VIADD|U?ISETP|BRA|NANOSLEEP|NOP|U?MOV|U?LDCU?|U?SHF|U?LOP3|U?IMAD|U?LEA|U?SEL|R2UR|WARPGROUP|WARPSYNC"
     r"|BSSY|BSYNC|YIELD|DEPBAR|CS2R|S2R|S2UR|PLOP3|UPLOP3|R2P|P2R)(\.|$)"
 )
 """What a loop may hold besides its work: counting, addresses, branching, moves. No memory access, no arithmetic."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from joulemark.energy.microbench.compile import number_of
-from joulemark.energy.units import INSTRUCTION, MEMORY_ACCESS
+from joulemark.energy.units import INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Role = Literal["static", "fit", "check"]
 Level = Literal["none", "shared", "l1", "l2", "hbm"]
-Operands = Literal["zero", "constant", "random", "normal"]
+Operands = Literal["zero", "constant", "random", "normal", "normal_fp32"]
 
 WARP = 32
 TILE_BYTES = 8 * 1024 * 16
@@ -134,6 +134,40 @@ def _vector(name: str, opcodes: Sequence[tuple[str, int]], counts: Mapping[str, 
     return Benchmark(name, name, "vector", name, name, 1024, 5, (Variant(75, work, counts),), about=about)
 
 
+def _tile(key: str, opcode: str, steps: int) -> Benchmark:
+    """A matrix product on tiles in registers: three registers per multiply-add, as library code has it."""
+    name, unit = f"{key}_tile", f"{key}_operands"
+    count = {key: float(steps * WARP), unit: float(steps * WARP)}
+    variant = Variant(75, (Work(opcode, steps),), count)
+    kinds: tuple[Operands, ...] = ("zero", "random", "normal")
+    about = f"{key.upper()} multiply-add of three registers"
+    return Benchmark(name, name, "vector", unit, key, 1024, 5, (variant,), operands=kinds, about=about)
+
+
+def _composed() -> list[Benchmark]:
+    """Several units at once, predicted from what was fitted one by one; the second slows the clock the furthest."""
+    product = 144.0 * WARP
+    loads: dict[str, float] = {MEMORY_ACCESS: 18.0, "shared_read": 18.0 * WARP * 16}
+    tile = Variant(
+        75, (Work("FFMA", 144), Work(_LDS + r"\.128", 18)), {"fp32": product, "fp32_operands": product, **loads}
+    )
+    from_l2 = 8.0 * WARP * 16
+    wide = Variant(
+        90,
+        (Work(r"HGMMA\.64x256x16\.F32", 8), Work(_LDG + r"\.128" + _TAIL, 8), Work(_XOR, 16, 2)),
+        {
+            "wgmma_fp16": 8 * 2.0 * 64 * 256 * 16 / 4, MEMORY_ACCESS: 8.0, L1_REQUEST: 8.0, L2_REQUEST: 32.0,
+            "logic": 16.0 * WARP, "l1": from_l2, "l2_read": from_l2,
+        },
+    )  # fmt: skip
+    return [
+        Benchmark("fp32_shared", "fp32_shared", "vector", "fp32_operands", "fp32", 1024, 5, (tile,), role="check",
+                  operands=("zero", "random"), about="FP32 multiply-add of three registers, two from shared memory"),
+        Benchmark("wgmma_fp16_l2", "wgmma_fp16_l2", "wgmma", "wgmma_fp16", "fp16", 256, 38, (wide,), role="check",
+                  operands=("zero", "random"), about="wgmma beside loads from the L2, as a library's product has them"),
+    ]  # fmt: skip
+
+
 def _mma(key: str, shapes: Sequence[tuple[int, str, int]], only: frozenset[int] | None = None) -> Benchmark:
     """``shapes``: first architecture, opcode, FLOP of one warp instruction (2·m·n·k)."""
     unit = f"mma_{key}"
@@ -173,7 +207,7 @@ def _memory(
 ) -> Benchmark:
     """The first work is the access itself: each is a memory instruction."""
     pattern = kernel.rpartition("_")[2]
-    how = pattern if pattern in ("narrow", "strided") else "sequential"
+    how = pattern if pattern in ("narrow", "strided", "scattered") else "sequential"
     kinds: tuple[Operands, ...] = ("zero", "constant", "random") if how == "sequential" else ("zero", "random")
     variant = Variant(75, work, {MEMORY_ACCESS: float(work[0].count), **counts})
     return Benchmark(
@@ -183,29 +217,49 @@ def _memory(
 
 
 def _global(level: Level, footprint: float) -> list[Benchmark]:
-    """Loads and stores whose footprint lies in the L2 or far beyond it; 8 accesses per iteration."""
+    """Loads and stores whose footprint lies in the L2 or far beyond it; 8 accesses per iteration.
+
+    A request to the L2 is of up to a line of 128 B. Bytes are those of the sectors that an access touches, as counters
+    see it: a sector written by halves, in two accesses, is one sector twice; HBM sees it once.
+    """
     full, sectors = 8.0 * WARP * 16, 8.0 * WARP * _SECTOR_BYTES
     reads = {"l2": ("l2_read",), "hbm": ("l2_read", "hbm_read")}[level]
     writes = {"l2": ("l2_write",), "hbm": ("l2_write", "hbm_write")}[level]
     read, write = reads[-1], writes[-1]
-    load = (Work(_LDG + r"\.128" + _TAIL, 8), Work(_XOR, 16, 2))
-    load_strided = (Work(_LDG + r"(\.(?!128)\w+)*", 8), Work(_XOR, 4, 2))
     store = (Work(_STG + r"\.128" + _TAIL, 8),)
+    wide = (Work(_LDG + r"\.128" + _TAIL, 8), Work(_XOR, 16, 2))
+    words = (Work(_LDG + r"(\.(?!128)\w+)*", 8), Work(_XOR, 4, 2))
+
+    def touched(units: Sequence[str], bytes_: float, lines: int, logic: int = 0) -> dict[str, float]:
+        requests = {L1_REQUEST: 8.0, L2_REQUEST: 8.0 * lines}
+        return {"l1": bytes_, "logic": float(logic * WARP), **dict.fromkeys(units, bytes_), **requests}
+
+    halves = touched(writes, sectors, 8) | ({"hbm_write": full} if level == "hbm" else {})
+    fitted: Role = "fit" if level == "l2" else "check"
     return [
-        _memory(read, "global_read", read, load, {"l1": full, "logic": 16.0 * WARP, **dict.fromkeys(reads, full)},
-                level, footprint),
-        _memory(f"{read}_strided", "global_read_strided", read, load_strided,
-                {"l1": sectors, "logic": 4.0 * WARP, **dict.fromkeys(reads, sectors)}, level, footprint, 32, "check"),
-        _memory(write, "global_write", write, store, {"l1": full, **dict.fromkeys(writes, full)}, level, footprint),
-        _memory(f"{write}_strided", "global_write_strided", write, store,
-                {"l1": full, **dict.fromkeys(writes, full)}, level, footprint, 32, "check"),
+        _memory(read, "global_read", read, wide, touched(reads, full, 4, 16), level, footprint),
+        _memory(f"{read}_strided", "global_read_strided", read, words, touched(reads, sectors, 8, 4),
+                level, footprint, 32, "check"),
+        _memory(f"{read}_scattered", "global_read_scattered", L2_REQUEST if level == "l2" else read, words,
+                touched(reads, sectors, 32, 4), level, footprint, 32, fitted),
+        _memory(write, "global_write", write, store, touched(writes, full, 4), level, footprint),
+        _memory(f"{write}_strided", "global_write_strided", write, store, halves, level, footprint, 32, "check"),
     ]  # fmt: skip
+
+
+def _words_written() -> Benchmark:
+    """Each access touches a sector per lane, of which it writes one word."""
+    sectors = 8.0 * WARP * _SECTOR_BYTES
+    counts = {"l1": sectors, "l2_write": sectors, L1_REQUEST: 8.0, L2_REQUEST: 64.0}
+    work = (Work(_STG + r"(\.(?!128)\w+)*", 8),)
+    return _memory("l2_write_scattered", "global_write_scattered", "l2_write", work, counts, "l2", 0.75, 32, "check")
 
 
 def _on_chip() -> list[Benchmark]:
     """Shared memory and L1 hits; 32 accesses per iteration."""
     full, wide = 32.0 * WARP * 16, 32.0 * 2 * _WAVEFRONT_BYTES
     narrow = 32.0 * WARP * 4
+    looked_up = {L1_REQUEST: 32.0}
     xor, xor_narrow = {"logic": 64.0 * WARP}, {"logic": 16.0 * WARP}
     narrow_load = (Work(_LDS, 32), Work(_XOR, 16, 2))
     return [
@@ -220,11 +274,11 @@ def _on_chip() -> list[Benchmark]:
         _memory("shared_write_strided", "shared_write_strided", "shared_write", (Work(_STS, 32),),
                 {"shared_write": wide}, "shared", role="check", overhead=7),
         _memory("l1_read", "l1_read", "l1", (Work(_LDG + r"\.128" + _TAIL, 32), Work(_XOR, 64, 2)),
-                {"l1": full, **xor}, "l1", overhead=10),
+                {"l1": full, **xor, **looked_up}, "l1", overhead=10),
         _memory("l1_read_narrow", "l1_read_narrow", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
-                {"l1": narrow, **xor_narrow}, "l1", overhead=10),
+                {"l1": narrow, **xor_narrow, **looked_up}, "l1", overhead=10),
         _memory("l1_read_strided", "l1_read_strided", "l1", (Work(_LDG + r"(\.(?!128)\w+)*", 32), Work(_XOR, 16, 2)),
-                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_narrow}, "l1", lane_bytes=32, role="check", overhead=10),
+                {"l1": 32.0 * WARP * _SECTOR_BYTES, **xor_narrow, **looked_up}, "l1", 0.0, 32, "check", overhead=10),
     ]  # fmt: skip
 
 
@@ -253,6 +307,8 @@ def _suite() -> list[Benchmark]:
         _vector("fp32", (("FFMA", 128),), {"fp32": 128 * warp}, "FP32 multiply-add"),
         _vector("fp64", (("DFMA", 128),), {"fp64": 128 * warp}, "FP64 multiply-add"),
         _vector("fp16x2", ((r"HFMA2(\.MMA)?", 128),), {"fp16x2": 128 * warp}, "FP16x2 multiply-add"),
+        _tile("fp32", "FFMA", 144),
+        _tile("fp64", "DFMA", 108),
         _vector("integer", (("IMAD", 128),), {"integer": 128 * warp}, "32-bit integer multiply-add"),
         _vector("logic", ((r"SHF\.L\.W\.U32\.HI", 64), (_XOR, 64)), {"logic": 128 * warp}, "shift and logic"),
         _vector("special", ((r"MUFU\.SQRT", 64), (_XOR, 64)), {"special": 64 * warp, "logic": 64 * warp},
@@ -270,7 +326,9 @@ def _suite() -> list[Benchmark]:
         _wgmma("int8", r"IGMMA\.64x256x32\.S8\.S8", 32),
         *_on_chip(),
         *_global("l2", 0.75),
+        _words_written(),
         *_global("hbm", 32.0),
+        *_composed(),
     ]  # fmt: skip
 
 

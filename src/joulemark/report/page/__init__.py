@@ -7,7 +7,6 @@ no run holds reach it by ``evidence.of_kind(…)``, see :mod:`joulemark.report.d
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
@@ -15,15 +14,27 @@ from typing import Any
 from joulemark.errors import ConfigurationError
 from joulemark.records import Table
 from joulemark.report.answers import Answer, answers_of
-from joulemark.report.escape import printable
-from joulemark.report.evidence import Evidence
-from joulemark.report.page import energy, latency, listing, pictures, poster, records, tandem, throughput, waterfall
+from joulemark.report.escape import printable, together
+from joulemark.report.evidence import Evidence, model_of
+from joulemark.report.page import (
+    energy,
+    latency,
+    listing,
+    pictures,
+    poster,
+    records,
+    roofline,
+    tandem,
+    throughput,
+    waterfall,
+)  # fmt: skip
 from joulemark.report.page.parts import Build, Figure, Section
 
 SECTIONS: tuple[Build, ...] = (
     throughput.throughput,
     throughput.utilization,
     waterfall.waterfall,
+    roofline.roofline,
     tandem.tandem,
     energy.energy,
     latency.latency,
@@ -88,7 +99,7 @@ def render(evidence: Evidence, sections: Sequence[Section] | None = None) -> str
     return environment.get_template("page.html.jinja").render(
         title=_title(evidence),
         headline=listing.headline(evidence),
-        workloads=[_card(one.key, one.title, one.main.name, answers_of(one, evidence)) for one in evidence.shown],
+        workloads=[_card(one.key, one.title, one.configuration, answers_of(one, evidence)) for one in evidence.shown],
         questions=poster.QUESTIONS,
         sections=shown,
         table_before=_TABLE_BEFORE,
@@ -101,21 +112,13 @@ def render(evidence: Evidence, sections: Sequence[Section] | None = None) -> str
     )
 
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[pnµmkMGT]?(?:s|J|W|Hz)|[KMGT]i?B|[kMG])(?![\w]))")
-
-
-def together(text: str) -> str:
-    """Text whose units stay on the line of their numbers."""
-    return _UNIT.sub("\N{NO-BREAK SPACE}", printable(text))
-
-
 def _plain(value: Any) -> Any:
     """Text from outside on one line, with nothing that steers or hides; markup of our own as it is."""
     return printable(value) if type(value) is str else value
 
 
 def _title(evidence: Evidence) -> str:
-    gpus = sorted({one.case.gpu_model for one in evidence.records})
+    gpus = sorted(set(map(model_of, evidence.records)))
     return f"joulemark: {', '.join(gpus)}" if gpus else "joulemark"
 
 

@@ -46,7 +46,7 @@ def value_axis(axes: Axes, unit: str, log: bool = False) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     text = (lambda y, _: f"{100 * y:.0f} %") if unit == "%" else (lambda y, _: format_value(y, unit))
     axes.yaxis.set_major_formatter(FuncFormatter(text))
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from joulemark.energy.split import RESIDUAL
 from joulemark.energy.units import GROUPS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Value
 from joulemark.report import energy_view
-from joulemark.report.answers import GROUP_TITLES, group_shares, unanswered
+from joulemark.report.answers import GROUP_TITLES, group_shares, share_interval, unanswered
 from joulemark.report.evidence import Evidence, Workload, slug
 from joulemark.report.page import axes as drawing
-from joulemark.report.page.parts import Figure, Mark, Section, row_of, tiers_of
+from joulemark.report.page.parts import Figure, Mark, Number, Section, row_of, tiers_of
 from joulemark.report.page.throughput import Colours, Lines, curves_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _ITEM, _DYNAMIC = "energy_per_item_j", "dynamic_energy_per_item_j"
 _RESIDUAL = "not explained"
 _BARS, _FEWEST_BARS = 8, 5
+_OF_ITS_OWN = 3
+"""Batches from which on a workload has a figure of its own."""
 _COLOURS: Mapping[str, int] = {
     "static": 8, "issue": 5, "vector": 2, "integer": 7, "special": 9, "tensor": 1, "shared": 3, "l1": 10, "l2": 4,
     "hbm": 0, _RESIDUAL: 6,
@@ -87,36 +90,46 @@ def _draw_per_item(axes: Axes, lines: Lines, dynamic: list[tuple[int, Value]], c
 
 
 def _splits(evidence: Evidence) -> Iterator[Figure]:
-    """Stacked bars, a row per workload and batch, per phase."""
+    """Stacked bars, a row per batch of a workload that has several, and of the others a row per batch, per phase."""
     phases: dict[str, list[tuple[str, Mapping[str, Json]]]] = {}
     for workload in evidence.shown:
-        for batch, row in evidence.energy_of(workload):
-            phase = workload.main.case.phase or "workloads"
-            phases.setdefault(phase, []).append((f"{workload.main.case.workload}, {batch}", row))
+        case = workload.main.case
+        rows = [(f"{case.workload}, {batch}", row) for batch, row in evidence.energy_of(workload)]
+        if len(rows) >= _OF_ITS_OWN:
+            yield _split_figure(workload.title, rows, workload.key)
+        else:
+            phases.setdefault(case.phase or "workloads", []).extend(rows)
     for phase, rows in phases.items():
+        if not rows:
+            continue
         each = -(-len(rows) // -(-len(rows) // _BARS))
         for part in range(0, len(rows), each):
             number = f" {part // each + 1}" if len(rows) > each else ""
-            yield _split_figure(phase, rows[part : part + each], number)
+            yield _split_figure(f"{phase}{number}", rows[part : part + each], slug(phase) + number.replace(" ", "-"))
 
 
-def _split_figure(phase: str, rows: Sequence[tuple[str, Mapping[str, Json]]], number: str) -> Figure:
+def _split_figure(subject: str, rows: Sequence[tuple[str, Mapping[str, Json]]], key: str) -> Figure:
     shares = {name: {**group_shares(row["split"]), _RESIDUAL: row["split"]["residual_share"]} for name, row in rows}
     groups = [group for group in (*GROUPS, _RESIDUAL) if any(group in one for one in shares.values())]
     worst = max(abs(one[_RESIDUAL]) for one in shares.values())
     titles = {**GROUP_TITLES, _RESIDUAL: _RESIDUAL}
     return Figure(
-        f"split-{slug(phase)}{number.replace(' ', '-')}",
-        f"Energy by part of the chip: {phase}{number}",
+        f"split-{key}",
+        f"Energy by part of the chip: {subject}",
         "share of the measured energy (workload, batch)",
         f"Energy model calibrated on this GPU. Uncertainty: at most {100 * worst:.1f} % of a workload's energy is not "
         "explained; a negative share stands left of zero.",
         partial(_draw_split, shares=shares, groups=groups),
-        [{"workload": row["workload"], "batch_size": row["batch_size"], "part": group, "share": shares[name].get(group),
-          "measured_j": row["measured_j"], "window_s": row["window_s"]} for name, row in rows for group in groups],
+        [_part_row(row, group, shares[name].get(group)) for name, row in rows for group in groups],
         tuple(Mark(titles[group], _COLOURS[group], "bar") for group in groups),
         left=0.27,
     )  # fmt: skip
+
+
+def _part_row(row: Mapping[str, Json], group: str, share: float | None) -> dict[str, Number]:
+    lo, hi = share_interval(row["split"], RESIDUAL if group == _RESIDUAL else group) or (None, None)
+    return {"workload": row["workload"], "batch_size": row["batch_size"], "part": group, "share": share, "lo": lo,
+            "hi": hi, "measured_j": row["measured_j"], "window_s": row["window_s"]}  # fmt: skip
 
 
 def _draw_split(axes: Axes, shares: Mapping[str, Mapping[str, float]], groups: Sequence[str]) -> None:

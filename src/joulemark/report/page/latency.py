@@ -61,7 +61,7 @@ def _figure(workload: Workload, spread: Mapping[int, tuple[int, list[float]]]) -
     names = [f"p{100 * end:.0f}" for end in _ENDS]
     return Figure(
         f"latency-{workload.key}",
-        f"{workload.title}, {workload.main.name}",
+        workload.full_title,
         "latency of a step",
         f"By host_clock; {several} steps per batch.",
         partial(_draw, spread=spread),

@@ -180,8 +180,9 @@ def headline(evidence: Evidence) -> list[str]:
     dates = sorted(_when(run.started_utc)[:10] for run in evidence.runs if run.started_utc is not None)
     days = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
     several = f"{len(evidence.runs)} runs" if len(evidence.runs) != 1 else Path(evidence.runs[0].path).name
-    parts = [gpus, f"driver {drivers}" if drivers else "", f"torch {torch}" if torch else "",
-             f"{len(evidence.records)} cases", several, days]  # fmt: skip
+    boards = {uuid for one in evidence.records for uuid in (one.gpu_uuid, *one.rank_gpu_uuids) if uuid}
+    parts = [gpus, f"{len(boards)} boards" if len(boards) > 1 else "", f"driver {drivers}" if drivers else "",
+             f"torch {torch}" if torch else "", f"{len(evidence.records)} cases", several, days]  # fmt: skip
     return [part for part in parts if part]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ _REFERENCE = re.compile(r'(?:href="|url\()#([^")]+)')
 _FONT = re.compile(r"font: ([\d.]+)px [^;\"]+")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<!--.*?-->|\s*<title>.*?</title>", re.DOTALL)
 _OPENING = re.compile(r'^<svg[^>]*?viewBox="([^"]+)"[^>]*>')
+_TAG = re.compile(r"<[^>]*>")
 _FRACTION = re.compile(r"(\d\.\d\d)\d+")
 _BLANKS = re.compile(r"\s*\n\s*")
 
@@ -74,15 +75,18 @@ def inline(figure: Figure) -> str:
         canvas.patch.set_visible(False)
         canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = _OPENING.sub(r'<svg viewBox="\1" aria-hidden="true">', _PROLOGUE.sub("", out.getvalue()), count=1)
-    text = _BLANKS.sub(" ", _FRACTION.sub(r"\1", _FONT.sub(r"font-size: \1px", text)))
-    text = _COLOUR.sub(lambda found: _VARIABLES[found.group()], text)
-    return _own_names(text, figure.key)
+    used = {name for tag in _TAG.findall(text) for name in _REFERENCE.findall(tag)}
+    return _BLANKS.sub(" ", _TAG.sub(lambda found: _own_tag(found.group(), figure.key, used), text))
 
 
-def _own_names(svg: str, key: str) -> str:
-    """Identifiers that are referred to, made unique on the page; the others are dropped."""
-    used = set(_REFERENCE.findall(svg))
-    kept = _NAMED.sub(lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", svg)
+def _own_tag(tag: str, key: str, used: Set[str]) -> str:
+    """A tag in the page's colours, with short numbers; text between tags is nobody's to change.
+
+    Identifiers that are referred to are made unique on the page, the others dropped.
+    """
+    short = _FRACTION.sub(r"\1", _FONT.sub(r"font-size: \1px", tag))
+    coloured = _COLOUR.sub(lambda found: _VARIABLES[found.group()], short)
+    kept = _NAMED.sub(lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", coloured)
     return _REFERENCE.sub(lambda found: found.group().replace("#", f"#{key}-"), kept)
 
 

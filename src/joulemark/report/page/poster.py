@@ -28,7 +28,7 @@ QUESTIONS: Mapping[str, str] = {
 _PLOTS: Mapping[str, Sequence[str]] = {
     "waits": ("utilization-{key}", "latency-{key}"),
     "plateau": ("throughput-{key}",),
-    "joules": ("split-{phase}", "split-{phase}-1", "energy-{key}"),
+    "joules": ("split-{key}", "split-{phase}", "split-{phase}-1", "energy-{key}"),
 }
 _COLOURS: Mapping[Tone, str] = {"good": "#0b7a55", "bad": "#b4430a", "unsure": "#8a6100", "unknown": "#5d6673"}
 _COLUMN, _HEIGHT, _GAP = 4.6, 5.2, 0.35
@@ -51,7 +51,7 @@ def draw(evidence: Evidence, sections: Sequence[Section], path: Path) -> None:
     figures = {figure.key: figure for section in sections for figure in section.figures}
     with pictures.settings():
         canvas = Canvas(figsize=(3 * _COLUMN + 2 * _GAP, _HEIGHT))
-        title = f"{workload.title}, {workload.main.name}, on {workload.main.case.gpu_model}"
+        title = f"{workload.full_title}, on {workload.main.case.gpu_model}"
         canvas.text(0.008, _TOP, plot.plain(title), va="top", fontsize=14, fontweight="bold")
         answers = answers_of(workload, evidence)
         for column, answer in enumerate(answers):

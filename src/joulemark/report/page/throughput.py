@@ -45,19 +45,25 @@ def throughput(evidence: Evidence) -> Section:
 
 
 def findings_of(seen: Sequence[tuple[str, Sequence[Finding]]]) -> tuple[str, ...]:
-    """What an analysis found, by kind: the first one's words, and the workloads that it is about.
+    """What an analysis found, by kind: the first one's words and figures, and the other workloads that it is about.
 
     Args:
         seen: (workload, its Findings).
     """
-    kinds: dict[str, tuple[Finding, list[str]]] = {}
+    kinds: dict[str, dict[str, Finding]] = {}
     for title, found in seen:
         for finding in found:
-            kinds.setdefault(finding.code, (finding, []))[1].append(title)
-    return tuple(
-        f"{', '.join(dict.fromkeys(titles))}: {finding.message}{f' ({finding.remedy})' if finding.remedy else ''}"
-        for finding, titles in kinds.values()
-    )
+            kinds.setdefault(finding.code, {}).setdefault(title, finding)
+    return tuple(_found(by_title) for by_title in kinds.values())
+
+
+def _found(by_title: Mapping[str, Finding]) -> str:
+    (title, first), *others = by_title.items()
+    remedy = f" ({first.remedy})" if first.remedy else ""
+    if all(finding.message == first.message for _, finding in others):
+        return f"{', '.join(by_title)}: {first.message}{remedy}"
+    also = ", ".join(name for name, _ in others)
+    return f"{title}: {first.message}{remedy}; with figures of their own: {also}"
 
 
 def _throughput_figure(workload: Workload, colours: Colours) -> Figure | None:
@@ -133,7 +139,7 @@ def _levels_figure(workload: Workload, lines: dict[str, list[tuple[int, Value]]]
         told.setdefault(tier, []).append(titles[name])
     return Figure(
         f"utilization-{workload.key}",
-        f"{workload.title}, {workload.main.name}",
+        workload.full_title,
         "share of the step, or of peak over it",
         ". ".join(f"{_capital(', '.join(names))}: {tier}" for tier, names in told.items())
         + f". {_step(workload.main)}",

@@ -67,7 +67,7 @@ def _falls(workload: Workload, found: Mapping[int, Waterfall]) -> Figure:
     left = f"{100 * abs(one.unexplained_share):.1f} %"
     return Figure(
         f"waterfall-{workload.key}",
-        f"{workload.title}, {workload.main.name}, batch {batch}",
+        f"{workload.full_title}, batch {batch}",
         f"time of a step of {format_value(one.step_s, 's')}",
         f"Step by cuda_events, kernels by torch_profiler, unit by counters, idle by {idle}. Uncertainty: {left} of the "
         "step is unexplained.",
@@ -103,7 +103,7 @@ def _stacks(workload: Workload, found: Mapping[int, Waterfall]) -> Figure:
     worst = max(abs(one.unexplained_share) for one in found.values())
     return Figure(
         f"shares-{workload.key}",
-        f"{workload.title}, {workload.main.name}",
+        workload.full_title,
         "share of the step",
         f"Gains stand below zero. Uncertainty: at most {100 * worst:.1f} % of a step is unexplained.",
         partial(_draw_stacks, found=found, names=names),

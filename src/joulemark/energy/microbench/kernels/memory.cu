@@ -96,6 +96,7 @@ SHARED_WRITE(shared_write_strided, 32, 8, 2048)
 // both. With .ca each block stays inside its own 64 KiB, which its L1 holds.
 #define SEQUENTIAL 16
 #define SECTOR 32
+#define LINE 128
 
 struct Walk {
   unsigned int tile, step, tiles;
@@ -126,6 +127,25 @@ struct Walk {
 
 GLOBAL_READ(global_read, 128, SEQUENTIAL)
 GLOBAL_READ(global_read_strided, 32, SECTOR)
+
+// Each lane has a line of its own, of which an access takes one sector: 32 requests per access to the L2 instead of 4.
+// The four sectors of a line are read by four accesses, so that the footprint is that of the strided kernel.
+KERNEL(global_read_scattered, 1024) {
+  const char* own = static_cast<const char*>(operands) + threadIdx.x * LINE;
+  uint2 z = {0, 0};
+  Walk walk(tiles);
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+    const char* at = own + walk.next() * (ACCESSES * 1024 * SECTOR);
+    uint4 v[ACCESSES];
+#pragma unroll
+    for (int r = 0; r < ACCESSES; r++)
+      LOAD_32("global.cg", v[r], at + (r & 1) * 1024 * LINE + (r >> 1) * SECTOR, "l");
+    use_32(z, v);
+    pause(sleep_ns);
+  }
+  keep(sink, z.x ^ z.y);
+}
 
 #define L1_READ(name, WIDTH, LANE_BYTES, STEP)                                                                        \
   KERNEL(name, 1024) {                                                                                                \
@@ -172,3 +192,7 @@ L1_READ(l1_read_strided, 32, SECTOR, 1024)
 
 GLOBAL_WRITE(global_write, ROWS, SEQUENTIAL)
 GLOBAL_WRITE(global_write_strided, HALVES, SECTOR)
+// Each lane writes one word of a sector of its own; eight instructions fill the sector.
+#define WORDS                                                                                                         \
+  _Pragma("unroll") for (int r = 0; r < ACCESSES; r++) STORE_32("global", v[r & 3], at + r * 4, "l")
+GLOBAL_WRITE(global_write_scattered, WORDS, SECTOR)

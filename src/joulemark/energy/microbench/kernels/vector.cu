@@ -87,3 +87,96 @@ KERNEL(fp16x2, 1024) { chains<Fp16x2>(ARGUMENTS); }
 KERNEL(integer, 1024) { chains<Integer>(ARGUMENTS); }
 KERNEL(logic, 1024) { chains<Logic>(ARGUMENTS); }
 KERNEL(special, 1024) { chains<Special>(ARGUMENTS); }
+
+// What library code does: each multiply-add reads three registers, and the values it multiplies change from one to the
+// next, as in the inner loop of a matrix product on tiles in registers. x <- a b - x visits new values in every step and
+// comes back after two rounds of an odd number of steps, so that the sums neither grow nor settle.
+struct ThreeFp32 {
+  using Value = float;
+  static constexpr int M = 4, N = 4, ROUNDS = 3;
+  static __device__ __forceinline__ void step(float& x, float a, float b) {
+    asm volatile("{.reg .f32 n; neg.f32 n, %0; fma.rn.f32 %0, %1, %2, n;}" : "+f"(x) : "f"(a), "f"(b));
+  }
+};
+
+struct ThreeFp64 {
+  using Value = double;
+  static constexpr int M = 2, N = 2, ROUNDS = 9;
+  static __device__ __forceinline__ void step(double& x, double a, double b) {
+    asm volatile("{.reg .f64 n; neg.f64 n, %0; fma.rn.f64 %0, %1, %2, n;}" : "+d"(x) : "d"(a), "d"(b));
+  }
+};
+
+constexpr int DEPTH = 3;  // values of each row and column that take turns
+
+template <class Op>
+__device__ __forceinline__ void tile(PARAMETERS) {
+  using Value = typename Op::Value;
+  constexpr int M = Op::M, N = Op::N, TAKEN = M * N + DEPTH * (M + N);
+  Value x[M][N], a[DEPTH][M], b[DEPTH][N];
+#pragma unroll
+  for (int k = 0; k < TAKEN; k++) {
+    const Value v = operand<Value>(operands, k, TAKEN);
+    if (k < M * N)
+      x[k / N][k % N] = v;
+    else if (k < M * N + DEPTH * M)
+      a[(k - M * N) / M][(k - M * N) % M] = v;
+    else
+      b[(k - M * N - DEPTH * M) / N][(k - M * N - DEPTH * M) % N] = v;
+  }
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+#pragma unroll
+    for (int s = 0; s < Op::ROUNDS * DEPTH; s++) {
+#pragma unroll
+      for (int r = 0; r < M; r++) {
+#pragma unroll
+        for (int c = 0; c < N; c++) Op::step(x[r][c], a[s % DEPTH][r], b[s % DEPTH][c]);
+      }
+    }
+    pause(sleep_ns);
+  }
+  unsigned int z = 0;
+#pragma unroll
+  for (int k = 0; k < M * N; k++) z ^= bits_of(x[k / N][k % N]);
+  keep(sink, z);
+}
+
+KERNEL(fp32_tile, 1024) { tile<ThreeFp32>(ARGUMENTS); }
+KERNEL(fp64_tile, 1024) { tile<ThreeFp64>(ARGUMENTS); }
+
+// The same product with rows and columns from shared memory in each step.
+__device__ __forceinline__ void load_four(float* v, unsigned int address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(address)
+               : "memory");
+}
+
+KERNEL(fp32_shared, 1024) {
+  constexpr int STEPS = 9;
+  __shared__ __align__(16) float memory[8192];
+  for (unsigned int i = threadIdx.x; i < 8192; i += blockDim.x)
+    memory[i] = static_cast<const float*>(operands)[(i + blockIdx.x * 331) & (OPERANDS - 1)];
+  __syncthreads();
+  float x[4][4];
+#pragma unroll
+  for (int k = 0; k < 16; k++) x[k / 4][k % 4] = operand<float>(operands, k, 16);
+  const unsigned int own = shared_address(memory) + (threadIdx.x & 31) * 16 + (threadIdx.x >> 5) * 256;
+#pragma unroll 1
+  for (int i = 0; i < iterations; i++) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      float a[4], b[4];
+      load_four(a, own + s * 1024);
+      load_four(b, own + s * 1024 + 512);
+#pragma unroll
+      for (int k = 0; k < 16; k++) ThreeFp32::step(x[k / 4][k % 4], a[k / 4], b[k % 4]);
+    }
+    pause(sleep_ns);
+  }
+  unsigned int z = 0;
+#pragma unroll
+  for (int k = 0; k < 16; k++) z ^= bits_of(x[k / 4][k % 4]);
+  keep(sink, z);
+}
