@@ -368,3 +368,15 @@ def test_caches_whose_ends_do_not_show_cost_no_calibration(machine, capsys):
     header = json.loads(Path("results/calibration/synthetic-gpu-quick-windows.jsonl").read_text().splitlines()[0])
     assert len(header["chase"]) > 20
     assert run(capsys, "calibrate", "--quick", "--resume")[0] == 0
+
+
+@pytest.mark.parametrize("columns", ["50", "60", "72", "100"])
+def test_intervals_are_whole_or_not_there_in_a_narrow_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    stored = ROOT / "results" / "calibration" / "nvidia-h200.json"
+    code, out, _ = run(capsys, "energy", "--calibration", stored)
+    table = out.partition("\n\n")[0]
+    assert code == 0
+    assert all("…" not in line[22:] for line in table.splitlines())  # names may be cut, figures never
+    head, _, rows = table.partition("---")
+    assert ("interval" in head) == (" W to " in rows)

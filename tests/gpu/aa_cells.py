@@ -4,11 +4,12 @@ Eight cheap cells (LeNet-5, ResNet-18, matrix products, elementwise chains) are 
 cell's step repeats its unit of work 100 times; the arms with added work repeat it 103 and 105 times, so that 3 % and
 5 % are kernels of the same kind, counted in units and never in seconds.
 
-One process measures all cells and, of each, the three arms in turns: a stretch of steady steps each, three rounds of
-them, the order changing with the process and the cell. The stretches are the harness's own
-(:mod:`joulemark.measure.steady`), with their lead-in and their clock; nothing else is measured. That is fair to the
-gate: what differs between processes differs between the two sides of every verdict, since the gate is judged on
-disjoint sets of processes; the arms of one process never meet. It costs a third of processes that measure one arm each.
+One process builds all cells and goes through them three times, a stretch of steady steps of each arm at a time; which
+arm comes first changes with the process, the cell and the round. The stretches are the harness's own
+(:mod:`joulemark.measure.steady`), with lead-in and clock; nothing else is measured, and those of one arm are
+seconds of other work apart. That is fair to the gate: what differs between processes differs between the two sides of
+every verdict, since the gate is judged on disjoint sets of processes; the arms of one process never meet. It costs a
+third of processes that measure one arm each.
 
 ``--restless`` adds cells that are known to change their speed, between processes or within one, by more than the gate
 is asked to find: a CUDA graph of many tiny kernels, and operands that just fit the L2 cache.
@@ -31,8 +32,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from joulemark.records import Case, Measurement, Record
+
+if TYPE_CHECKING:
+    from joulemark.workloads.base import Step
 
 UNITS = {0.0: 100, 0.03: 103, 0.05: 105}
 """Added work → repetitions of the unit in a step."""
@@ -88,11 +93,10 @@ def build(cell: Cell, device: str) -> Unit:
     """The unit of work of a cell."""
     import torch
 
-    from joulemark.workloads import precision, zoo
+    from joulemark.workloads import zoo
 
     if not cell.size:
         return zoo.find(cell.case.workload).build(cell.case, device).run
-    precision.set_fp32(tf32=cell.case.dtype == "tf32")  # of the whole process
     dtype = torch.bfloat16 if cell.case.dtype == "bf16" else torch.float32
     generator = torch.Generator(device).manual_seed(0)
     if cell.case.workload.startswith("gemm"):
@@ -109,12 +113,39 @@ def build(cell: Cell, device: str) -> Unit:
 
 
 ROUNDS = 3
-STRETCH_S = 0.07
+STRETCH_S = 0.06
 """Of each arm in each round, half of it lead-in."""
 
 
-def measure(cell: Cell, device: str, process: int, position: int) -> dict[float, Measurement]:
-    """All arms of a cell in this process, the first of them chosen by the process and the cell."""
+def steps_of(cell: Cell, device: str) -> list[Step]:
+    """The steps of a cell's arms, in the order of :data:`UNITS`."""
+    from joulemark.workloads import precision
+    from joulemark.workloads.base import Step
+
+    unit, tf32 = build(cell, device), cell.case.dtype == "tf32"
+
+    def repeated(times: int) -> Unit:
+        def run() -> None:
+            precision.set_fp32(tf32=tf32)  # of the whole process, and cells take turns
+            for _ in range(times):
+                unit()
+
+        return run
+
+    return [Step(repeated(units), items=units) for units in UNITS.values()]
+
+
+def turns(cells: int, process: int) -> list[list[int]]:
+    """The order of all steps in each round: cell by cell, the first arm chosen by process, cell and round."""
+    arms = len(UNITS)
+    return [
+        [cell * arms + (process + cell + turn + arm) % arms for cell in range(cells) for arm in range(arms)]
+        for turn in range(ROUNDS)
+    ]
+
+
+def measure(cells: tuple[Cell, ...], device: str, process: int) -> list[tuple[Cell, float, Measurement]]:
+    """All arms of all cells in this process."""
     from joulemark.collect.framework import device_uuid
     from joulemark.collect.memory import ProcessMemoryPeak
     from joulemark.collect.power import sm_clock_of
@@ -122,25 +153,14 @@ def measure(cell: Cell, device: str, process: int, position: int) -> dict[float,
     from joulemark.measure.plan import Pass
     from joulemark.measure.runner import Runner
     from joulemark.measure.steady import unknown_clock
-    from joulemark.workloads.base import Step
 
-    unit = build(cell, device)
-    arms = list(UNITS)
-    shift = (process + position) % len(arms)
-    order = arms[shift:] + arms[:shift]
-    uuid = device_uuid(device) if device.startswith("cuda") else None
+    steps = [step for cell in cells for step in steps_of(cell, device)]
+    uuid = device_uuid(device)
     runner = Runner(timer_for(device), ProcessMemoryPeak(), clock=sm_clock_of(uuid) if uuid else unknown_clock)
-    steps = [Step(_repeated(unit, UNITS[added]), items=UNITS[added]) for added in order]
     one = Pass("steady", STRETCH_S, min_samples=1, target=0.0)
-    return dict(zip(order, runner.in_turns(steps, one, ROUNDS), strict=True))
-
-
-def _repeated(unit: Unit, times: int) -> Unit:
-    def run() -> None:
-        for _ in range(times):
-            unit()
-
-    return run
+    measured = runner.in_turns(steps, one, turns(len(cells), process), warmup_rounds=2)
+    arms = [(cell, added) for cell in cells for added in UNITS]
+    return [(cell, added, found) for (cell, added), found in zip(arms, measured, strict=True)]
 
 
 def cells_on(device: str, restless: bool) -> tuple[Cell, ...]:
@@ -169,18 +189,15 @@ def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> Non
     if device.startswith("cuda"):
         warm = build(_operation("gemm", "bf16", 4096), device)
         timer_for(device).sustain(warm, 0.3, 1e-3)  # clocks up, as after any case before
-    lines = []
-    for position, cell in enumerate(cells):
-        begin = time.time()
-        for added, measured in measure(cell, device, process, position).items():
-            lines.append(
-                {
-                    "case": cell.case.to_json(),
-                    "added_work": added,
-                    "measurements": [measured.to_json()],
-                    "window_utc": [begin, time.time()],
-                }
-            )
+    lines = [
+        {
+            "case": cell.case.to_json(),
+            "added_work": added,
+            "measurements": [measured.to_json()],
+            "window_utc": [measured.windows_utc[0][0], measured.windows_utc[-1][1]],
+        }
+        for cell, added, measured in measure(cells, device, process)
+    ]
     facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     temporary = file.with_suffix(".tmp")
     temporary.write_text(json.dumps({"facts": facts, "rows": lines, "wall_s": time.time() - started}))

@@ -154,3 +154,24 @@ def test_a_case_has_the_median_of_its_stretches_and_their_clocks():
     made = assemble(Case("w"), measured, run_id="r", environment_id="e", outcome="ok")
     assert made.outcome == "flagged"
     assert "bistable" in [finding.code for finding in made.findings]
+
+
+def test_steps_take_turns_in_the_given_order():
+    ran = []
+
+    class Turning(Scripted):
+        def steady(self, run, stop, step_s):
+            run()
+            ran.append(named.pop())
+            self.series.append([0.01 * (1 + len(ran))])
+            return super().steady(run, stop, step_s)
+
+    named = []
+    steps = [Step(lambda name=name: named.append(name), items=items) for name, items in (("a", 1), ("b", 2))]
+    one = Pass("steady", 0.05, min_samples=1, target=0.0)
+    first, second = Runner(Turning(), Memory()).in_turns(steps, one, [(0, 1), (1, 0), (0, 1)])
+    assert ran == ["a", "b", "b", "a", "a", "b"]
+    assert first.samples["stretch_time_s"] == [0.02, 0.05, 0.06]
+    assert second.samples["stretch_time_s"] == [0.03, 0.04, 0.07]
+    assert second.values["throughput_per_s"].value == pytest.approx(2 / 0.04)
+    assert [one.name for one in (first, second)] == ["steady"] * 2

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -233,24 +233,26 @@ class Runner:
         window = (self._utc(lone.start), self._utc(lone.end))
         return Measurement(one.name, values, samples, missing, findings, windows_utc=(window,))
 
-    def in_turns(self, steps: Sequence[Step], one: Pass, rounds: int) -> list[Measurement]:
-        """Steady Measurements of several steps that take turns, a stretch each per round; first a warm-up of each.
+    def in_turns(
+        self, steps: Sequence[Step], one: Pass, rounds: Iterable[Sequence[int]], warmup_rounds: int | None = None
+    ) -> list[Measurement]:
+        """Steady Measurements of several steps whose stretches take turns; first a warm-up of each.
 
         What changes slowly, the device's clocks above all, changes for all of them alike.
 
         Args:
             steps: without setups.
             one: the time of a stretch with its lead-in, its least samples and its aim.
-            rounds: how many stretches each step gets.
+            rounds: of each the steps in their order, by their places in ``steps``; every step comes at least once.
+            warmup_rounds: of each step, None to run it until it has settled.
 
         Raises:
             Exception: whatever a step raises.
         """
-        times = [self._warm_up(step, self.pace.warmup_rounds).step_s for step in steps]
+        times = [self._warm_up(step, warmup_rounds or self.pace.warmup_rounds).step_s for step in steps]
         found: list[list[steady.Stretch]] = [[] for _ in steps]
-        for _ in range(rounds):
-            for step, step_s, stretches in zip(steps, times, found, strict=True):
-                stretches.append(self._stretch(one, step, step_s))
+        for place in (place for order in rounds for place in order):
+            found[place].append(self._stretch(one, steps[place], times[place]))
         return [self._of_stretches(one, step, stretches) for step, stretches in zip(steps, found, strict=True)]
 
     def _steady(self, one: Pass, step: Step, done: list[Measurement]) -> Measurement:

@@ -100,6 +100,7 @@ def _fit(table: Table, width: int) -> tuple[Table, list[str], list[str]]:
     table, dropped = _without_figures(table, width, longest, kept=2)
     longest = _longest_cell(table, width, _SHORTEST_CELL)
     table, more = _without_figures(table, width, longest, kept=1)
+    longest = _longest_cell(table, width, _SHORTEST_CELL)  # of what is left
     return _shortened(table, longest), said, hidden + more + dropped
 
 
