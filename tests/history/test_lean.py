@@ -152,3 +152,12 @@ def test_any_value_of_any_field_is_read_alike_or_left(whole, tmp_path, data):
 def test_a_file_that_cannot_be_opened_is_left(tmp_path):
     assert LeanReader().read(tmp_path / "none.jsonl") is None
     assert LeanReader().read(tmp_path) is None
+
+
+@pytest.mark.parametrize("at", range(0, 1600, 7))
+def test_bytes_that_are_no_text_are_left_to_the_other_reader(whole, tmp_path, at):
+    text = whole.read_bytes()
+    assert at < len(text)
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_bytes(text[:at] + b"\xff" + text[at:])
+    assert LeanReader().read(damaged) is None

@@ -108,7 +108,9 @@ class LeanReader:
         records: dict[str, LeanRecord] = {}
         try:
             text = path.read_bytes()
-        except OSError:
+            if not text.isascii():
+                text.decode("utf-8")  # msgspec lets some bytes pass that are none
+        except (OSError, UnicodeDecodeError):
             return None
         for number, line in enumerate(text.splitlines(keepends=True), 1):
             try:
