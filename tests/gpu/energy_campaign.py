@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "energy-campaign"
 CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
-DONE, UNFINISHED, LOST = 0, 3, 4
+DONE, UNFINISHED, LOST, OVERRAN = 0, 3, 4, -9
 _GRACE_S = 20.0
 _COPY_S = 10.0
 _WINDOW_S = 1.0
@@ -123,6 +123,8 @@ class Campaign:
             if code in (DONE, UNFINISHED):
                 return True
             self._say(f"{part.name} ended with {code} (start {start + 1} of {_STARTS})")
+            if code == OVERRAN:  # its turn is over
+                return True
             if code == 2:  # wrong use: another start changes nothing
                 return False
         return False
@@ -152,7 +154,7 @@ class Campaign:
                 return process.wait(min(20.0, max(0.1, end - time.monotonic())))
             except subprocess.TimeoutExpired:
                 self._say(f"{name}: {last_line(log)}")
-        return -9
+        return OVERRAN
 
     def _say(self, text: str) -> None:
         print(f"[{self.left_s:4.0f} s left] {text}", flush=True)
