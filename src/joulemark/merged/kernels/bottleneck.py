@@ -20,6 +20,7 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours, product_fragments
 from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.tiling import Tiled
 from joulemark.merged.sequence import Conv, Shape
 
 _ACTIVATIONS = ("none", "relu", "relu6", "silu")
@@ -27,7 +28,7 @@ CAPACITY = 227 * 1024  # of a block on sm_90 and later; CUDA C++ Programming Gui
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tiled):
     """How a bottleneck is cut.
 
     Args:
@@ -45,21 +46,6 @@ class Plan:
     groups: int = 2
     narrow: bool = False
     together: int = 2
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
-        return (2, 8) if self.narrow else (1, 16)
-
-    @property
-    def strips(self) -> int:
-        """Tiles side by side."""
-        return -(-self.width // self.tile[1])
-
-    @property
-    def warps(self) -> int:
-        """Of a group."""
-        return self.strips * self.height // (self.tiles * self.tile[0])
 
 
 @dataclass(frozen=True)

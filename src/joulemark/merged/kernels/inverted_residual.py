@@ -20,6 +20,7 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, product_fragments, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.tiling import Tiled
 from joulemark.merged.sequence import Conv, Shape
 
 CHUNK = 32  # hidden channels at a time
@@ -31,7 +32,7 @@ _SPARED = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tiled):
     """How an inverted residual is cut.
 
     Args:
@@ -55,21 +56,6 @@ class Plan:
     narrow: bool = False
     together: int = 1
     parts: int = 1
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
-        return (2, 8) if self.narrow else (1, 16)
-
-    @property
-    def strips(self) -> int:
-        """Tiles side by side."""
-        return -(-self.width // self.tile[1])
-
-    @property
-    def warps(self) -> int:
-        """Of a group."""
-        return self.strips * self.height // (self.tiles * self.tile[0])
 
 
 @dataclass(frozen=True)
