@@ -14,7 +14,7 @@ from typing import Any
 # An inner session forgets the modules that it was the first to import; numpy and matplotlib cannot be loaded twice.
 import matplotlib.backends.backend_agg
 import matplotlib.backends.backend_svg
-import matplotlib.figure
+import matplotlib.figure  # noqa: F401
 import pytest
 
 import joulemark.cli
