@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -138,11 +139,11 @@ def test_the_last_window_without_opens_the_run_of_an_instrument_that_lags(monkey
         clock.pass_by(step_s)
         steps.append(len(beside.recorded))
 
-    seen = read_step(both, HostTimer(), None, Pass("counters", 0.25, 1), Step(run), step_s)
-    each = round(0.0625 / step_s) or 1
+    seen = read_step(both, HostTimer(), None, Pass("counters", 0.2, 1), Step(run), step_s)
+    each = math.ceil(0.05 / step_s)
     alone, in_run = steps.count(0), steps.count(1)
     assert seen.beside.steps == in_run
-    assert (alone, in_run) == ((3 * each, 113) if windows == "in" else (4, 2))
+    assert (alone, in_run) == ((3 * each, 105) if windows == "in" else (4, 2))
     assert len(seen.off_s) == 2
     assert sum(seen.off_s) == pytest.approx(2 * step_s)
 
@@ -161,7 +162,7 @@ class Costly(FakeCounters):
         return series
 
 
-@pytest.mark.parametrize(("step_s", "at_most_s"), [(0.004, 1.3), (0.02, 1.35), (0.2, 2.9)])
+@pytest.mark.parametrize(("step_s", "at_most_s"), [(0.004, 1.1), (0.02, 1.2), (0.2, 2.2)])
 def test_what_a_case_costs_with_the_times_of_an_h200(monkeypatch, step_s, at_most_s):
     """Without building and warming up, the flop counter's step among it."""
     clock = StoodClock()
@@ -191,7 +192,7 @@ def test_the_record_says_what_each_stage_of_it_took():
     times = {name: row["times"] for name, row in stages.items()}
     assert (times["counted windows"], times["uncounted windows"], times["after counting"]) == (2, 2, 2)
     last = stages["uncounted windows"]["time_s"] / 2
-    assert stages["other instrument"]["time_s"] + last > 0.4
+    assert stages["other instrument"]["time_s"] + last > 0.3
     assert {"before counting", "flop counter", "reference"} <= set(stages)
 
 

@@ -28,7 +28,7 @@ _FEWEST_WINDOWS = 2
 """Windows with the counters: an instrument that counts all at once has its one pass repeated."""
 _GPM_S = 0.6
 """A shorter window than this says little by NVML's GPM: its samples are 0.1 s apart, and the first ones lag."""
-_GPM_BESIDE_S = 0.45
+_GPM_BESIDE_S = 0.42
 """Where it is not the best instrument: two of its samples behind the lag, and some room for a step that gets faster."""
 _UNSEEN_S = 0.2
 """A window that is no longer is over before GPM's first sample of a run."""
@@ -265,7 +265,7 @@ def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
     if counting.beside is None:
         return
     in_run = len(seen.off_s) < 2 and bool(seen.on_s)
-    total = _steps(_least_s(counting.beside, _GPM_BESIDE_S), min(seen.off_s))
+    total = _steps(_least_s(counting.beside, _GPM_BESIDE_S), min(seen.off_s + seen.on_s))
     rest = replace(loop, steps=max(1, total - loop.steps * in_run))
 
     def run() -> None:
