@@ -473,8 +473,8 @@ class Sweep:
         """
         try:
             if not at_once:  # a process with a CUDA context takes its time to end: they do so together
-                for one in (self._profiling, self._counting):
-                    one.ask_to_end()
+                self._profiling.ask_to_end()
+                self._counting.ask_to_end()
             for one in (self._worker, self._profiling, self._counting):
                 if one is not None and at_once:
                     one.kill()
