@@ -24,7 +24,7 @@ def make_processes():
         fast=(),
         clock=None,
     ):
-        """``fast``: (cell, process) that run 6 % faster; ``clock``: in Hz, of a cell and a process, followed by times."""
+        """``fast``: (cell, process) that run 6 % faster; ``clock``: of (cell, process) in Hz, which times follow."""
         rng = np.random.default_rng(seed)
         records = []
         for cell in range(cells):
