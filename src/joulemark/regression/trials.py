@@ -21,8 +21,8 @@ SCHEMA = "joulemark/aa/1"
 OURS = "joulemark"
 _PER_SIDE = 3
 _SIMULATED_SLOWDOWNS = (0.0, 0.03, 0.05)
-_GRID = tuple(round(0.0025 * step, 4) for step in range(1, 161))
-"""Slowdowns that are tried for the smallest that is found, as fractions: 0.25 % to 40 %."""
+_GRID = tuple(round(0.0025 * step, 4) for step in (*range(1, 41), *range(44, 161, 4)))
+"""Slowdowns that are tried for the smallest that is found, as fractions: 0.25 % to 10 %, and by 1 % to 40 %."""
 
 _APART = "normal, with the cells' components; a share of processes stands apart as those of the cell do"
 _NORMAL = "normal, with each cell's whole scatter"
