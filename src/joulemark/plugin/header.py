@@ -182,11 +182,15 @@ def _why_nothing(session: BenchSession) -> str:
     assert journal is not None
     if session.finished:
         return f": all {len(session.finished)} cases are in the resumed file"
-    if journal.total == 0:
+    if journal.total == 0 and session.left_out and not session.uncollected:
+        return f": its {len(session.left_out)} cases need a GPU; --bench-all lists them, each with its reason"
+    if journal.total == 0 and not session.uncollected:
         return (
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "
             "def bench_model(bench, workload): bench.step(workload)"
         )
+    if session.uncollected:
+        return ": a file cannot be collected, as the errors above say"
     if session.interrupted:
         return ": interrupted before the first case was done"
     return "; pytest -rs shows why each case was skipped"

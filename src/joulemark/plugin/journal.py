@@ -53,6 +53,7 @@ class Journal:
 
     Attributes:
         keeps_samples: whether the records in memory have their samples; those in the file always do.
+        notes: what each environment says of the whole session.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Journal:
         self.run_id = run_id
         self.records: list[Record] = []
         self.keeps_samples = True
+        self.notes: dict[str, str] = {}
         self.environments: dict[str, Environment] = {}
         self._of: dict[str | None, Environment] = {}
         self._greeted: set[str | None] = set()
@@ -116,7 +118,7 @@ class Journal:
             anonymize=self.options.anonymize,
             framework=framework,
             tiers=tiers,
-            notes=notes,
+            notes={**notes, **self.notes},
             options=[str(one) for one in self.config.invocation_params.args],
         )
         counters = (seen.hello.get("counters") or {}) if "counters" in self.options.collect else None

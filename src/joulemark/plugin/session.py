@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
-from joulemark.plugin import distributed
+from joulemark.plugin import distributed, left_out
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
 from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
@@ -129,12 +129,13 @@ class BenchSession:
         self.cluster: RayCluster | None = None
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
+        self.left_out: dict[pytest.Item, str] = {}
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
         self.inventory: Inventory | None = None
         self.interrupted = False
-        self._uncollected = False
+        self.uncollected = False
         self.concluded = 0
         self._late = 0
         self._error: BaseException | None = None
@@ -320,6 +321,7 @@ class BenchSession:
             self.own.update(given or {})
         if self.is_child:
             return
+        self._check_models()
         if threading.current_thread() is threading.main_thread():
             # A cancelled job gets SIGTERM, a closed terminal SIGHUP (under nohup it is ignored): both end the sweep as
             # an interrupt does.
@@ -329,6 +331,20 @@ class BenchSession:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
+
+    def _check_models(self) -> None:
+        """A model that does not exist is one error, not one of each file.
+
+        Raises:
+            pytest.UsageError: there is no such model.
+        """
+        from joulemark.plugin.sweep import describe
+
+        try:
+            for name in self.options.models or ():
+                describe(name, self.own, self.options.rootdir)
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-models: {error}") from error
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
@@ -350,12 +366,26 @@ class BenchSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep the items that measure."""
-        kept = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
+        """Keep the items that measure, and in a sweep without a GPU those that can."""
+        measuring = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
+        if not self.is_child and not any(one.on_gpu for one in self.targets):
+            self.left_out = {} if left_out.asked_for(config, self.options) else left_out.of_gpus(measuring)
+        if self.left_out and self.journal is not None:
+            self.journal.notes["left_out"] = "; ".join(("no GPU", *left_out.lines(self.left_out)))
+        kept = [item for item in measuring if item not in self.left_out]
         dropped = [item for item in items if item not in set(kept)]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = kept
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """What is left out for want of a GPU, before the first case runs."""
+        if not self.left_out:
+            return []
+        from joulemark.report.escape import printable
+
+        lines = [printable(line) for line in left_out.lines(self.left_out)]
+        return ["left out: these cases need a GPU (--bench-all lists them)", *(f"  {line}" for line in lines)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -561,7 +591,7 @@ class BenchSession:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported leaves the sweep incomplete."""
-        self._uncollected |= report.failed
+        self.uncollected |= report.failed
 
     def pytest_keyboard_interrupt(self) -> None:
         """Mark the file as interrupted."""
@@ -615,7 +645,7 @@ class BenchSession:
             return "interrupted"
         if of.skipped_for_budget:
             return "budget spent"
-        if self._uncollected:
+        if self.uncollected:
             return "not all files could be collected"
         missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
