@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
@@ -153,6 +154,8 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         write_report([run], path)
         reporter.write_line(f"report: {path}")
     reporter.write_line(f"records: {journal.path}")
+    if journal.completed and not session.options.reports and not session.options.baseline:
+        reporter.write_line(f"as a page: joulemark report {shlex.quote(str(journal.path))} --out report.html")
     if not journal.completed and journal.records:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
 

@@ -397,8 +397,6 @@ class BenchSession:
             return
         if self.courier is not None:
             self.courier.total = -(-len(session.items) // self.assignment.workers)
-        if self.journal is not None:
-            self.journal.total = len(session.items)
         has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
         for item in session.items:
             if not isinstance(item, pytest.Function):
@@ -415,7 +413,10 @@ class BenchSession:
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
-            self.open_baseline(self.sweep.plan(session.items), self.sweep.sink.path)
+            plan = self.sweep.plan(session.items)
+            if self.journal is not None:
+                self.journal.expect(plan)
+            self.open_baseline(plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
     def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
