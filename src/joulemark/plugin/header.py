@@ -185,8 +185,8 @@ def _why_nothing(session: BenchSession) -> str:
     assert journal is not None
     if session.finished:
         return f": all {len(session.finished)} cases are in the resumed file"
-    if journal.total == 0 and session.left_out and not session.uncollected:
-        return f": its {len(session.left_out)} cases need a GPU; --bench-all lists them, each with its reason"
+    if journal.total == 0 and session.left_out.items and not session.uncollected:
+        return f": its {len(session.left_out.items)} cases need a GPU; --bench-all lists them, each with its reason"
     if journal.total == 0 and not session.uncollected:
         return (
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "

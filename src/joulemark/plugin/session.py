@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
-from joulemark.plugin import distributed, left_out
+from joulemark.plugin import distributed
+from joulemark.plugin.left_out import LeftOut
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
 from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
@@ -129,13 +130,12 @@ class BenchSession:
         self.cluster: RayCluster | None = None
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
-        self.left_out: dict[pytest.Item, str] = {}
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
         self.inventory: Inventory | None = None
         self.interrupted = False
-        self.uncollected = False
+        self._uncollected = False
         self.concluded = 0
         self._late = 0
         self._error: BaseException | None = None
@@ -150,6 +150,8 @@ class BenchSession:
             self._configure_parent()
         if not self.is_child:
             self.several = len(self.targets) > 1
+        self.left_out = LeftOut(self)
+        config.pluginmanager.register(self.left_out, "joulemark-left-out")
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
@@ -332,6 +334,11 @@ class BenchSession:
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
 
+    @property
+    def uncollected(self) -> bool:
+        """Whether a file could not be collected."""
+        return self._uncollected
+
     def _check_models(self) -> None:
         """A model that does not exist is one error, not one of each file.
 
@@ -366,26 +373,12 @@ class BenchSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep the items that measure, and in a sweep without a GPU those that can."""
-        measuring = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
-        if not self.is_child and not any(one.on_gpu for one in self.targets):
-            self.left_out = {} if left_out.asked_for(config, self.options) else left_out.of_gpus(measuring)
-        if self.left_out and self.journal is not None:
-            self.journal.notes["left_out"] = "; ".join(("no GPU", *left_out.lines(self.left_out)))
-        kept = [item for item in measuring if item not in self.left_out]
+        """Keep the items that measure."""
+        kept = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
         dropped = [item for item in items if item not in set(kept)]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = kept
-
-    def pytest_report_collectionfinish(self) -> list[str]:
-        """What is left out for want of a GPU, before the first case runs."""
-        if not self.left_out:
-            return []
-        from joulemark.report.escape import printable
-
-        lines = [printable(line) for line in left_out.lines(self.left_out)]
-        return ["left out: these cases need a GPU (--bench-all lists them)", *(f"  {line}" for line in lines)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -592,7 +585,7 @@ class BenchSession:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported leaves the sweep incomplete."""
-        self.uncollected |= report.failed
+        self._uncollected |= report.failed
 
     def pytest_keyboard_interrupt(self) -> None:
         """Mark the file as interrupted."""
@@ -646,7 +639,7 @@ class BenchSession:
             return "interrupted"
         if of.skipped_for_budget:
             return "budget spent"
-        if self.uncollected:
+        if self._uncollected:
             return "not all files could be collected"
         missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
