@@ -474,7 +474,7 @@ def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def kind_of(path: Path) -> str | None:
     """Kind of the joulemark document in a JSON file (``tandem``, ``energy`` …); None of runs and of anything else."""
-    if path.suffix.lower() not in (".json", ".jsonl"):
+    if path.suffix.lower() not in (".json", ".jsonl") or not path.is_file():  # a pipe would wait for its writer
         return None
     try:
         with path.open("rb") as file:
