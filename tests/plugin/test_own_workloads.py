@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 OVERRIDDEN = """
 import os
 import pytest
