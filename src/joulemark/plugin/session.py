@@ -17,6 +17,7 @@ import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.plugin import distributed
+from joulemark.plugin.left_out import LeftOut
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
 from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
@@ -149,6 +150,8 @@ class BenchSession:
             self._configure_parent()
         if not self.is_child:
             self.several = len(self.targets) > 1
+        self.left_out = LeftOut(self)
+        config.pluginmanager.register(self.left_out, "joulemark-left-out")
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
@@ -320,6 +323,7 @@ class BenchSession:
             self.own.update(given or {})
         if self.is_child:
             return
+        self._check_models()
         if threading.current_thread() is threading.main_thread():
             # A cancelled job gets SIGTERM, a closed terminal SIGHUP (under nohup it is ignored): both end the sweep as
             # an interrupt does.
@@ -329,6 +333,25 @@ class BenchSession:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
+
+    @property
+    def uncollected(self) -> bool:
+        """Whether a file could not be collected."""
+        return self._uncollected
+
+    def _check_models(self) -> None:
+        """A model that does not exist is one error, not one of each file.
+
+        Raises:
+            pytest.UsageError: there is no such model.
+        """
+        from joulemark.plugin.sweep import describe
+
+        try:
+            for name in self.options.models or ():
+                describe(name, self.own, self.options.rootdir)
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-models: {error}") from error
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
@@ -367,8 +390,6 @@ class BenchSession:
             return
         if self.courier is not None:
             self.courier.total = -(-len(session.items) // self.assignment.workers)
-        if self.journal is not None:
-            self.journal.total = len(session.items)
         has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
         for item in session.items:
             if not isinstance(item, pytest.Function):
@@ -385,7 +406,10 @@ class BenchSession:
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
-            self.open_baseline(self.sweep.plan(session.items), self.sweep.sink.path)
+            plan = self.sweep.plan(session.items)
+            if self.journal is not None:
+                self.journal.expect(plan)
+            self.open_baseline(plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
     def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
