@@ -64,10 +64,11 @@ def watts(gpu: SyntheticGpu, unit: str, rate: float) -> float:
 def row_of(gpu: SyntheticGpu, one, busy: float) -> dict:
     """A workload that keeps the GPU busy for a share of the time, as the sensors and the counters see it."""
     rates = {unit: rate * busy for unit, rate in MOVING.items()}
+    memory = sum(watts(gpu, unit, rate) for unit, rate in rates.items() if UNITS[unit].group == "hbm")
     dynamic = sum(watts(gpu, unit, rate) for unit, rate in rates.items())
-    above = np.array(132 * gpu.coefficients["sm_active", "static"] + dynamic)
+    core = np.array(132 * gpu.coefficients["sm_active", "static"] + dynamic - memory)
     static = gpu.coefficients["static", "static"] + STEP_W
-    power = static + float(with_loss(above, gpu.coefficients["supply", "static"]))
+    power = static + memory + float(with_loss(core, gpu.coefficients["supply", "static"]))
     mix = {"fma": {"fp32": 1.0}, "shared_read": 1.0, "l2_read": 0.7}
     return {
         "workload": one.name, "kind": one.kind, "dtype": "bf16", "batch_size": one.batch_size,

@@ -46,7 +46,7 @@ class FakeCuda:
         )
         self.driver = SimpleNamespace(
             CUresult=Result, cuMemAlloc=self._alloc, cuMemFree=self._release, cuMemcpyHtoD=self._upload,
-            cuMemcpyDtoH=self._download,
+            cuMemcpyDtoH=self._download, cuMemGetInfo=lambda: (Result.CUDA_SUCCESS, self.free, memory_bytes),
         )  # fmt: skip
 
     # the device and its stream

@@ -50,14 +50,18 @@ def exact(**counts: float) -> Counts:
 
 
 def true_energy(gpu: SyntheticGpu, counts: Counts, time_s: float, activity: float, clock: float = 1.0) -> float:
-    energy = 0.0
+    core, memory = 0.0, 0.0
     for unit, one in counts.values.items():
-        scaled = UNITS[unit].scales_with_core_voltage and unit != "sm_active"
-        voltage = (1 - gpu.beta * (1 - clock)) ** 2 if scaled else 1.0
-        for part, level in (("static", 1.0), ("control", 1.0), ("datapath", activity)):
-            energy += voltage * level * one.value * gpu.coefficients.get((unit, part), 0.0)
-    above_w = float(with_loss(np.array(energy / time_s), gpu.coefficients["supply", "static"]))
-    return time_s * (gpu.coefficients["static", "static"] + above_w)
+        energy = sum(
+            level * one.value * gpu.coefficients.get((unit, part), 0.0)
+            for part, level in (("static", 1.0), ("control", 1.0), ("datapath", activity))
+        )
+        if UNITS[unit].group == "hbm":
+            memory += energy
+        else:
+            core += energy * (1.0 if unit == "sm_active" else (1 - gpu.beta * (1 - clock)) ** 2)
+    core_w = float(with_loss(np.array(core / time_s), gpu.coefficients["supply", "static"]))
+    return time_s * (gpu.coefficients["static", "static"] + core_w) + memory
 
 
 WORK = exact(

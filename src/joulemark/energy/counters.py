@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from joulemark.energy.units import INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
+from joulemark.energy.units import HBM_ACTIVE, INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
 from joulemark.errors import UnreadableInput
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ _L1_REQUESTS_OF_SECTORS = Range(0.12, 0.06, 0.25)
 """Requests per sector where they are not counted: lanes with 16 B each have one in 16 sectors, with 4 B one in 4."""
 _L2_REQUESTS_OF_SECTORS = Range(0.27, 0.25, 0.5)
 """Likewise; 0.25 are whole lines."""
+_LEAST_IN_USE, _MOST_IN_USE = 0.7, 1.5
+"""Of the mean time of active SMs: kernels that use no memory, and kernels that do not fill the SMs."""
 _HEAVY_DOUBT = 0.1
 """On a share read from the heavy pipe: FP32 is not dealt out to both pipes exactly alike."""
 
@@ -181,7 +183,7 @@ def counts_of(
     return Counts(present, tuple(notes))
 
 
-_REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, "fp32_operands", "fp64_operands"})
+_REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, HBM_ACTIVE, "fp32_operands", "fp64_operands"})
 """Units that share what others count: an older calibration has their energy inside those."""
 
 
@@ -340,11 +342,22 @@ class _Table:
             total = self._total(counter, f"{unit.replace('_', ' ')} costs nothing here")
             hbm[unit] = total or 0.0
             found[unit] = Range.exact(hbm[unit])
+        found[HBM_ACTIVE] = self._in_use(sum(hbm.values()))
         l2 = self._total("l2_bytes", "L2 costs nothing here")
         if l2 is None:
             return found
         moved = self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
         return found | moved | {L2_REQUEST: self._l2_requests(moved, hbm)}
+
+    def _in_use(self, moved: float) -> Range:
+        """Time with the memory in use: that of kernels, if any byte is moved; SMs are active for as long or less."""
+        sms, cycles = float(self._calibration.gpu.get("sms", 0)), self._counters.get("sm_active_cycles")
+        if not moved:
+            return Range.exact(0.0)
+        if cycles is None or not self._clock_hz or not sms:
+            return Range(1.0, 0.0, 1.0) * self._time_s
+        share = min(cycles / self._clock_hz / sms / self._time_s, 1.0)
+        return Range(share, share * _LEAST_IN_USE, min(share * _MOST_IN_USE, 1.0)) * self._time_s
 
     def _l2_requests(self, moved: Mapping[str, Range], hbm: Mapping[str, float]) -> Range:
         """As counted, less what HBM traffic adds to the requests of the SMs; else from the sectors."""

@@ -21,6 +21,7 @@ class GpuFacts:
         architecture: as in ``sm_90a``.
         sms: streaming multiprocessors.
         l2_bytes: of the L2, as the driver says.
+        memory_bytes: of the device's memory that is free.
     """
 
     name: str
@@ -28,6 +29,7 @@ class GpuFacts:
     architecture: str
     sms: int
     l2_bytes: int
+    memory_bytes: int = 16 << 30
 
 
 @dataclass(frozen=True)

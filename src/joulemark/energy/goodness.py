@@ -10,7 +10,7 @@ import numpy as np
 
 from joulemark.energy.fit import ACTIVITY, Fit, rates_of
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import SM_ACTIVE, STATIC, SUPPLY, UNITS
+from joulemark.energy.units import SM_ACTIVE, STATIC, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -290,19 +290,10 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
         return None
     if state.sm_clock_hz is None or state.max_sm_clock_hz is None:
         return None
-    row = np.array(rates_of(window, fitted.design.columns))
-    parts = row * fitted.values
-    core = sum(
-        part
-        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
-        if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
-    )
-    rest = sum(
-        part
-        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
-        if unit not in (STATIC, SUPPLY) and (UNITS[unit].group == "static" or not UNITS[unit].scales_with_core_voltage)
-    )
+    parts = np.array(rates_of(window, fitted.design.columns)) * fitted.values
+    active = sum(part for (unit, _), part in zip(fitted.design.columns, parts, strict=True) if unit == SM_ACTIVE)
+    core = float(parts[fitted.design.core].sum() - active)
     if core <= _CORE_SHARE * window.power_w:
         return None
-    got = fitted.above_static_w(window.power_w, fitted.offset_w(window))
-    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - rest) / core)
+    got = fitted.core_w(window.power_w, fitted.offset_w(window), float(parts[fitted.design.memory].sum()))
+    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - active) / core)

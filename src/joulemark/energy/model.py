@@ -11,7 +11,7 @@ import numpy as np
 from joulemark.energy.counters import Counts, Range
 from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part
+from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part, fed_by_core
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Prediction:
         interval_j: 95 %: coefficients, drift of static power, shares, activity; the sensors' gain is not inside.
         dynamic_j: without static power and active SMs.
         dynamic_interval_j: likewise.
-        parts: (unit, part) → J, each above static with its part of the supply's loss.
+        parts: (unit, part) → J, those of the core each with its part of the supply's loss.
         time_s: of the work.
         clock: SM clock over its highest that was assumed.
         activities: unit → activity of its operands that was taken.
@@ -154,6 +154,7 @@ class Model:
         self._draws = calibration.draw_matrix * factors
         self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
+        self._fed_by_core = np.array([fed_by_core(unit) for unit, _ in calibration.columns])
         self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
         supply = np.array([unit == SUPPLY for unit, _ in calibration.columns])
         self._supply, self._supply_draws = float(self._values[supply].sum()), self._draws[:, supply].sum(axis=1)
@@ -216,10 +217,10 @@ class Model:
         return np.array(row)
 
     def _drawn(self, parts: Array, time_s: float, supply: float | Array) -> Array:
-        """Parts as the board draws them, in J, shape [..., p]: those above static share the supply's loss."""
-        above = np.where(self._drifting, 0.0, parts).sum(axis=-1) / time_s
-        grown = np.divide(with_loss(above, supply), above, out=np.ones_like(above), where=above > 0)
-        drawn: Array = parts * np.where(self._drifting, 1.0, grown[..., None])
+        """Parts as the board draws them, in J, shape [..., p]: those of the core share its supply's loss."""
+        core = np.where(self._fed_by_core, parts, 0.0).sum(axis=-1) / time_s
+        grown = np.divide(with_loss(core, supply), core, out=np.ones_like(core), where=core > 0)
+        drawn: Array = parts * np.where(self._fed_by_core, grown[..., None], 1.0)
         return drawn
 
     def _scale(self, clock: float, beta: float | Array) -> Array:

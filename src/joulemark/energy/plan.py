@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from joulemark.energy.microbench.suite import Benchmark, Operands, benchmarks_for
+from joulemark.energy.microbench.suite import SUITE, Benchmark, Operands, benchmarks_for
 from joulemark.energy.units import L2_REQUEST
 from joulemark.energy.windows import Point
 
@@ -46,6 +46,8 @@ DUTIES: Mapping[str, Duty] = {
 }
 
 Part = Literal["short", "lines", "further"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""What each repeat measures, in this order."""
 
 _DUTIES_OF: Mapping[Part, Mapping[Operands, tuple[str, ...]]] = {
     "short": {"zero": ("full", "half"), "random": ("full", "half")},
@@ -56,12 +58,14 @@ _DUTIES_OF: Mapping[Part, Mapping[Operands, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 """Both operands at two duties give a fit; with the third each line can fail."""
+_OF_MEMORY: Mapping[str, str] = {"half": "eighth", "quarter": "single"}
+"""A quarter of the SMs fills an HBM: fewer of them change its rate, and tell what it costs in use from its bytes."""
 _STATIC_DUTIES: Mapping[str, tuple[str, ...]] = {
     "idle": ("full",),
     "empty": ("full",),
     "sleep": ("single", "full", "half"),
     "sleep_one_warp": ("single", "full"),
-    "issue": ("full", "half", "paused"),
+    "issue": ("full", "half", "quarter"),
 }
 _LAW = "wgmma_fp16_l2"
 """Meets the power limit at most duties: where the law of energy over clock is measured."""
@@ -71,7 +75,7 @@ _LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eight
 _IDLE_EVERY = 25
 
 
-def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0) -> list[Point]:
+def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0, last: Part = "further") -> list[Point]:
     """The points of a calibration in order of measurement.
 
     Args:
@@ -80,10 +84,11 @@ def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0
             each repeat first, then what completes the lines, so that a plan that is broken off still gives a fit.
         repeats: of a reference plan.
         seed: of the order.
+        last: the part of a repeat that is its last; the points are the first ones of the whole plan with one repeat.
     """
     order = random.Random(seed)
     found: list[Point] = []
-    parts: tuple[Part, ...] = ("short",) if quick else ("short", "lines", "further")
+    parts = PARTS[: 1 if quick else PARTS.index(last) + 1]
     for repeat in range(1 if quick else repeats):
         for part in parts:
             cells = [cell for one in benchmarks_for(architecture) for cell in _cells(one, part)]
@@ -114,11 +119,21 @@ def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
         kinds: Mapping[Part, tuple[Operands, ...]] = {"short": ("random",), "lines": (), "further": ("zero",)}
         return [(name, kind, "half") for kind in kinds[part]]
     cells = [(name, kind, duty) for kind in _operands(benchmark) for duty in _DUTIES_OF[part].get(kind, ())]
-    if benchmark.family in ("tensor", "wgmma") and part == "lines":  # a full grid of theirs meets the power limit
-        cells += [(name, kind, "eighth") for kind in ("zero", "random")]
+    if meets_limit(benchmark.name, "random", "full") and part == "lines":  # two windows of random operands are left
+        cells.append((name, "random", "eighth"))
     if benchmark.unit == L2_REQUEST:
         cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
+    if benchmark.level == "hbm":
+        cells = [(name, kind, duty if "normal" in kind else _OF_MEMORY.get(duty, duty)) for _, kind, duty in cells]
     return list(dict.fromkeys(cells))
+
+
+def meets_limit(benchmark: str, operands: str, duty: str) -> bool:
+    """Whether a point is likely to meet the power limit of its GPU: its clocks then need time to settle."""
+    if benchmark == _LAW:
+        return True
+    heavy = SUITE[benchmark].family in ("tensor", "wgmma") or SUITE[benchmark].unit.endswith("_operands")
+    return heavy and operands == "random" and duty == "full"
 
 
 def _operands(benchmark: Benchmark) -> tuple[Operands, ...]:

@@ -83,6 +83,7 @@ class CudaEngine:
             architecture_of(int(major), int(minor)),
             int(properties.multiprocessor_count),
             int(properties.l2_cache_size),
+            int(self._check(self._driver.cuMemGetInfo(), "free memory")),
         )
 
     def _check(self, answer: tuple[Any, ...], what: str) -> Any:
