@@ -2,15 +2,16 @@
 
 Power of a window is static power and what stands above it: the sum over its rates of coefficient times rate, and the
 loss of the core's supply, which grows as the square of the core's part of that sum (all but HBM). The loss is a column
-like the others, whose rate is the square of what the measured power leaves for the core: both are found by turns. Zero operands have activity 0, so that only
-the control of a unit shows; random ones have activity 1. Levels are nested in the counts, so a coefficient is an
-increment. Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, bootstrap and other resampling
-methods in regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the
-residuals of its benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of
-all windows, and what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one
-clock, so stretches of up to :data:`STRETCH` windows in order of measurement each have an offset from it; that order is
-random, so an offset takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any
-repetition and is not inside the intervals.
+like the others, whose rate is the square of what the measured power leaves for the core: both are found by turns.
+
+Zero operands have activity 0, so that only the control of a unit shows; random ones have activity 1. Levels are nested
+in the counts, so a coefficient is an increment. Intervals are of a wild bootstrap over windows and repeats (Wu,
+*Jackknife, bootstrap and other resampling methods in regression analysis*, Ann. Statist. 1986): each window's power is
+drawn anew with the scatter that the residuals of its benchmark show, enlarged by their leverage (MacKinnon and White's
+HC3) and never smaller than that of all windows, and what a repeat has in common is drawn as one. Static power drifts
+and steps within minutes at one clock, so stretches of up to :data:`STRETCH` windows in order of measurement each have
+an offset from it; that order is random, so an offset takes nothing from a coefficient. The sensors' gain error is of
+the board, is not seen by any repetition and is not inside the intervals.
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ _LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eight
 _IDLE_EVERY = 25
 
 
-def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0, last: Part = "further") -> list[Point]:
+def plan(
+    architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0, last: Part = "further"
+) -> list[Point]:
     """The points of a calibration in order of measurement.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -38,10 +39,8 @@ def kept(kind: str, inputs: tuple[str | bytes, ...], make: Callable[[], bytes]) 
         return path.read_bytes()
     except OSError:
         made = make()
-    try:
+    with contextlib.suppress(OSError):  # a folder that cannot be written costs time alone
         _write_whole(path, made)
-    except OSError:  # a folder that cannot be written costs time alone
-        pass
     return made
 
 
