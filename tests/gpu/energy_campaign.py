@@ -26,7 +26,7 @@ CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
 DONE, UNFINISHED, LOST, OVERRAN = 0, 3, 4, -9
 _GRACE_S = 12.0
 _COPY_S = 10.0
-_WINDOW_S = 0.9
+_WINDOW_S = 0.85
 _STARTS = 6
 
 
@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=560.0, metavar="S", help="for this command (560)")
     parser.add_argument("--resume", action="store_true", help="go on with what an earlier command left in WORK")
     parser.add_argument("--work", type=Path, default=WORK, metavar="WORK", help=f"where files grow ({WORK})")
-    parser.add_argument("--workload-window", type=float, default=1.6, metavar="S", help="of each workload (1.6)")
+    parser.add_argument("--workload-window", type=float, default=1.4, metavar="S", help="of each workload (1.4)")
     args = parser.parse_args()
     work = args.work.resolve()
     if ROOT in (work, *work.parents):

@@ -41,7 +41,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         environ = _environ(Path(folder))
-        first = ["--limit", f"{args.limit:g}"]
+        first = ["--limit", f"{args.limit:g}", "--workload-window", "0.3"]
         _command(args.out, environ, Path(folder), first, kill_after_s=0.4 * args.limit)
         for _ in range(20):
             if _command(args.out, environ, Path(folder), [*first, "--resume"]) == 0:
