@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -208,8 +209,9 @@ class SyntheticGpu:
     def _capped_clock(self, launch: Launch) -> float:
         if self.limit_w is None or self._power(launch, 1.0) <= self.limit_w:
             return 1.0
-        grid = np.linspace(0.4, 1.0, 601)
-        return float(max((x for x in grid if self._power(launch, float(x)) <= self.limit_w), default=0.4))
+        steps, limit_w = 600, self.limit_w
+        over = bisect_right(range(steps + 1), limit_w, key=lambda step: self._power(launch, 0.4 + 0.001 * step))
+        return 0.4 + 0.001 * max(over - 1, 0)
 
     # The sensors.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +34,7 @@ def run(capsys, *args):
     return code, out, err
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
+def synthetic_machine(tmp_path, monkeypatch):
     """A machine with one synthetic GPU, seen by NVML and by CUDA alike."""
     scenario = {
         "gpus": [
@@ -61,8 +61,23 @@ def machine(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def calibrated(machine, capsys):
-    assert run(capsys, "calibrate", "--quick")[0] == 0
+def machine(tmp_path, monkeypatch):
+    return synthetic_machine(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def calibration_folder(tmp_path_factory):
+    """What the command wrote, once for all tests that only need it to be there."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        synthetic_machine(folder, patch)
+        assert main(["calibrate", "--quick"]) == 0
+    return folder / "results"
+
+
+@pytest.fixture
+def calibrated(machine, calibration_folder):
+    shutil.copytree(calibration_folder, "results")
     return Path("results/calibration/synthetic-gpu-quick.json")
 
 

@@ -321,7 +321,8 @@ def test_a_wrong_scale_is_refused_with_the_names(text):
 
 
 def test_scales_of_groups_and_units():
-    assert trends.scale_of(["hbm=0.5", "fp64=2"]) == {"hbm_read": 0.5, "hbm_write": 0.5, "fp64": 2.0}
+    halved = dict.fromkeys(("hbm_active", "hbm_read", "hbm_write"), 0.5)
+    assert trends.scale_of(["hbm=0.5", "fp64=2"]) == {**halved, "fp64": 2.0}
 
 
 # Validation
@@ -386,12 +387,22 @@ def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
     assert outcome.to_json()["predicted_j"] is None
 
 
-def test_simple_models_are_fitted_to_the_same_windows(calibration):
+def test_simple_models_are_the_best_of_their_form_on_random_operands(calibration):
+    used = [row for row in calibration.windows if row["left_out"] is None and "/zero/" not in row["key"]]
+    used += [row for row in calibration.windows if row["left_out"] is None and not set(row["rates"]) - {"sm_active"}]
+
+    def error(model):
+        return np.mean([abs(model.power_w(row["rates"], calibration) / row["power_w"] - 1) for row in used])
+
     found = {one.name: one for one in baselines(calibration)}
-    used = [row for row in calibration.windows if row["left_out"] is None]
-    mean = np.mean([row["power_w"] for row in used])
-    assert found["constant power"].coefficients == pytest.approx((mean,))
-    assert all(len(one.coefficients) > 1 for name, one in found.items() if name != "constant power")
+    for name, one in found.items():
+        assert len(one.coefficients) == {"constant power": 1, "a + b SM-active": 2}.get(name, 3)
+        assert min(one.coefficients) >= 0
+        for i, coefficient in enumerate(one.coefficients):
+            for factor in (0.98, 1.02):
+                other = [*one.coefficients[:i], factor * coefficient, *one.coefficients[i + 1 :]]
+                assert error(one) <= error(dataclasses.replace(one, coefficients=tuple(other))) + 1e-9
+    assert error(found["instructions + HBM"]) < 0.8 * error(found["constant power"])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
 from joulemark.energy.microbench.suite import SUITE
@@ -354,20 +355,29 @@ class _Solver:
         system = np.block([[weighted / self._scale, offsets], [np.zeros((m, p)), np.eye(m) / _OFFSET_W]])
         self._q, self._r = np.linalg.qr(system)
         self._n, self._p, self._m = n, p, m
+        self._full_rank = bool(np.linalg.matrix_rank(self._r[:p, :p]) == p)
         self.condition_number = float(np.linalg.cond(weighted / self._scale))
         self.leverage: Array = np.minimum((self._q[:n] ** 2).sum(axis=1), _LEVERAGE_MOST)
 
     def solve(self, target: Array) -> tuple[Array, Array]:
-        """Coefficients, none below 0, and offsets of either sign (each as the difference of two from 0 on)."""
+        """Coefficients, none below 0, and offsets of either sign (each as the difference of two from 0 on).
+
+        Where least squares alone leaves none below 0, it is the answer; most draws of a bootstrap are.
+        """
         p, m = self._p, self._m
+        projected = self._q[: self._n].T @ target
+        if self._full_rank:
+            free = solve_triangular(self._r, projected)
+            if (free[:p] >= 0).all():
+                return free[:p] / self._scale, free[p:]
         both_signs = np.hstack([self._r, -self._r[:, p:]])
-        solution = nnls(both_signs, self._q[: self._n].T @ target)[0]
+        solution = nnls(both_signs, projected)[0]
         return solution[:p] / self._scale, solution[p : p + m] - solution[p + m :]
 
     def unbounded(self, target: Array) -> tuple[Array, Array]:
         """Coefficients without the bound and their standard errors; NaN where the design has no full rank."""
         p = self._p
-        if np.linalg.matrix_rank(self._r[:p, :p]) < p:
+        if not self._full_rank:
             nothing = np.full(p, np.nan)
             return nothing, nothing
         inverse = np.linalg.inv(self._r)
