@@ -97,7 +97,7 @@ def _of_list(document: Document, wanted: Sequence[str], failed: Mapping[str, str
     known = len(wanted) - len(lacking)
     holds = known >= FEWEST_WORKLOADS and "not measured" not in lacking.values()
     why = tuple(f"{name}: {reason}" for name, reason in lacking.items())
-    return Bar("held-out workloads", f"{known} of {len(wanted)}", f"all, or a reason; ≥ {FEWEST_WORKLOADS}", holds, why)
+    return Bar("held-out workloads", f"{known} of {len(wanted)}", "or a reason", holds, why)
 
 
 def _of_validation(document: Document) -> Iterator[Bar]:
@@ -110,7 +110,7 @@ def _of_validation(document: Document) -> Iterator[Bar]:
     for what, key, figure, bar in (
         ("mean error, uncapped", "uncapped", "mean_absolute", MEAN),
         ("worst error, uncapped", "uncapped", "worst", WORST),
-        ("mean error of their dynamic energy", "uncapped_dynamic", "mean_absolute", DYNAMIC),
+        ("mean error, their dynamic energy", "uncapped_dynamic", "mean_absolute", DYNAMIC),
         ("mean error, networks", "networks", "mean_absolute", NETWORKS),
         ("mean error, capped, per item", "capped", "mean_absolute", CAPPED),
     ):
@@ -119,7 +119,7 @@ def _of_validation(document: Document) -> Iterator[Bar]:
     for name, one in total["baselines"].items():
         ours, theirs = total["uncapped"]["mean_absolute"], one["mean_absolute"]
         times = theirs / ours if ours and theirs is not None else None
-        yield Bar(f"error of '{name}' over ours", _text(times, "{:.1f}×"), f"≥ {ADVANTAGE:.0f}×",
+        yield Bar(f"beaten: {name}", _text(times, "{:.1f}×"), f"≥ {ADVANTAGE:.0f}×",
                   None if times is None else times >= ADVANTAGE)  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _of_training(documents: Sequence[Document]) -> Iterator[Bar]:
         if "-train-" in row["workload"] and row["split"] is not None
     }
     for name, share in sorted(known.items()):
-        yield Bar(f"residual of {name}", f"{share:+.1%}", f"< {RESIDUAL:.0%}", abs(share) < RESIDUAL)
+        yield Bar(f"residual: {name}", f"{share:+.1%}", f"< {RESIDUAL:.0%}", abs(share) < RESIDUAL)
 
 
 def _text(value: float | None, form: str) -> str:

@@ -91,9 +91,8 @@ def install() -> None:
     counters.open_counters = lambda *_, **__: SimpleNamespace(
         tier="rehearsal", refused={}, source=bench, close=lambda: None
     )
-    named = {"measure_energy": lambda args: args[0].workload, "with_counters": lambda args: args[0]["workload"]}
-    for name, at in named.items():
-        setattr(workload_windows, name, bench.noting(getattr(workload_windows, name), at))
+    for name in ("measure_energy", "with_counters"):
+        setattr(workload_windows, name, bench.noting(getattr(workload_windows, name)))
     if "measure_workloads.py" in script:
         sys.argv += ["--device", "cpu"]
 
@@ -108,7 +107,7 @@ class Rehearsal:
 
         self.gpu = SyntheticGpu(noise=Noise(drift_w=0.3), limit_w=700.0, peak_w=420.0, seed=os.getpid())
         self.facts = self.gpu.facts
-        self.workload = ""
+        self.workload, self.dtype, self.steps, self.step_s = "", "", 0, 0.0
         self.launched: tuple[Any, int] | None = None
 
     def __enter__(self) -> Rehearsal:
@@ -127,16 +126,26 @@ class Rehearsal:
         self.launched = launch, times
         self.gpu.repeat(launch, times)
 
-    def noting(self, function: Any, name_of: Any) -> Any:
+    def noting(self, function: Any) -> Any:
         """The function, which says first on which workload it is."""
 
-        def noted(*args: Any, **more: Any) -> Any:
-            self.workload = name_of(args)
+        def noted(what: Any, stepper: Any, *args: Any, **more: Any) -> Any:
+            row = what if isinstance(what, dict) else {"workload": what.workload, "dtype": what.dtype}
+            self.workload, self.dtype = row["workload"], row["dtype"]
             if self.workload == FAILS:
                 raise RuntimeError("a workload that fails, as one may")
-            return function(*args, **more)
+            self.step_s = row.get("window_s", 0.0) / row.get("steps", 1)
+            stepper.run = self._counting(stepper.run)
+            return function(what, stepper, *args, **more)
 
         return noted
+
+    def _counting(self, run: Any) -> Any:
+        def counting(steps: int) -> None:
+            self.steps = steps
+            run(steps)
+
+        return counting
 
     def meter(self, run: Any) -> tuple[Any, Any]:
         """What ran, and the power that the workload should have."""
@@ -157,12 +166,16 @@ class Rehearsal:
         """Share of the time that a workload keeps the GPU busy; its name fixes it."""
         return 0.1 + (sum(self.workload.encode()) % 90) / 100
 
+    def _moving(self) -> dict[str, float]:
+        """Counts per second while the GPU is busy; tensor pipes for the format that counts as theirs."""
+        return {unit: rate for unit, rate in MOVING.items() if self.dtype == "bf16" or unit != "wgmma_bf16"}
+
     def _power_w(self) -> float:
         from joulemark.energy.fit import with_loss
         from joulemark.energy.units import fed_by_core
 
         core, memory, known = 132 * 0.08, 12.0 * self._busy(), self.gpu.coefficients
-        for unit, rate in MOVING.items():
+        for unit, rate in self._moving().items():
             spent = self._busy() * rate * (known[unit, "control"] + ACTIVITY * known.get((unit, "datapath"), 0.0))
             core, memory = (core + spent, memory) if fed_by_core(unit) else (core, memory + spent)
         return 122.0 + memory + float(with_loss(core, known["supply", "static"]))  # type: ignore[arg-type]
@@ -170,14 +183,13 @@ class Rehearsal:
     def record(self, group: str, run: Any, expected_s: float | None = None) -> Any:
         """Totals of counters over what runs: of a microbenchmark's launches, or of a workload's time."""
         del group
-        begin = time.perf_counter()
         run()
-        totals = self._of_workload(time.perf_counter() - begin) if self.workload else self._of_benchmark()
+        totals = self._of_workload(self.steps * self.step_s) if self.workload else self._of_benchmark()
         return SimpleNamespace(units=dict.fromkeys(totals, "count"), total=totals.get)
 
     def _of_workload(self, seconds: float) -> dict[str, float]:
         busy_s = seconds * self._busy()
-        return counters_of({unit: rate * busy_s for unit, rate in MOVING.items()}, busy_s)
+        return counters_of({unit: rate * busy_s for unit, rate in self._moving().items()}, busy_s)
 
     def _of_benchmark(self) -> dict[str, float]:
         launch, times = self.launched or (None, 0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from joulemark.energy.fit import ACTIVITY, Fit, rates_of
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import SM_ACTIVE, STATIC, UNITS
+from joulemark.energy.units import HBM_ACTIVE, SM_ACTIVE, STATIC, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,6 +57,13 @@ def static_power(fitted: Fit, window: CalibrationWindow) -> float:
     values = {unit: value for (unit, _), value in zip(fitted.design.columns, fitted.values, strict=True)}
     active = values.get(SM_ACTIVE, 0.0) * window.rates.get(SM_ACTIVE, 0.0)
     return float(values.get(STATIC, 0.0) + fitted.offset_w(window) + active)
+
+
+def standing_power(fitted: Fit, window: CalibrationWindow) -> float:
+    """Power of a window that does not grow with its counts: :func:`static_power` and that of a memory in use, in W."""
+    values = {unit: value for (unit, _), value in zip(fitted.design.columns, fitted.values, strict=True)}
+    in_use = values.get(HBM_ACTIVE, 0.0) * window.rates.get(HBM_ACTIVE, 0.0)
+    return static_power(fitted, window) + float(in_use)
 
 
 def lines(fitted: Fit) -> list[Line]:
@@ -122,8 +129,8 @@ def _correlation(a: Array, b: Array) -> float | None:
 def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
     """Energy per count of a benchmark with everything on its way: issue, levels above, consumption of what was loaded.
 
-    This is what most publications print. Of each benchmark and kind of operands: by the windows (median and range),
-    and by the coefficients.
+    This is what most publications print, less what a memory in use costs by time. Of each benchmark and kind of operands:
+    by the windows (median and range), and by the coefficients.
     """
     groups: dict[tuple[str, str], list[CalibrationWindow]] = defaultdict(list)
     for window in windows:
@@ -135,10 +142,12 @@ def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dic
         unit = SUITE[benchmark].unit
         if UNITS[unit].group == "static":
             continue
-        seen = [((one.power_w or 0.0) - static_power(fitted, one)) / one.rates[unit] for one in group]
+        seen = [((one.power_w or 0.0) - standing_power(fitted, one)) / one.rates[unit] for one in group]
         by_model = None
         if operands in ACTIVITY:
-            by_model = float(np.median([_dynamic(fitted, one) / one.rates[unit] for one in group]))
+            standing = [standing_power(fitted, one) - static_power(fitted, one) for one in group]
+            moving = [_dynamic(fitted, one) - at for one, at in zip(group, standing, strict=True)]
+            by_model = float(np.median([watts / one.rates[unit] for one, watts in zip(group, moving, strict=True)]))
         rows.append(
             {
                 "benchmark": benchmark, "operands": operands, "unit": unit, "per": UNITS[unit].counted,
