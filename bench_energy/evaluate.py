@@ -23,6 +23,7 @@ from bench_energy.splits import SPLITS
 from joulemark.device.gpu import slug
 from joulemark.energy import trends, validation
 from joulemark.energy.calibration import Calibration, refit, write_calibration
+from joulemark.energy.windows import read_windows
 from joulemark.errors import JoulemarkError
 from joulemark.report import energy_plot, energy_view, formats, jsonout, output
 
@@ -67,7 +68,7 @@ def _write(windows: Path, measurements: Path, out: Path) -> None:
 
 def _calibration(windows: Path, out: Path) -> Calibration:
     """The fit of the windows, which come to stand beside it."""
-    gpu = slug(str(refit(windows).gpu.get("gpu")))
+    gpu = slug(str(read_windows(windows).header.get("gpu")))
     kept = out / "calibration" / f"{gpu}-windows.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
     if not kept.exists() or not kept.samefile(windows):

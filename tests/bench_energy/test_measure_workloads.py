@@ -13,6 +13,7 @@ pytest.importorskip("torch", exc_type=ImportError)
 
 from bench_energy import measure_workloads
 from bench_energy.splits import SPLITS
+from joulemark.energy import workload_windows
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "energy-measurements.schema.json"
 UUID = "GPU-5a3c0000-0000-4000-8000-000000000000"
@@ -39,13 +40,16 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
+    for name, seconds in {"_IDLE_SETTLE_S": 0.02, "_IDLE_S": 0.25, "_SETTLE_S": 0.02}.items():
+        monkeypatch.setattr(workload_windows, name, seconds)
+    monkeypatch.setattr(measure_workloads, "COOL_S", 0.0)
     monkeypatch.setattr("joulemark.collect.counters.open_counters", lambda uuid, device, memory_requests: ladder)
     return tmp_path / "out" / "measured.json"
 
 
 def run(out, *more):
     return measure_workloads.main(
-        ["--out", str(out), "--device", "cpu", "--list", "held_out", "--window", "0.4", *more]
+        ["--out", str(out), "--device", "cpu", "--list", "held_out", "--window", "0.25", *more]
     )
 
 
@@ -68,7 +72,7 @@ def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
         raise RuntimeError("out of memory")
 
     broken = measure_workloads.HeldOut("broken", "hpc", "fp32", refuse)
-    copy = next(one for one in measure_workloads.HELD_OUT if one.name == "copy")
+    copy = next(one for one in measure_workloads.LISTS["held_out"] if one.name == "copy")
     monkeypatch.setitem(measure_workloads.LISTS, "held_out", (broken, copy))
     assert run(machine) == 0
     document = json.loads(machine.read_text())

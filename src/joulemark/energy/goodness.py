@@ -129,8 +129,8 @@ def _correlation(a: Array, b: Array) -> float | None:
 def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
     """Energy per count of a benchmark with everything on its way: issue, levels above, consumption of what was loaded.
 
-    This is what most publications print, less what a memory in use costs by time. Of each benchmark and kind of operands:
-    by the windows (median and range), and by the coefficients.
+    This is what most publications print, less what a memory in use costs by time. Of each benchmark and kind of
+    operands: by the windows (median and range), and by the coefficients.
     """
     groups: dict[tuple[str, str], list[CalibrationWindow]] = defaultdict(list)
     for window in windows:

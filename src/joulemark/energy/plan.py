@@ -126,7 +126,9 @@ def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
     if benchmark.unit == L2_REQUEST:
         cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
     if benchmark.level == "hbm":
-        cells = [(name, kind, duty if "normal" in kind else _OF_MEMORY.get(duty, duty)) for _, kind, duty in cells]
+        many = [cell for cell in cells if cell[1] in ("zero", "random") and cell[2] in _OF_MEMORY]
+        kept = [cell for cell in cells if cell not in many]
+        cells = [*kept, *((name, kind, _OF_MEMORY[duty]) for _, kind, duty in many), *(many if part == "lines" else ())]
     return list(dict.fromkeys(cells))
 
 
