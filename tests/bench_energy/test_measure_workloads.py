@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 
 from bench_energy import measure_workloads
+from bench_energy.held_out import ADDED, FIRST
 from bench_energy.splits import SPLITS
 from joulemark.energy import workload_windows
 
@@ -98,6 +99,29 @@ def test_energy_of_all_comes_before_any_counter(machine, monkeypatch):
     idle = json.loads(machine.read_text())["idle"]
     assert idle["before_counters_w"] == pytest.approx(200, rel=0.05)
     assert idle["after_counters_w"] == pytest.approx(200, rel=0.05)
+
+
+def test_the_idle_board_is_weighed_now_and_then(machine, monkeypatch):
+    weighed = []
+    kept = measure_workloads.weigh_idle
+    monkeypatch.setattr(measure_workloads, "weigh_idle", lambda meter: weighed.append(1) or kept(meter))
+    monkeypatch.setattr(measure_workloads, "IDLE_EVERY", 2)
+    assert run(machine, "--only", "fft", "--energy-only") == 0
+    rows = json.loads(machine.read_text())["rows"]
+    assert (len(rows), len(weighed)) == (3, 2)
+    assert rows[0]["idle_w"] == rows[1]["idle_w"]
+    assert all(row["idle_w"] == pytest.approx(200, rel=0.05) for row in rows)
+    assert all("idle_temperature_c" in row for row in rows)
+
+
+def test_both_held_out_lists_take_turns():
+    order = [one.name for one in measure_workloads.LISTS["held_out"]]
+    for part in (FIRST, ADDED):
+        names = [one.name for one in part]
+        assert [name for name in order if name in set(names)] == names
+        half = len(set(names) & set(order[: len(order) // 2]))
+        assert half == pytest.approx(len(names) / 2, abs=1)
+    assert len(order) == len(FIRST) + len(ADDED)
 
 
 def test_counters_that_time_left_out_come_later(machine):

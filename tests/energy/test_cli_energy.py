@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from joulemark.cli import main
+from joulemark.energy.calibrate import Progress
 from joulemark.energy.counters import Counts, Range
+from joulemark.energy.plan import plan
 from joulemark.synthetic_gpu import SyntheticGpu
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +115,24 @@ def test_time_that_is_up_is_gone_on_with(machine, capsys, monkeypatch):
     assert run(capsys, "calibrate", "--quick")[0] == 2  # nothing is overwritten
     assert run(capsys, "calibrate", "--quick", "--resume", "--limit", "100000")[0] == 0
     assert Path("results/calibration/synthetic-gpu-quick.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [(("--until", "lines"), {"repeats": 1, "last": "lines"}), (("--repeats", "3"), {"repeats": 3, "last": "further"})],
+)
+def test_a_plan_ends_where_it_is_told_to(machine, capsys, monkeypatch, arguments, wanted):
+    seen = []
+
+    def measured(engine, meter, points, *_, **__):
+        seen.append(points)
+        return Progress(0, len(points))
+
+    monkeypatch.setattr("joulemark.energy.calibrate.measure", measured)
+    code, _, err = run(capsys, "calibrate", *arguments)
+    assert code == 3
+    assert seen == [plan("sm_90a", **wanted)]
+    assert f"{len(seen[0])} more to measure" in err
 
 
 def test_a_refit_needs_no_gpu_and_gives_the_same(calibrated, capsys, monkeypatch):

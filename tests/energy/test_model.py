@@ -179,6 +179,15 @@ def test_counters_become_counts(calibration):
     assert counts["l2_read"].value >= counts["hbm_read"].value
 
 
+@pytest.mark.parametrize(("busy", "most"), [(1.0, 1.0), (0.4, 0.6)])
+def test_memory_is_in_use_for_as_long_as_sms_are_active(calibration, busy, most):
+    counters = COUNTERS | {"sm_active_cycles": busy * 132 * 1.98e9}
+    found = counts_of(counters, 1.0, 1.98e9, calibration, Mix()).values["hbm_active"]
+    assert (found.low, found.value, found.high) == pytest.approx((0.7 * busy, busy, most))
+    nothing = {**counters, "dram_read_bytes": 0.0, "dram_write_bytes": 0.0}
+    assert "hbm_active" not in counts_of(nothing, 1.0, 1.98e9, calibration, Mix()).values
+
+
 @pytest.mark.parametrize(("heavy", "integer"), [(0.5, 0.0), (0.75, 0.5), (1.0, 1.0)])
 def test_integers_are_told_by_the_pipe_that_alone_multiplies_them(calibration, heavy, integer):
     counters = COUNTERS | {"pipe_fmaheavy_instructions": heavy * 3e11}
