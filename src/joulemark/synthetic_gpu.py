@@ -142,7 +142,7 @@ class SyntheticGpu:
 
     def time_launch(self, launch: Launch) -> float:
         """From the benchmark's speed; a pause adds itself."""
-        return launch.iterations * (self._iteration_s() + launch.sleep_ns * 1e-9)
+        return launch.iterations * (self._iteration_s() + launch.sleep_ns * 1e-9) + launch.rest_s
 
     def repeat(self, launch: Launch, times: int) -> None:
         """Let the clock pass."""
@@ -204,7 +204,8 @@ class SyntheticGpu:
         length = self.time_launch(launch) / clock
         core, memory = (energy / length for energy in self._energies(counts, ACTIVITIES[operands], clock))
         in_use = self.coefficients.get((HBM_ACTIVE, "control"), 0.0) if benchmark.level == "hbm" else 0.0
-        return static + in_use + memory + float(with_loss(np.array(active + core), loss))
+        busy = 1 - launch.rest_s / self.time_launch(launch)
+        return static + busy * in_use + memory + float(with_loss(np.array(busy * active + core), loss))
 
     def _capped_clock(self, launch: Launch) -> float:
         if self.limit_w is None or self._power(launch, 1.0) <= self.limit_w:

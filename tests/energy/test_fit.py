@@ -166,6 +166,16 @@ def test_a_reference_plan_with_a_power_limit(capped):
         assert row["activity"] == pytest.approx(ACTIVITIES[row["operands"]], abs=0.25)
 
 
+def test_bursts_are_predicted_and_not_fitted(capped):
+    calibration = refit(capped[0])
+    rows = {row["key"]: row for row in calibration.windows if "/burst/" in row["key"]}
+    assert len(rows) >= 3
+    assert all(row["left_out"] is not None for row in rows.values())
+    checks = [row for row in calibration.goodness["checks"] if row["benchmark"].endswith("in bursts")]
+    assert checks
+    assert all(abs(row["relative_error"]) < 0.05 for row in checks)
+
+
 def test_no_law_without_capped_windows(quick):
     assert quick.frequency_law["beta"] is None
     assert "0 capped windows" in quick.frequency_law["reason"]

@@ -49,6 +49,12 @@ def test_lines_take_less_than_six_minutes():
     assert len(points) * (SETTLE_S + CAMPAIGN_WINDOW_S + 0.2) + 2.0 * slow < 360.0
 
 
+def test_bursts_are_checks_of_three_loads():
+    found = {point.benchmark for point in plan("sm_90a", repeats=1, last="lines") if point.duty == "burst"}
+    assert found == {"fp64", "mma_int8", "hbm_read"}
+    assert [name for name, duty in DUTIES.items() if duty.bursts] == ["burst"]
+
+
 def test_the_memory_is_seen_far_below_its_peak():
     """One SM reaches a few per cent of it: what a memory in use costs is then not the same as its bytes."""
     found = duties_of(plan("sm_90a", repeats=1, last="lines"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, get_args
 
@@ -235,6 +235,8 @@ def measure_point(
     tiles = tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms, engine.facts.memory_bytes)
     engine.load(benchmark, kinds[point.operands], tiles)
     launch = sized(engine, duty.blocks(sms), duty.paused)
+    if duty.bursts:
+        launch = replace(launch, rest_s=_LAUNCH_S)
     ran, power = meter(lambda: engine.run(launch, settle_s, window_s))
     counts = _counts(engine, benchmark, launch, ran)
     return CalibrationWindow(
@@ -261,7 +263,8 @@ def _per_iteration(engine: Engine, launch: Launch) -> float:
 
 
 def _counts(engine: Engine, benchmark: Benchmark, launch: Launch, ran: Run) -> Mapping[str, float]:
-    over = benchmark.counts_over(launch.blocks, ran.end - ran.start)
+    busy_s = (ran.end - ran.start) * (0.5 if launch.rest_s else 1.0)
+    over = benchmark.counts_over(launch.blocks, busy_s)
     if not benchmark.work(engine.facts.architecture):
         return over
     instructions = engine.instructions(benchmark, launch.sleep_ns > 0)

@@ -34,11 +34,17 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class Launch:
-    """Geometry of a launch; see :class:`joulemark.energy.microbench.suite.Benchmark`."""
+    """Geometry of a launch; see :class:`joulemark.energy.microbench.suite.Benchmark`.
+
+    Args:
+        blocks, iterations, sleep_ns: of the kernel.
+        rest_s: about how long the device does nothing after it.
+    """
 
     blocks: int
     iterations: int
     sleep_ns: int = 0
+    rest_s: float = 0.0
 
 
 @dataclass(frozen=True)

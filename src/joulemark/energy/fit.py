@@ -28,6 +28,7 @@ from scipy.optimize import nnls
 
 from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import HBM_ACTIVE, L2_REQUEST, STATIC, SUPPLY, UNITS, Part, columns, fed_by_core
+from joulemark.energy.windows import BURST
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def reason_left_out(window: CalibrationWindow) -> str | None:
     benchmark = SUITE.get(window.point.benchmark)
     if benchmark is None:
         return "the suite has no such benchmark"
-    if benchmark.role == "check":
+    if benchmark.role == "check" or window.point.duty == BURST:
         return "measured as a check of the fit"
     if window.point.operands not in ACTIVITY:
         return f"activity of {window.point.operands} operands is an outcome of the fit"

@@ -11,6 +11,7 @@ import numpy as np
 from joulemark.energy.fit import ACTIVITY, Fit, rates_of
 from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import HBM_ACTIVE, SM_ACTIVE, STATIC, UNITS
+from joulemark.energy.windows import BURST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -135,6 +136,7 @@ def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dic
     groups: dict[tuple[str, str], list[CalibrationWindow]] = defaultdict(list)
     for window in windows:
         usable = window.power_w is not None and not window.capped and window.clock_held is not False
+        usable = usable and window.point.duty != BURST
         if usable and window.counts.get(SUITE[window.point.benchmark].unit) and SUITE[window.point.benchmark].kernel:
             groups[window.point.benchmark, window.point.operands].append(window)
     rows = []
@@ -164,17 +166,18 @@ def _dynamic(fitted: Fit, window: CalibrationWindow, activity: float | None = No
 
 
 def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
-    """Windows that took no part, as the fit predicts them: other access patterns."""
+    """Windows that took no part, as the fit predicts them: other access patterns, several units at once, bursts."""
     rows = []
     for window in windows:
-        known = window.point.benchmark in SUITE and SUITE[window.point.benchmark].role == "check"
+        name, burst = window.point.benchmark, window.point.duty == BURST
+        known = name in SUITE and (burst or SUITE[name].role == "check")
         if not known or window.power_w is None or window.capped or window.point.operands not in ACTIVITY:
             continue
         static = static_power(fitted, window)
         measured, predicted = window.power_w - static, _dynamic(fitted, window)
         rows.append(
             {
-                "benchmark": window.point.benchmark, "operands": window.point.operands,
+                "benchmark": f"{name} in bursts" if burst else name, "operands": window.point.operands,
                 "measured_dynamic_w": measured, "predicted_dynamic_w": predicted,
                 "relative_error": (predicted - measured) / measured if measured > 1.0 else None,
             }
@@ -295,7 +298,7 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
     state = window.conditions
     if not window.capped or window.power_w is None or state is None or window.clock_held is not False:
         return None
-    if not _all_fitted(fitted, window):
+    if not _all_fitted(fitted, window) or window.point.duty == BURST:
         return None
     if state.sm_clock_hz is None or state.max_sm_clock_hz is None:
         return None

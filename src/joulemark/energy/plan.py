@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from joulemark.energy.microbench.suite import SUITE, Benchmark, Operands, benchmarks_for
 from joulemark.energy.units import L2_REQUEST
-from joulemark.energy.windows import Point
+from joulemark.energy.windows import BURST, Point
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class Duty:
     Args:
         sm_share: of the SMs; 0 is a single one.
         paused: whether each iteration is followed by a pause as long as itself.
+        bursts: whether each launch is followed by an idle device for about as long.
     """
 
     sm_share: float
     paused: bool = False
+    bursts: bool = False
 
     def blocks(self, sms: int) -> int:
         """Blocks of a launch: one per active SM."""
@@ -43,6 +45,7 @@ DUTIES: Mapping[str, Duty] = {
     "eighth": Duty(0.125),
     "single": Duty(0.0),
     "paused": Duty(1.0, paused=True),
+    BURST: Duty(1.0, bursts=True),
 }
 
 Part = Literal["short", "lines", "further"]
@@ -72,6 +75,8 @@ _LAW = "wgmma_fp16_l2"
 _LAW_DUTIES: Mapping[Part, tuple[str, ...]] = {"short": ("full",), "lines": ("half",), "further": ("three_quarters",)}
 _LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eighth"}
 """With more SMs than tiles two would share one, and requests that come together reach the L2 as one."""
+_IN_BURSTS = ("fp64", "mma_int8", "hbm_read")
+"""Whether the supply's loss follows power within milliseconds, or its mean: a load's gaps then cost more or less."""
 _IDLE_EVERY = 25
 
 
@@ -123,6 +128,8 @@ def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
     cells = [(name, kind, duty) for kind in _operands(benchmark) for duty in _DUTIES_OF[part].get(kind, ())]
     if meets_limit(benchmark.name, "random", "full") and part == "lines":  # two windows of random operands are left
         cells.append((name, "random", "eighth"))
+    if name in _IN_BURSTS and part == "lines":
+        cells.append((name, "random", BURST))
     if benchmark.unit == L2_REQUEST:
         cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
     if benchmark.level == "hbm":

@@ -29,6 +29,8 @@ from joulemark.records import Conditions, Json, canonical_json
 
 SCHEMA = "joulemark/calibration-windows/1"
 
+BURST = "burst"
+"""Duty whose launches are each followed by an idle device for about as long: a check, which enters no fit."""
 _HINDERED_SHARE = 0.5
 _CLOCK_HELD = 0.985
 
@@ -109,7 +111,7 @@ class CalibrationWindow:
             return self
         each = benchmark.counts_per_launch(architecture, self.blocks, self.iterations, 0)
         counts = {unit: count * self.launches for unit, count in each.items()}
-        over = benchmark.counts_over(self.blocks, self.duration_s)
+        over = benchmark.counts_over(self.blocks, self.duration_s * (0.5 if self.point.duty == BURST else 1.0))
         return replace(self, counts=counts | over | {INSTRUCTION: self.counts[INSTRUCTION]})
 
     @property
