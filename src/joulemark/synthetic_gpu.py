@@ -104,6 +104,7 @@ class SyntheticGpu:
         peak_w: dynamic power of each benchmark at full duty with random operands: sets its speed.
         limit_w: power limit; None for a GPU without one.
         beta: of the frequency law.
+        follows: share of the supply's loss that follows the power of the moment; the rest follows its mean.
         seed: of the noise.
     """
 
@@ -113,6 +114,7 @@ class SyntheticGpu:
     peak_w: float = 300.0
     limit_w: float | None = None
     beta: float = 0.9
+    follows: float = 0.0
     seed: int = 0
     now: float = field(default=1000.0, init=False)
     _drift: float = field(default=0.0, init=False)
@@ -205,6 +207,7 @@ class SyntheticGpu:
         core, memory = (energy / length for energy in self._energies(counts, ACTIVITIES[operands], clock))
         in_use = self.coefficients.get((HBM_ACTIVE, "control"), 0.0) if benchmark.level == "hbm" else 0.0
         busy = 1 - launch.rest_s / self.time_launch(launch)
+        loss *= 1 + self.follows * (1 / busy - 1)
         return static + busy * in_use + memory + float(with_loss(np.array(busy * active + core), loss))
 
     def _capped_clock(self, launch: Launch) -> float:

@@ -49,9 +49,9 @@ def test_lines_take_less_than_six_minutes():
     assert len(points) * (SETTLE_S + CAMPAIGN_WINDOW_S + 0.2) + 2.0 * slow < 360.0
 
 
-def test_bursts_are_checks_of_three_loads():
+def test_bursts_are_checks_of_loads_of_every_kind():
     found = {point.benchmark for point in plan("sm_90a", repeats=1, last="lines") if point.duty == "burst"}
-    assert found == {"fp64", "mma_int8", "hbm_read"}
+    assert found == {"fp64", "fp16x2", "mma_int8", "l2_read", "hbm_read"}
     assert [name for name, duty in DUTIES.items() if duty.bursts] == ["burst"]
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 from joulemark.energy.counting import Counting
@@ -121,6 +122,20 @@ def test_time_that_passes_differ_in_is_no_difference_of_work(work):
             return series
 
     assert Counting(Jittery(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3).spread == 0.0
+
+
+def test_time_in_which_any_sm_works_is_counted(work):
+    class Sampled(Recorder):
+        def record(self, group, run, expected_s=None):
+            series = super().record(group, run, expected_s)
+            series.values = {"sm_active_cycles": np.array([0.0, 5.0, np.nan, 0.0, 9.0, 0.0])}
+            series.start_s = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+            series.end_s = series.start_s + (1.0 if group == "a" else 0.9)
+            return series
+
+    totals = Counting(Sampled(work)).of(lambda: [work.step(), work.synchronize()], 4, 8e-3)
+    assert totals.each["gpu_busy_s"] == pytest.approx(2.0 / 4)
+    assert totals.spread == 0.0
 
 
 def test_groups_that_give_nothing_new_are_recorded_once(work):

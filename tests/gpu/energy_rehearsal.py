@@ -206,7 +206,7 @@ def counters_of(counts: dict[str, float], seconds: float) -> dict[str, float]:
     tensor = sum(count for unit, count in counts.items() if "mma_" in unit) / 1024
     cycles = 132 * 1.98e9 * seconds
     return {
-        "instructions": of["instruction"], "sm_active_cycles": cycles, "sm_cycles": cycles,
+        "gpu_busy_s": seconds, "instructions": of["instruction"], "sm_active_cycles": cycles, "sm_cycles": cycles,
         "pipe_fma_instructions": (of["fp32"] + of["integer"]) / 32,
         "pipe_fmaheavy_instructions": (of["fp32"] / 2 + of["integer"]) / 32,
         "pipe_alu_instructions": of["logic"] / 32, "pipe_xu_instructions": of["special"] / 32,

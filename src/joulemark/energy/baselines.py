@@ -14,6 +14,7 @@ from scipy.optimize import linprog
 
 from joulemark.energy.counters import NOMINAL
 from joulemark.energy.units import INSTRUCTION, SM_ACTIVE, UNITS
+from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,5 +101,7 @@ def _least_relative(design: Array, power: Array) -> Array:
     n, p = relative.shape
     bounds = np.block([[relative, -np.eye(n)], [-relative, -np.eye(n)]])
     solved = linprog(np.repeat([0.0, 1.0], [p, n]), bounds, np.repeat([1.0, -1.0], n))
+    if solved.x is None:
+        raise MeasurementError(f"a simple model has no best fit: {solved.message}")
     coefficients: Array = solved.x[:p] / scale
     return coefficients

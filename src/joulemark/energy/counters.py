@@ -124,10 +124,12 @@ class Counts:
     Args:
         values: unit → count with its range.
         notes: counters that were missing or assumptions made, each with what it means.
+        busy: share of the time in which any SM does anything; the host leaves the rest idle.
     """
 
     values: Mapping[str, Range]
     notes: tuple[str, ...] = ()
+    busy: Range = Range(1.0, 1.0, 1.0)
 
 
 NOMINAL: Mapping[str, Mapping[str, float]] = {
@@ -180,7 +182,7 @@ def counts_of(
     notes = list(table.notes)
     if unknown:
         notes.append(f"the calibration has no energy for {', '.join(unknown)}: they cost nothing in this prediction")
-    return Counts(present, tuple(notes))
+    return Counts(present, tuple(notes), table.busy())
 
 
 _REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, HBM_ACTIVE, "fp32_operands", "fp64_operands"})
@@ -349,14 +351,30 @@ class _Table:
         moved = self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
         return found | moved | {L2_REQUEST: self._l2_requests(moved, hbm)}
 
-    def _in_use(self, moved: float) -> Range:
-        """Time with the memory in use: that of kernels, if any byte is moved; SMs are active for as long or less."""
+    def busy(self) -> Range:
+        """As sampled; SMs on the mean are active for less, as kernels do not fill them all."""
+        active = self._active_share()
+        if "gpu_busy_s" in self._counters:
+            share = min(self._counters["gpu_busy_s"] / self._time_s, 1.0)
+            return Range(share, min(active or share, share), share)
+        return Range(1.0, 1.0 if active is None else active, 1.0)
+
+    def _active_share(self) -> float | None:
+        """Of SMs and time."""
         sms, cycles = float(self._calibration.gpu.get("sms", 0)), self._counters.get("sm_active_cycles")
+        if cycles is None or not self._clock_hz or not sms:
+            return None
+        return min(cycles / self._clock_hz / sms / self._time_s, 1.0)
+
+    def _in_use(self, moved: float) -> Range:
+        """Time with the memory in use: that of kernels, if any byte is moved."""
         if not moved:
             return Range.exact(0.0)
-        if cycles is None or not self._clock_hz or not sms:
+        if "gpu_busy_s" in self._counters:
+            return self.busy() * self._time_s
+        share = self._active_share()
+        if share is None:
             return Range(1.0, 0.0, 1.0) * self._time_s
-        share = min(cycles / self._clock_hz / sms / self._time_s, 1.0)
         return Range(share, share * _LEAST_IN_USE, min(share * _MOST_IN_USE, 1.0)) * self._time_s
 
     def _l2_requests(self, moved: Mapping[str, Range], hbm: Mapping[str, float]) -> Range:

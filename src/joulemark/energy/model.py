@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ _BITS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 """Bits of sign and mantissa, and of the exponent."""
 _LOWEST_CLOCK = 0.2
+_LEAST_BUSY = 0.02
 _STATIC_UNITS = frozenset({STATIC, SM_ACTIVE, SUPPLY})
 
 
@@ -161,6 +162,9 @@ class Model:
         self._values = self._values + np.where(self._drifting, static_offset_w, 0.0)
         self._draws = self._draws + np.where(self._drifting, static_offset_w, 0.0)
         self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
+        bursts = calibration.bursts
+        low, high = bursts["interval"] or (0.0, 0.0)
+        self._follows, self._follows_error = min(max(bursts["share"] or 0.0, 0.0), 1.0), (high - low) / 4
         self._seed = seed
 
     def predict(self, counts: Counts, time_s: float, clock: float = 1.0) -> Prediction:
@@ -176,7 +180,8 @@ class Model:
         """
         row = self._row(counts, time_s)
         scale = self._scale(clock, self.beta if clock < 1.0 else 0.0)
-        parts = self._drawn(row * self._values * scale, time_s, self._supply)
+        loss = self._supply * _more_in_bursts(self._follows, counts.busy.value)
+        parts = self._drawn(row * self._values * scale, time_s, loss)
         sampled = self._sampled(counts, time_s, clock)
         dynamic = sampled.energy[:, ~self._static].sum(axis=1)
         energy = float(parts.sum())
@@ -241,7 +246,9 @@ class Model:
         energy: Array = np.column_stack(columns) * self._draws
         energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
         energy = energy * self._scale(clock, self._beta_draws(clock, rng, draws))
-        return Sampled(self._drawn(energy, time_s, self._supply_draws), share)
+        follows = np.clip(rng.normal(self._follows, self._follows_error, draws), 0.0, 1.0)
+        loss = self._supply_draws * _more_in_bursts(follows, _draw(counts.busy, rng, draws))
+        return Sampled(self._drawn(energy, time_s, loss), share)
 
     def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
         if clock >= 1.0:
@@ -285,6 +292,11 @@ class Model:
             middle = (low + high) / 2
             low, high = (middle, high) if power(middle) <= limit_w else (low, middle)
         return self.predict(counts, length(low), low)
+
+
+def _more_in_bursts(follows: float | Array, busy: float | Array) -> Any:
+    """Factor on the supply's loss of a load that is busy for a share of the time; see ``goodness.bursts``."""
+    return 1 + follows * (1 / np.maximum(busy, _LEAST_BUSY) - 1)
 
 
 def _draw(one: Range, rng: np.random.Generator, draws: int) -> Array:

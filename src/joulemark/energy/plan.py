@@ -75,7 +75,7 @@ _LAW = "wgmma_fp16_l2"
 _LAW_DUTIES: Mapping[Part, tuple[str, ...]] = {"short": ("full",), "lines": ("half",), "further": ("three_quarters",)}
 _LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eighth"}
 """With more SMs than tiles two would share one, and requests that come together reach the L2 as one."""
-_IN_BURSTS = ("fp64", "mma_int8", "hbm_read")
+_IN_BURSTS = ("fp64", "fp16x2", "mma_int8", "l2_read", "hbm_read")
 """Whether the supply's loss follows power within milliseconds, or its mean: a load's gaps then cost more or less."""
 _IDLE_EVERY = 25
 
