@@ -45,8 +45,8 @@ def taking_turns(*lists: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
 
 
 LISTS = {"held_out": taking_turns(FIRST, ADDED), "splits": SPLITS, "all": ALL}
-LAST_S = 8.0
-"""Time that one workload may take."""
+LAST_S = 4.0
+"""Time that most workloads take."""
 COOL_S = 3.0
 """Before the idle board is weighed for comparison."""
 IDLE_EVERY = 3

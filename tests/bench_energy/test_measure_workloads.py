@@ -82,7 +82,7 @@ def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
 
 
 def test_time_that_is_up(machine):
-    assert run(machine, "--limit", "7") == 3
+    assert run(machine, "--limit", "3") == 3
     assert not machine.exists()
 
 
