@@ -47,7 +47,7 @@ def taking_turns(*lists: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
 LISTS = {"held_out": taking_turns(FIRST, ADDED), "splits": SPLITS, "all": ALL}
 LAST_S = 4.0
 """Time that most workloads take."""
-COOL_S = 3.0
+COOL_S = 1.0
 """Before the idle board is weighed for comparison."""
 IDLE_EVERY = 3
 """Workloads after which the idle board is weighed again: some ten seconds."""

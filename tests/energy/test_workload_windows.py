@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from joulemark.energy.counting import Counting
-from joulemark.energy.workload_windows import Facts, Stepper, measure_energy, with_counters
+from joulemark.energy.workload_windows import Facts, Idle, Stepper, measure_energy, with_counters
 from joulemark.errors import MeasurementError
 from joulemark.testing import FakeClock, FakeGpu, simulate_window
 
@@ -151,7 +151,10 @@ def test_groups_that_give_nothing_new_are_recorded_once(work):
 def test_a_capped_window_says_so(work):
     gpu = FakeGpu(power_w=700.0, sm_clock_hz=1.5e9, reasons=frozenset({"power_cap"}))
     stepper = Stepper(work.step, work.synchronize, work.clock)
-    row = measure_energy(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), 700.0)
+    before = work.clock.now
+    row = measure_energy(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), 700.0, 2.3, Idle(120.0, 40.0))
+    assert work.clock.now - before == pytest.approx(2 * (2.3 + 0.4), rel=0.1)  # again, once clocks have settled
+    assert (row["idle_w"], row["idle_temperature_c"]) == (120.0, 40.0)
     assert row["capped"] is True
     assert (row["power_limit_w"], row["counters"], row["items"]) == (700.0, {}, None)
 

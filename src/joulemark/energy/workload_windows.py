@@ -108,6 +108,8 @@ def measure_energy(
     """
     before = idle or weigh_idle(meter)
     ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
+    if hindered(conditions_of(power, ran.start, ran.end)):  # clocks fall for a second; now they are where they stay
+        ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
     reading, state = energy_of(power, ran.start, ran.end), conditions_of(power, ran.start, ran.end)
     if reading.power_w.value is None:
         raise MeasurementError(f"{facts.workload}: no energy ({reading.reason})", "repeat with a longer window")
