@@ -185,7 +185,7 @@ def test_memory_is_in_use_for_as_long_as_sms_are_active(calibration, busy, most)
     found = counts_of(counters, 1.0, 1.98e9, calibration, Mix()).values["hbm_active"]
     assert (found.low, found.value, found.high) == pytest.approx((0.7 * busy, busy, most))
     sampled = counts_of(counters | {"gpu_busy_s": 0.95 * busy}, 1.0, 1.98e9, calibration, Mix())
-    assert sampled.busy == sampled.values["hbm_active"]
+    assert sampled.values["hbm_active"] == found
     assert (sampled.busy.low, sampled.busy.value) == pytest.approx((0.95 * busy, 0.95 * busy))
     nothing = {**counters, "dram_read_bytes": 0.0, "dram_write_bytes": 0.0}
     assert "hbm_active" not in counts_of(nothing, 1.0, 1.98e9, calibration, Mix()).values

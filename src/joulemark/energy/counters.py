@@ -124,7 +124,7 @@ class Counts:
     Args:
         values: unit → count with its range.
         notes: counters that were missing or assumptions made, each with what it means.
-        busy: share of the time in which any SM does anything; the host leaves the rest idle.
+        busy: share of the time in which any SM does anything, by samples of a tenth of a millisecond.
     """
 
     values: Mapping[str, Range]
@@ -367,11 +367,12 @@ class _Table:
         return min(cycles / self._clock_hz / sms / self._time_s, 1.0)
 
     def _in_use(self, moved: float) -> Range:
-        """Time with the memory in use: that of kernels, if any byte is moved."""
+        """Time with the memory in use: that of kernels, if any byte is moved.
+
+        Samples are far longer than the kernels of a small network and the gaps between them: busy ones are too many.
+        """
         if not moved:
             return Range.exact(0.0)
-        if "gpu_busy_s" in self._counters:
-            return self.busy() * self._time_s
         share = self._active_share()
         if share is None:
             return Range(1.0, 0.0, 1.0) * self._time_s
