@@ -22,7 +22,7 @@ from joulemark.device.nvml import FAKE_GPUS
 from joulemark.errors import ConfigurationError, CountersUnavailable, DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from joulemark.collect.pm_sampling import Pace
     from joulemark.counter_series import CounterSource, Tier
@@ -61,6 +61,7 @@ def open_counters(
     libcupti: str | None = None,
     pace: Pace | None = None,
     memory_requests: bool = False,
+    counters: Collection[str] | None = None,
 ) -> Ladder:
     """The best instrument that works on a GPU, proved by using it once.
 
@@ -71,6 +72,8 @@ def open_counters(
             :func:`joulemark.collect.cupti.load_library`, which must have loaded it before torch was imported.
         pace: how finely PM sampling samples.
         memory_requests: whether PM sampling also counts how memory is asked, in more passes.
+        counters: canonical names that PM sampling is asked for; None for all. The fewer, the sooner it is ready, and
+            the sooner its samples are decoded.
 
     Raises:
         ConfigurationError: ``device`` is no CUDA device, or ``libcupti`` names nothing.
@@ -81,7 +84,10 @@ def open_counters(
         return fake
     ordinal = _ordinal(device)
     return descend(
-        {"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests), "gpm": lambda: _gpm(uuid)}
+        {
+            "pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests, counters),
+            "gpm": lambda: _gpm(uuid),
+        }
     )
 
 
@@ -107,7 +113,9 @@ def _ordinal(device: str) -> int:
     return int(found[1] or 0)
 
 
-def _pm_sampling(ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool) -> CounterSource:
+def _pm_sampling(
+    ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool, counters: Collection[str] | None
+) -> CounterSource:
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
     from joulemark.collect.pm_metrics import MEMORY_REQUESTS, METRICS
@@ -115,6 +123,8 @@ def _pm_sampling(ordinal: int, libcupti: str | None, pace: Pace | None, memory_r
 
     device = CuptiDevice(load_library(libcupti), ordinal)
     metrics = (*METRICS, *MEMORY_REQUESTS) if memory_requests else METRICS
+    if counters is not None:
+        metrics = tuple(one for one in metrics if not one.gives.keys().isdisjoint(counters))
     return PmSamplingSource(device, _busy_work(ordinal), pace, metrics)
 
 
