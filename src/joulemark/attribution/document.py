@@ -12,15 +12,16 @@ import numpy as np
 from joulemark.attribution import units
 from joulemark.attribution.clock import Floats
 from joulemark.attribution.figures import Pass, Rows, cells
-from joulemark.attribution.recording import MODULES, TRACE, Recording, read_recording, read_series
+from joulemark.attribution.recording import HOST, Recording, read_recording, read_series
 from joulemark.attribution.roofline import Roofs, point, roofs_of
 from joulemark.attribution.solve import LEVEL, Window
 from joulemark.attribution.stored import POOLED, SCHEMA
-from joulemark.attribution.timeline import Timeline, read_timeline, with_modules
+from joulemark.attribution.timeline import Timeline, read_timeline, with_host
 from joulemark.attribution.windows import Mapped, map_windows
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
 from joulemark.records import Finding, Json
+from joulemark.stats import summarize
 from joulemark.utilization.kernels import TENSOR_ACTIVE, Classified, classify
 
 TOTALS_AGREE = 0.02
@@ -43,10 +44,10 @@ def attribute(folder: Path) -> dict[str, Json]:
         UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
     """
     recording = read_recording(folder)
-    timeline = read_timeline(folder / TRACE)
-    if (folder / MODULES).exists():
+    timeline = read_timeline(folder, recording)
+    if (folder / HOST).exists():
         try:
-            timeline = with_modules(timeline, folder / MODULES)
+            timeline = with_host(timeline, folder / HOST)
         except UnreadableInput as error:
             recording = replace(recording, notes={**recording.notes, "modules": error.what})
     series = {one.number: read_series(folder / one.file) for one in recording.windows}
@@ -78,7 +79,7 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
         "counters": body.counters(),
         "classes": body.classes(roofs if isinstance(roofs, Roofs) else None),
         "kernels": body.kernels,
-        "operators": body.table(timeline.operator, "operator"),
+        "operators": body.table(timeline.operator, "operator") if timeline.operator else None,
         "modules": body.table(timeline.module, "module") if timeline.module else None,
         "pooling": body.pooling(),
         "roofline": roofs.to_json() if isinstance(roofs, Roofs) else None,
@@ -87,8 +88,9 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
     }
     if isinstance(roofs, str):
         document["notes"]["roofline"] = roofs
-    if not timeline.module:
-        document["notes"].setdefault("modules", "no trace with the modules' forward calls was recorded")
+    for name, known in (("operators", timeline.operator), ("modules", timeline.module)):
+        if not known:
+            document["notes"].setdefault(name, "no trace with the host's operators and modules was recorded")
     document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
     return document
 
@@ -116,7 +118,7 @@ class _Body:
             "kernel_time_s": float(self._grouped.time_s.sum()),
             "plain_s": own,
             "recorded_s": beside,
-            "slowdown": None if own is None or beside is None else beside / own - 1,
+            **_slowdown(plain, recorded),
         }
 
     def counters(self) -> dict[str, Json]:
@@ -201,6 +203,16 @@ class _Body:
                     {"level": level, "about": about, "rates": len(members), "time_s": time_s, "launches": launches}
                 )
         return rows
+
+
+def _slowdown(plain: Sequence[float], recorded: Sequence[float]) -> dict[str, Json]:
+    """Median over windows of their step over that of the stretches next to them without instruments, minus 1."""
+    beside = [plain[number : number + 2] for number in range(len(recorded))]
+    ratios = [one * len(two) / sum(two) - 1 for one, two in zip(recorded, beside, strict=True) if two]
+    if not ratios:
+        return {"slowdown": None, "slowdown_interval": None}
+    found = summarize(ratios)
+    return {"slowdown": found.median, "slowdown_interval": None if found.interval is None else list(found.interval)}
 
 
 def _put_right(name: str, kind: Classified, active: Mapping[str, Json] | None) -> Classified:
