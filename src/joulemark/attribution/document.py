@@ -43,15 +43,7 @@ def attribute(folder: Path) -> dict[str, Json]:
     Raises:
         UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
     """
-    recording = read_recording(folder)
-    timeline = read_timeline(folder, recording)
-    if (folder / HOST).exists():
-        try:
-            timeline = with_host(timeline, folder / HOST)
-        except UnreadableInput as error:
-            recording = replace(recording, notes={**recording.notes, "modules": error.what})
-    series = {one.number: read_series(folder / one.file) for one in recording.windows}
-    return document_of(recording, timeline, series)
+    return Attribution.of(folder).document()
 
 
 def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, CounterSeries]) -> dict[str, Json]:
@@ -59,54 +51,99 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
 
     Args:
         recording: what was recorded.
-        timeline: of its trace.
+        timeline: of its traces.
         series: number of a window → its samples.
 
     Raises:
         UnreadableInput: clocks cannot be mapped, or the counts contradict the mapping.
     """
-    mapped = map_windows(recording, timeline, series)
-    body = _Body(recording, timeline, mapped)
-    roofs = _roofs(recording, series)
-    document: dict[str, Json] = {
-        "schema": SCHEMA,
-        "label": recording.label,
-        "facts": dict(recording.facts),
-        "confidence": LEVEL,
-        "clock": {"mode": recording.mode, "windows": mapped.clocks},
-        "steps": body.steps(),
-        "sampling": {"interval_s": mapped.sample_s, "samples": {one.group: one.samples for one in body.passes}},
-        "counters": body.counters(),
-        "classes": body.classes(roofs if isinstance(roofs, Roofs) else None),
-        "kernels": body.kernels,
-        "operators": body.table(timeline.operator, "operator") if timeline.operator else None,
-        "modules": body.table(timeline.module, "module") if timeline.module else None,
-        "pooling": body.pooling(),
-        "roofline": roofs.to_json() if isinstance(roofs, Roofs) else None,
-        "findings": [],
-        "notes": dict(recording.notes),
-    }
-    if isinstance(roofs, str):
-        document["notes"]["roofline"] = roofs
-    for name, known in (("operators", timeline.operator), ("modules", timeline.module)):
-        if not known:
-            document["notes"].setdefault(name, "no trace with the host's operators and modules was recorded")
-    document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
-    return document
+    return Attribution(recording, timeline, series).document()
 
 
-class _Body:
-    """The tables of a document."""
+class Attribution:
+    """A recording that was attributed: its document, and what is too much for that.
 
-    def __init__(self, recording: Recording, timeline: Timeline, mapped: Mapped) -> None:
-        self._recording, self._timeline, self._grouped = recording, timeline, mapped.units
+    Args:
+        recording: what was recorded.
+        timeline: of its traces.
+        series: number of a window → its samples.
+
+    Raises:
+        UnreadableInput: clocks cannot be mapped, or the counts contradict the mapping.
+    """
+
+    def __init__(self, recording: Recording, timeline: Timeline, series: Mapping[int, CounterSeries]) -> None:
+        self._recording, self._timeline, self._series = recording, timeline, series
+        self._mapped = map_windows(recording, timeline, series)
+        self._grouped = self._mapped.units
         by_group: dict[str, list[Window]] = {}
-        for one in mapped.windows:
+        for one in self._mapped.windows:
             by_group.setdefault(one.series.group, []).append(one)
-        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.at_once) for members in by_group.values()]
+        self.passes = [
+            Pass(members, self._grouped, self._mapped.finer, self._mapped.at_once) for members in by_group.values()
+        ]
         names = [timeline.place_name(place) for place in range(len(timeline.places))]
         self.kernels = self.table(names, "name")
         self._labels = self._classes_of(names)
+
+    @classmethod
+    def of(cls, folder: Path) -> Attribution:
+        """The attribution of a stored recording.
+
+        Raises:
+            UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
+        """
+        recording = read_recording(folder)
+        timeline = read_timeline(folder, recording)
+        if (folder / HOST).exists():
+            try:
+                timeline = with_host(timeline, folder / HOST)
+            except UnreadableInput as error:
+                recording = replace(recording, notes={**recording.notes, "modules": error.what})
+        return cls(recording, timeline, {one.number: read_series(folder / one.file) for one in recording.windows})
+
+    def document(self) -> dict[str, Json]:
+        """All of it as strict JSON."""
+        recording, timeline, mapped = self._recording, self._timeline, self._mapped
+        roofs = _roofs(recording, self._series)
+        document: dict[str, Json] = {
+            "schema": SCHEMA,
+            "label": recording.label,
+            "facts": dict(recording.facts),
+            "confidence": LEVEL,
+            "clock": {"mode": recording.mode, "windows": mapped.clocks},
+            "steps": self.steps(),
+            "sampling": {"interval_s": mapped.sample_s, "samples": {one.group: one.samples for one in self.passes}},
+            "counters": self.counters(),
+            "classes": self.classes(roofs if isinstance(roofs, Roofs) else None),
+            "kernels": self.kernels,
+            "operators": self.table(timeline.operator, "operator") if timeline.operator else None,
+            "modules": self.table(timeline.module, "module") if timeline.module else None,
+            "pooling": self.pooling(),
+            "roofline": roofs.to_json() if isinstance(roofs, Roofs) else None,
+            "findings": [],
+            "notes": dict(recording.notes),
+        }
+        if isinstance(roofs, str):
+            document["notes"]["roofline"] = roofs
+        for name, known in (("operators", timeline.operator), ("modules", timeline.module)):
+            if not known:
+                document["notes"].setdefault(name, "no trace with the host's operators and modules was recorded")
+        document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
+        return document
+
+    def places(self) -> list[dict[str, Json]]:
+        """A row per launch of a step, in the order in which they begin: its kernel, class and counters."""
+        labels = [str(place) for place in range(len(self._timeline.places))]
+        rows = {int(one.pop("place")): one for one in self.table(labels, "place")}
+        launches = self._timeline.launches
+        begun = np.full(self._timeline.steps, np.inf)
+        np.minimum.at(begun, launches.step, launches.start_s)
+        behind = np.bincount(launches.place, launches.start_s - begun[launches.step]) / np.bincount(launches.place)
+        for place, row in rows.items():
+            row["name"] = self._timeline.place_name(place)
+            row["class"], row["uses_tensor_cores"] = self._labels[place]
+        return [rows[int(place)] for place in np.argsort(behind, kind="stable")]
 
     def steps(self) -> dict[str, Json]:
         """How many, how long, and what the instruments cost."""

@@ -165,7 +165,7 @@ class _Part:
 def _read(path: Path, windows: Sequence[RecordedWindow]) -> _Part:
     trace = read_trace(path)
     matching = match(trace)
-    part = _with_host_marks(trace, matching) if not windows[0].own_trace else _with_marks(trace, matching, windows[0])
+    part = _with_marks(trace, windows[0]) if windows[0].own_trace else _with_host_marks(trace, matching)
     if not len(part.launches):
         raise UnreadableInput(
             f"{path} holds no kernel of a marked step", "record with joulemark.measure.attribution.record"
@@ -183,7 +183,7 @@ def _with_host_marks(trace: Trace, matching: Matching) -> _Part:
     return _Part(trace.names, launches, window_of_step, beacons, _operators(trace, matching)[rows], [])
 
 
-def _with_marks(trace: Trace, matching: Matching, window: RecordedWindow) -> _Part:
+def _with_marks(trace: Trace, window: RecordedWindow) -> _Part:
     """Of one window, in which short kernels that spin mark the steps.
 
     Where its samples did not fit, the window ran again, and its trace holds both runs: the last one counts.
