@@ -25,7 +25,7 @@ DATA = Path(__file__).parents[1] / "data"
         ("void at::native::reduce_kernel<512, 1, at::ReduceOp<float> >(at::ReduceOp<float>)", "reduce_kernel"),
         ("void (anonymous namespace)::softmax<4, float>(float*, int)", "softmax"),
         ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, __half>(int)", "kernel"),
-        ("void at::unrolled<at::copy(T &)::[lambda() (instance 3)]::operator ()() const, A<char *, 2>>(T1)", "unrolled"),
+        ("void at::unrolled<at::copy(T &)::[lambda() (instance 3)]::operator ()(), A<char *, 2>>(T1)", "unrolled"),
         ("void at::native::unrolled<at::copy(T&)::{lambda()#3}::operator()() const, A<char*, 2ul> >(A)", "unrolled"),
         ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
         ("odd>name", "name"),
