@@ -13,12 +13,15 @@ _COLUMNS = (
     "batch", "step", "GPU busy", "host issue", "exposed", "of step", "hidden", "issue/operator", "kernels", "launches",
     "profiler cost", "peak memory",
 )  # fmt: skip
+_ANSWERS = ("crossover", "below", "above", "too_few_batches")
+"""Verdicts, the one that says most first."""
 _INPUT_COLUMNS = ("cell", "step", "GPU busy", "idle: input", "idle: copy call", "copy only", "exposed (profiled)")
 
 
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
-    """A table per series, then the modes against eager, then the cells that have no batch size."""
-    yield from map(_series, document["series"], series_titles(document["series"]))
+    """A table per series, those with a crossover first, then modes against eager, then cells without a batch size."""
+    series = sorted(document["series"], key=lambda one: _ANSWERS.index(one["crossover"]["verdict"]))
+    yield from map(_series, series, series_titles(series))
     if document["against_eager"]:
         yield _against_eager(document["against_eager"])
     if document["cells"]:
