@@ -129,6 +129,7 @@ class BenchSession:
         self.cluster: RayCluster | None = None
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
+        self.plan: Sequence[Planned] = ()
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
@@ -385,7 +386,8 @@ class BenchSession:
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
-            self.open_baseline(self.sweep.plan(session.items), self.sweep.sink.path)
+            self.plan = self.sweep.plan(session.items)
+            self.open_baseline(self.plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
     def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
