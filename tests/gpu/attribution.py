@@ -294,6 +294,7 @@ class Turns:
         self._options, self._out = options, options.out
         self._until = time.time() + options.seconds
         self._running: list[subprocess.Popen[bytes]] = []
+        self._begun: list[str] = []
 
     @property
     def left_s(self) -> float:
@@ -314,6 +315,7 @@ class Turns:
                     continue
                 process = process or self._start(part)
                 (self._out / part / "go").touch()
+                self._begun.append(part)
                 # PM sampling and a waiting Nsight Compute are not tried together
                 if following and is_ncu(following) == is_ncu(part) and not self._is_refused(following):
                     ahead[following] = self._start(following)
@@ -342,6 +344,7 @@ class Turns:
         for name in ("bench", "ncu"):
             if getattr(options, name) is not None:
                 command += [f"--{name}", getattr(options, name)]
+        command += [f"--{name}" for name in ("careful", "beside") if getattr(options, name) and f"--{name}" not in more]
         process = subprocess.Popen(command)
         self._running.append(process)
         return process
@@ -369,18 +372,13 @@ class Turns:
         """Whether a part of this call has shown that Nsight Compute does not work here; the part then says so, too."""
         if not is_ncu(part):
             return False
-        for other in self._options.parts:
-            found = read_json(self._out / other / "failed.json") if is_ncu(other) and other != part else None
-            if found and found["error"] in [one.__name__ for one in REFUSED] and other in self._tried:
+        for other in filter(is_ncu, self._begun):
+            found = read_json(self._out / other / "failed.json")
+            if found and found["error"] in [one.__name__ for one in REFUSED]:
                 fail(self._out / part, found["error"], found["message"], found["remedy"])
                 print(f"{part}: not begun, as {other}: {found['message']}", flush=True)
                 return True
         return False
-
-    @property
-    def _tried(self) -> list[str]:
-        """Parts that this call has begun."""
-        return [part for part in self._options.parts if (self._out / part / "go").exists()]
 
 
 # Afterwards, without a GPU.

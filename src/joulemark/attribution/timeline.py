@@ -237,15 +237,16 @@ def _joined(parts: Sequence[_Part]) -> Timeline:
         own = np.array([codes.setdefault(name, len(codes)) for name in part.names], np.int64)
         launches.append(replace(part.launches, name=own[part.launches.name], step=part.launches.step + first))
         first += len(part.window_of_step)
-    columns = (np.concatenate([getattr(one, key) for one in launches]) for key in ("start_s", "end_s", "name", "step"))
-    joined = Launches(*columns, place=np.zeros(0, np.int64))
-    places, place = _places(joined.name, joined.step)
+    start_s, end_s, name, step = (
+        np.concatenate([getattr(one, key) for one in launches]) for key in ("start_s", "end_s", "name", "step")
+    )
+    places, place = _places(name, step)
     told = [part.operator for part in parts if part.operator is not None]
     whole = len(told) == len(parts)
     return Timeline(
         names=list(codes),
         places=places,
-        launches=replace(joined, place=place),
+        launches=Launches(start_s, end_s, name, step, place),
         window_of_step=np.concatenate([part.window_of_step for part in parts]),
         beacons={number: one for part in parts for number, one in part.beacons.items()},
         operator=_most_common(place, np.concatenate(told), len(places)) if whole else [],

@@ -142,7 +142,8 @@ def command_line(
             The others run once, as they are.
     """
     caches = "all" if flush_caches else "none"
-    options = (*_FLAGS, "--cache-control", caches, "--target-processes", "all", "--metrics", ",".join(metrics))
+    options: tuple[str, ...] = (*_FLAGS, "--cache-control", caches, "--target-processes", "all")
+    options = (*options, "--metrics", ",".join(metrics))
     if functions:
         named = "|".join(re.escape(name) for name in functions)
         options = (*options, "--kernel-name-base", "function", "--kernel-name", f"regex:^({named})$")

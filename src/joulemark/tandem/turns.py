@@ -62,8 +62,7 @@ def compare(rows: Sequence[Row], per_batch: Mapping[int, float], *, seed: int = 
     if len(batches) < 2 or len(whole) < FEWEST_ROUNDS:
         return None
     times = np.array([[one[batch] for batch in batches] for one in whole])
-    logs = np.log(times / np.array([per_batch[batch] for batch in batches]))
-    logs = logs - np.median(logs, axis=1, keepdims=True)
+    logs = within_rounds(times / np.array([per_batch[batch] for batch in batches]))
     drawn = np.random.default_rng(seed).integers(len(whole), size=(DRAWS, len(whole)))
     low, high = np.quantile(levels(logs[drawn]), ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
     deviation = levels(logs)
@@ -88,6 +87,12 @@ def _rounds(rows: Sequence[Row], wanted: Container[int]) -> list[dict[int, float
         if isinstance(batch, int) and isinstance(issue_s, float) and batch in wanted:
             found[-1][batch] = issue_s
     return found
+
+
+def within_rounds(times: Floats) -> Floats:
+    """Log times without what is common to a round, shape [rounds, batches]."""
+    logs = np.log(times)
+    return np.asarray(logs - np.median(logs, axis=1, keepdims=True))
 
 
 def levels(logs: Floats) -> Floats:
