@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -75,6 +76,22 @@ def out(recorded, tmp_path):
     return shutil.copytree(recorded, tmp_path / "out")
 
 
+@pytest.fixture
+def part(script, out, ncu, monkeypatch):
+    """Runs a part with Nsight Compute in this process; its exit code."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(name, ncu=ncu, behaviour=""):
+        monkeypatch.setenv("REHEARSAL", behaviour)
+        (out / name).mkdir(exist_ok=True)
+        (out / name / "go").touch()
+        options = SimpleNamespace(out=out, ncu=ncu, ncu_seconds=35.0, until=time.time() + WITHIN_S)
+        return script.run_part(name, options)
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+
+
 def analysed(script, out):
     found = json.loads(json.dumps(script.analyse(out), allow_nan=False))
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
@@ -132,8 +149,8 @@ def test_a_refusal_is_said_once_and_takes_nothing_away(script, out, ncu):
     assert set(found["ncu"]["kept"]["checks"].values()) == {None}
 
 
-def test_without_nsight_compute_the_reason_is_kept(script, out):
-    ran(out, NCU[:1], str(out / "nowhere"))
+def test_without_nsight_compute_the_reason_is_kept(script, out, part):
+    assert part(NCU[0], ncu=str(out / "nowhere")) == 1
     assert read(out / NCU[0] / "failed.json")["error"] == "CountersUnavailable"
     assert script.against(out, MODEL, "kept", [], {"in_windows_s": 1.0})["missing"]["long"]["message"]
 
@@ -152,14 +169,13 @@ def eventually(true):
         time.sleep(0.05)
 
 
-def test_a_replay_without_end_is_cut_by_the_limit_and_taken_up_again(out, ncu):
+def test_a_replay_without_end_is_cut_by_the_limit_and_taken_up_again(out, ncu, part):
     said = ran(out, NCU[:1], ncu, seconds=10.0, behaviour="hangs")
     assert f"{NCU[0]}: exit 1" in said
     assert read(out / NCU[0] / "failed.json")["error"] == "CaseTimeout"
     eventually(lambda: gone(int((out / NCU[0] / "pid").read_text())))
-    ran(out, NCU[:1], ncu)
+    assert part(NCU[0]) == 0
     assert read(out / NCU[0] / "done.json")["launches"] == 4
-    assert not (out / NCU[0] / "failed.json").exists()
 
 
 def test_what_is_killed_ends_what_it_has_begun(out, ncu):
@@ -170,8 +186,8 @@ def test_what_is_killed_ends_what_it_has_begun(out, ncu):
     eventually(lambda: gone(int((out / NCU[0] / "pid").read_text())))
 
 
-def test_a_step_that_was_let_go_is_compared_as_far_as_it_was_seen(script, out, ncu):
-    ran(out, NCU[:1], ncu, behaviour="cut")
+def test_a_step_that_was_let_go_is_compared_as_far_as_it_was_seen(script, out, part):
+    assert part(NCU[0], behaviour="cut") == 0
     compared = analysed(script, out)[MODEL]["ncu"]["kept"]["compared"]
     assert (compared["launches"], compared["compared"], compared["differing"]) == (1, 1, [])
     assert compared["time_compared"] == pytest.approx(120 / 395, rel=0.02)
