@@ -61,6 +61,23 @@ def test_a_case_that_failed_before_the_greeting_does_not_take_it_from_the_next(j
     assert set(run.environments) == set(journal.environments)
 
 
+def test_cases_that_two_functions_sweep_go_by_different_names(journal):
+    cases = [
+        Case("lenet5", benchmark="bench_a"),
+        Case("lenet5", benchmark="bench_b"),
+        Case("vgg16", benchmark="bench_a"),
+    ]
+    journal.expect([Planned(str(i), "cpu", case) for i, case in enumerate(cases)] + [Planned("wrong", "cpu", None)])
+    assert journal.total == 4
+    said = []
+    for case in cases:
+        journal.records.append(Record(case, "", "unsupported", "", reason="no GPU"))
+        said.append(journal.status(journal.records[-1]).partition("] ")[2].rpartition(": ")[0])
+    assert said[0].startswith("bench_a:lenet5")
+    assert said[1].startswith("bench_b:lenet5")
+    assert said[2].startswith("vgg16")
+
+
 def test_a_reason_not_to_measure_is_said_once(journal):
     journal.total = 3
     said = []

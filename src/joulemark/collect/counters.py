@@ -61,7 +61,7 @@ def open_counters(
     libcupti: str | None = None,
     pace: Pace | None = None,
     memory_requests: bool = False,
-    counters: Collection[str] | None = None,
+    wanted: Collection[str] | None = None,
 ) -> Ladder:
     """The best instrument that works on a GPU, proved by using it once.
 
@@ -72,8 +72,7 @@ def open_counters(
             :func:`joulemark.collect.cupti.load_library`, which must have loaded it before torch was imported.
         pace: how finely PM sampling samples.
         memory_requests: whether PM sampling also counts how memory is asked, in more passes.
-        counters: canonical names that PM sampling is asked for; None for all. The fewer, the sooner it is ready, and
-            the sooner its samples are decoded.
+        wanted: canonical counters that PM sampling is to give, which then decodes faster; None for all.
 
     Raises:
         ConfigurationError: ``device`` is no CUDA device, or ``libcupti`` names nothing.
@@ -85,7 +84,7 @@ def open_counters(
     ordinal = _ordinal(device)
     return descend(
         {
-            "pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests, counters),
+            "pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests, wanted),
             "gpm": lambda: _gpm(uuid),
         }
     )
@@ -114,17 +113,16 @@ def _ordinal(device: str) -> int:
 
 
 def _pm_sampling(
-    ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool, counters: Collection[str] | None
+    ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool, wanted: Collection[str] | None
 ) -> CounterSource:
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
-    from joulemark.collect.pm_metrics import MEMORY_REQUESTS, METRICS
+    from joulemark.collect.pm_metrics import MEMORY_REQUESTS, METRICS, metrics_of
     from joulemark.collect.pm_sampling import PmSamplingSource
 
     device = CuptiDevice(load_library(libcupti), ordinal)
-    metrics = (*METRICS, *MEMORY_REQUESTS) if memory_requests else METRICS
-    if counters is not None:
-        metrics = tuple(one for one in metrics if not one.gives.keys().isdisjoint(counters))
+    metrics = METRICS if wanted is None else metrics_of(wanted)
+    metrics = (*metrics, *MEMORY_REQUESTS) if memory_requests else metrics
     return PmSamplingSource(device, _busy_work(ordinal), pace, metrics)
 
 

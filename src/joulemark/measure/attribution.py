@@ -51,8 +51,9 @@ _SPIN_CYCLES = 2_000_000
 _SOURCE_FACTS = ("library", "chip")
 PACE = Pace(interval_s=10e-6, most_samples=8000, growth=2.0)
 """CUPTI 13.0 decoded 8,138 to 9,021 samples of a run whole, 20 to 5 µs apart (7 counters, H200)."""
-COUNTED = ("sm_active_cycles", "instructions", "pipe_tensor", "pipe_fma_instructions", "dram_throughput",
-           "dram_read_bytes", "dram_write_bytes", "l2_bytes")  # fmt: skip
+COUNTED = ("sm_active", "sm_active_cycles", "sm_cycles", "issue_active", "instructions", "pipe_tensor",
+           "pipe_tensor_cycles", "pipe_fma_instructions", "dram_throughput", "dram_read_bytes", "dram_write_bytes",
+           "l2_bytes")  # fmt: skip
 """What a recording counts unless it is told otherwise: the fewer, the sooner CUPTI has decoded a sample."""
 CAREFUL_PACE = Pace(interval_s=20e-6, most_samples=3900, growth=1.25)
 """Within one image of CUPTI's usual size."""
@@ -97,7 +98,7 @@ def _own_source(
     uuid: str, device: str, libcupti: str | None, pace: Pace, counters: Collection[str] | None
 ) -> CounterSource:
     """PM sampling in this process."""
-    ladder = open_counters(uuid, device, libcupti, pace, counters=counters)
+    ladder = open_counters(uuid, device, libcupti, pace, wanted=counters)
     if ladder.source is None or ladder.tier != "pm_sampling":
         ladder.close()
         raise ladder.refused.get("pm_sampling") or NotSupported("this GPU has no PM sampling")

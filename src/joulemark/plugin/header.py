@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,8 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         write_report([run], path)
         reporter.write_line(f"report: {path}")
     reporter.write_line(f"records: {journal.path}")
+    if journal.completed and not session.options.reports and not session.options.baseline:
+        reporter.write_line(f"as a page: joulemark report {shlex.quote(str(journal.path))} --out report.html")
     if not journal.completed and journal.records:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
 
@@ -193,11 +196,15 @@ def _why_nothing(session: BenchSession) -> str:
     assert journal is not None
     if session.finished:
         return f": all {len(session.finished)} cases are in the resumed file"
-    if journal.total == 0:
+    if journal.total == 0 and session.left_out.items and not session.uncollected:
+        return f": its {len(session.left_out.items)} cases need a GPU; --bench-all lists them, each with its reason"
+    if journal.total == 0 and not session.uncollected:
         return (
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "
             "def bench_model(bench, workload): bench.step(workload)"
         )
+    if session.uncollected:
+        return ": a file cannot be collected, as the errors above say"
     if session.interrupted:
         return ": interrupted before the first case was done"
     return "; pytest -rs shows why each case was skipped"

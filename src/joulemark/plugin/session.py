@@ -17,6 +17,7 @@ import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.plugin import distributed
+from joulemark.plugin.left_out import LeftOut
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
 from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
@@ -150,6 +151,8 @@ class BenchSession:
             self._configure_parent()
         if not self.is_child:
             self.several = len(self.targets) > 1
+        self.left_out = LeftOut(self)
+        config.pluginmanager.register(self.left_out, "joulemark-left-out")
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
@@ -321,6 +324,7 @@ class BenchSession:
             self.own.update(given or {})
         if self.is_child:
             return
+        self._check_models()
         if threading.current_thread() is threading.main_thread():
             # A cancelled job gets SIGTERM, a closed terminal SIGHUP (under nohup it is ignored): both end the sweep as
             # an interrupt does.
@@ -330,6 +334,25 @@ class BenchSession:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
+
+    @property
+    def uncollected(self) -> bool:
+        """Whether a file could not be collected."""
+        return self._uncollected
+
+    def _check_models(self) -> None:
+        """A model that does not exist is one error, not one of each file.
+
+        Raises:
+            pytest.UsageError: there is no such model.
+        """
+        from joulemark.plugin.sweep import describe
+
+        try:
+            for name in self.options.models or ():
+                describe(name, self.own, self.options.rootdir)
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-models: {error}") from error
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
@@ -368,8 +391,6 @@ class BenchSession:
             return
         if self.courier is not None:
             self.courier.total = -(-len(session.items) // self.assignment.workers)
-        if self.journal is not None:
-            self.journal.total = len(session.items)
         has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
         for item in session.items:
             if not isinstance(item, pytest.Function):
@@ -387,6 +408,8 @@ class BenchSession:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
             self.plan = self.sweep.plan(session.items)
+            if self.journal is not None:
+                self.journal.expect(self.plan)
             self.open_baseline(self.plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
