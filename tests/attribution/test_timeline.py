@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from joulemark.attribution import units
+from joulemark.attribution.clock import fit_clock
 from joulemark.attribution.recording import HOST, RecordedWindow, read_recording
 from joulemark.attribution.timeline import read_timeline, with_host
 from joulemark.errors import UnreadableInput
@@ -69,17 +70,41 @@ def test_of_a_window_that_ran_again_the_last_run_counts(run, tmp_path):
     assert found.beacons[0].start_s == pytest.approx(last[2].start_s + origin, abs=1e-9)
 
 
-@pytest.mark.parametrize("lost", ["a mark", "a beacon"])
-def test_a_window_without_all_marks_and_beacons_is_left_out(run, tmp_path, lost):
-    one = run(windows=2)
+def without(one, folder, lost):
+    """The timeline of two windows, the first of which has lost some of its kernels that spin."""
     events = events_of(one)
     spins = [event for event in events if event["cat"] == "kernel" and "spin" in event["name"]]
-    gone = min(spins, key=lambda event: event["dur"]) if lost == "a mark" else spins[0]
-    recording = written(one, tmp_path, [event for event in events if event is not gone])
-    found = read_timeline(tmp_path, recording)
+    gone = lost(spins)
+    recording = written(one, folder, [event for event in events if all(event is not other for other in gone)])
+    return read_timeline(folder, recording)
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (lambda spins: [min(spins, key=lambda event: event["dur"])], "shows 15 marks of 15 steps"),
+        (lambda spins: spins[-6:], "0 beacons before and 0 behind"),
+    ],
+    ids=["a mark", "an end"],
+)
+def test_a_window_without_all_marks_or_beacons_is_left_out(run, tmp_path, lost, said):
+    found = without(run(windows=2), tmp_path, lost)
     assert (found.steps, list(found.beacons)) == (15, [1])
-    said = "shows 15 marks of 15 steps" if lost == "a mark" else "5 beacons before and 6 behind"
     assert said in found.refused[0]
+
+
+def test_a_window_whose_first_beacon_was_lost_is_mapped_by_the_others(run, tmp_path):
+    one = run()
+    series, launches, beacons = one.window(0)
+    events = one.device_events(launches, beacons)
+    first = next(event for event in events if event["cat"] == "kernel")
+    found = read_timeline(tmp_path, written(one, tmp_path, [event for event in events if event is not first]))
+    assert (found.steps, found.refused) == (15, {})
+    assert (found.beacons[0].before, len(found.beacons[0].start_s)) == (5, 11)
+    assert [finding.code for finding in found.findings] == ["launches_without_kernels"]
+    clock = fit_clock(series, found.beacons[0])
+    assert clock.beacons == 11
+    assert clock.uncertainty_s < 0.2e-6
 
 
 def test_steps_that_lack_a_kernel_are_told(run, tmp_path):

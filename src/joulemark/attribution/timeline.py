@@ -189,7 +189,7 @@ def _with_marks(trace: Trace, window: RecordedWindow) -> _Part:
     Where its samples did not fit, the window ran again, and its trace holds both runs: the last one counts.
 
     Raises:
-        UnreadableInput: marks or beacons are missing.
+        UnreadableInput: a mark is missing, or all beacons of an end.
     """
     device = trace.device
     start, end = device.start / PS_PER_S, device.end / PS_PER_S
@@ -198,7 +198,7 @@ def _with_marks(trace: Trace, window: RecordedWindow) -> _Part:
     marks, beacons = np.flatnonzero(spins & ~long)[-window.steps - 1 :], np.flatnonzero(spins & long)
     behind = beacons[start[beacons] > start[marks[-1]]] if marks.size else beacons
     before = beacons[start[beacons] < start[marks[0]]][-len(behind) :] if len(behind) else beacons[:0]
-    if marks.size != window.steps + 1 or len(before) != len(behind) or not len(behind):
+    if marks.size != window.steps + 1 or not len(before) or not len(behind):
         raise UnreadableInput(
             f"{trace.path} shows {marks.size} marks of {window.steps} steps, {len(before)} beacons before and "
             f"{len(behind)} behind them",
