@@ -104,6 +104,7 @@ def test_all_parts_one_after_the_other(script, out, ncu):
     script.show(out)
     assert (out / f"attribution-{MODEL}.svg").exists()
     found = models[MODEL]
+    assert found["label"] == "mobilenet_v2-inference-bf16-eager-b256-channels_last-synthetic-gpu"
     assert found["recording"]["checks"]["totals within 2 %"] is True
     assert found["recording"]["checks"]["at most 5 % slower"] is (found["recording"]["slowdown"] <= 0.05)
     kept, flushed = found["ncu"]["kept"], found["ncu"]["flushed"]

@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -44,6 +45,7 @@ from joulemark.attribution.against import METRICS, Function, compare, functions_
 from joulemark.attribution.recording import read_recording
 from joulemark.attribution.timeline import read_timeline
 from joulemark.collect.ncu import profiled_region, run_ncu
+from joulemark.device.gpu import slug
 from joulemark.errors import (
     CountersBusy,
     CountersUnavailable,
@@ -151,7 +153,8 @@ def record_part(model: str, folder: Path, options: argparse.Namespace) -> dict[s
     opened = time.perf_counter()
     plan = Plan(windows=options.windows, limit_s=max(5.0, min(RECORD_S, options.until - time.time() - BEHIND_S)))
     into = folder / f"recording-{len(list(folder.glob('recording-*')))}"
-    done = record(bench, step, into, MODELS[model].label, plan, pace)
+    label = replace(MODELS[model], gpu_model=slug(str(bench.facts["gpu"]))).label
+    done = record(bench, step, into, label, plan, pace)
     return {"recording": into.name, "mode": done.mode, "interval_s": pace.interval_s, "opened_s": opened - began,
             "recorded_s": time.perf_counter() - opened}  # fmt: skip
 
@@ -408,7 +411,7 @@ def of_model(out: Path, model: str) -> dict[str, Any]:
     recording = held_to(document, folder, read_json(out / f"{model}-record" / "done.json"))
     places = found.places()
     ncu = {caches: against(out, model, caches, places, recording) for caches in CACHES}
-    return {"label": MODELS[model].label, "recording": recording, "ncu": ncu, "why": None}
+    return {"label": document["label"], "recording": recording, "ncu": ncu, "why": None}
 
 
 def show(out: Path) -> None:
