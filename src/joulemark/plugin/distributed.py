@@ -331,6 +331,7 @@ class Controller:
         """
         if self._plan is None:
             self._plan, self.session.stray = read_plan(self.scratch / "plan.json")
+            self.session.plan = self._plan
             self._journal.expect(self._plan)
             if self.session.resumed is not None:
                 planned = frozenset(one.case.case_id for one in self._plan if one.case is not None)

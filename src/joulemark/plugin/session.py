@@ -130,6 +130,7 @@ class BenchSession:
         self.cluster: RayCluster | None = None
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
+        self.plan: Sequence[Planned] = ()
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
@@ -406,10 +407,10 @@ class BenchSession:
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
-            plan = self.sweep.plan(session.items)
+            self.plan = self.sweep.plan(session.items)
             if self.journal is not None:
-                self.journal.expect(plan)
-            self.open_baseline(plan, self.sweep.sink.path)
+                self.journal.expect(self.plan)
+            self.open_baseline(self.plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
     def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
