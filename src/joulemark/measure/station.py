@@ -15,7 +15,8 @@ from typing import Any
 from joulemark.device.gpu import Inventory, probe_gpus
 from joulemark.environment import gather, why_no_gpu, with_instruments
 from joulemark.errors import CaseTimeout, WorkerDied
-from joulemark.measure.attempts import as_one, attempts
+from joulemark.measure.attempts import attempts
+from joulemark.measure.replies import as_one
 from joulemark.measure.worker import Worker, preload
 from joulemark.metrics import COUNTERS, PROFILER
 from joulemark.records import Json, Measurement

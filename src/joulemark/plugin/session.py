@@ -152,7 +152,7 @@ class BenchSession:
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
-        from joulemark.plugin.parent import targets_from_parent
+        from joulemark.plugin.inherited import targets_from_parent
 
         self._lease_files = join_lease(os.environ)
         inherited = targets_from_parent()
@@ -176,7 +176,7 @@ class BenchSession:
         self._read_resumed()
         self.courier = Courier(given.path, given.started)
         self.sweep = Sweep(self.config, self.options, self.targets, self.courier, self.finished, given.scratch)
-        self.sweep.leases = given.leases()
+        self.sweep.workers.leases = given.leases()
         self.sweep.turn = given.turns(self.options.power_budget_w)
         self.assignment = given
         self._tell_of_earlier()
@@ -440,7 +440,7 @@ class BenchSession:
         if self.cluster is not None:
             return
         self.lease([*self.targets, *self.sweep.ranks(session.items)])
-        self.sweep.leases = self.leases
+        self.sweep.workers.leases = self.leases
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -572,7 +572,7 @@ class BenchSession:
         """Close the file and give the GPUs free; a run that measured nothing exits 5."""
         try:
             if self.sweep is not None:
-                self.sweep.close(at_once=self.interrupted)
+                self.sweep.workers.close(at_once=self.interrupted)
         finally:
             self._end(session.config.option.collectonly)
         found = self.comparison()
