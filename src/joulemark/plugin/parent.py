@@ -201,7 +201,7 @@ class Sweep:
     # -- records
 
     def _record(self, item: pytest.Item, case: Case, target: Target, reply: Mapping[str, Any]) -> Record:
-        record = record_of(item.nodeid, case, target, reply, self.options.anonymize)
+        record = record_of(item.nodeid, case, target, reply, self.options)
         return record if case.world_size == 1 else with_efficiency(record, self._of_one_rank(record))
 
     def _of_one_rank(self, record: Record) -> Record | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joulemark.measure.assemble import assemble
 from joulemark.plugin.sweep import Target
+from joulemark.plugin.targets import shown
 from joulemark.records import Case, Finding, Measurement, Record
 
+if TYPE_CHECKING:
+    from joulemark.plugin.options import BenchOptions
 
-def record_of(nodeid: str, case: Case, target: Target, reply: Mapping[str, Any], anonymize: bool) -> Record:
+
+def record_of(nodeid: str, case: Case, target: Target, reply: Mapping[str, Any], options: BenchOptions) -> Record:
     """The record that a reply makes; its run and its environment are the journal's to name.
 
     Args:
@@ -19,18 +23,14 @@ def record_of(nodeid: str, case: Case, target: Target, reply: Mapping[str, Any],
         case: that it is.
         target: that it was measured on.
         reply: of its measuring process.
-        anonymize: whether digests stand for the UUIDs of GPUs.
+        options: of the session.
     """
     if reply.get("gpu_uuid") is not None:  # a cluster's, of the model that the target names
         target = replace(target, uuid=reply["gpu_uuid"])
     findings = [Finding.from_json(one) for one in reply["findings"]]
     if target.note is not None:
         findings.append(Finding("gpu_unverified", target.note, "name the GPU by its UUID", flags=True))
-    uuids = target.uuids
-    if uuids and anonymize:
-        from joulemark.environment import anonymous
-
-        uuids = tuple(anonymous(one) for one in uuids)
+    uuids = tuple(shown(one, options) for one in target.uuids)
     record = assemble(
         case,
         [Measurement.from_json(one) for one in reply["measurements"]],

@@ -19,7 +19,7 @@ from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.plugin import distributed
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
-from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
+from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, shown, stations_of
 from joulemark.records import Case
 
 if TYPE_CHECKING:
@@ -280,12 +280,6 @@ class BenchSession:
         if reporter is not None:
             reporter.ensure_newline()
             reporter.write_line(line)
-
-    def shown(self, uuid: str) -> str:
-        """A UUID as it may be stored."""
-        from joulemark.environment import anonymous
-
-        return anonymous(uuid) if self.options.anonymize else uuid
 
     def _configure_measuring(self) -> None:
         from joulemark.plugin.child import ChildLoop, Measuring
@@ -638,7 +632,7 @@ class BenchSession:
             return
         from joulemark.environment import gpu_facts
 
-        gpus = [{**gpu_facts(gpu), "uuid": self.shown(gpu.uuid)} for gpu in self.inventory.gpus]
+        gpus = [{**gpu_facts(gpu), "uuid": shown(gpu.uuid, self.options)} for gpu in self.inventory.gpus]
         driver, cuda_driver = self.inventory.driver, self.inventory.cuda_driver
         machine_info["joulemark"] = {"gpus": gpus, "driver": driver, "cuda_driver": cuda_driver}
 
