@@ -32,6 +32,11 @@ def table_of(
     return Table(tuple(columns), tuple(map(tuple, rows)), right, tuple(notes), title)
 
 
+def capital(text: str) -> str:
+    """A text as it begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """``12.5 %``; ``n/a`` for what was not measured."""
     return "n/a" if value is None else f"{100 * value:.{digits}f} %"
