@@ -112,6 +112,7 @@ _SCHEDULES: dict[str, How] = {
     "stream": "rows",
     "memoized": "memoized",
     "inverted_residual": "padded",
+    "inverted_residual_warpgroup": "padded",
     "wide": "rows",
     "planes": "rows",
     "bottleneck": "padded",

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from math import exp, log
 from pathlib import Path
@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 
 from joulemark.merged.kernels import Description
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.seconds import Counts, Fitted, fitted
+from joulemark.merged.kernels.seconds import Counts, fitted
 from joulemark.merged.sequence import Conv, Sequence
 
 SCHEMA = "joulemark.merged-model/1"
@@ -209,7 +209,7 @@ def main(argv: List[str] | None = None) -> int:
     errors, seconds = errors_of(points), fit(points)
     print(table(errors))
     origin = "; ".join(_origin(path, one) for path, one in zip(args.files, documents, strict=True))
-    made = Fitted(gpu, origin, seconds, fitted().borrowed)
+    made = replace(fitted(), gpu=gpu, origin=origin, seconds=seconds)
     if args.out is not None:
         _write(args.out, {"schema": SCHEMA, **vars(made), "errors": errors})
     if args.write:

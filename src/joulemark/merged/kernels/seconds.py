@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import TypeVar
@@ -34,16 +34,20 @@ class Fitted:
         origin: file and commits of the measured kernels.
         seconds: family → term → seconds of one count.
         borrowed: family that was not measured → family whose seconds it takes.
+        derived: family that was not measured → term → seconds that follow from other measurements.
+        derived_from: which those are.
     """
 
     gpu: str
     origin: str
     seconds: Mapping[str, Mapping[str, float]]
     borrowed: Mapping[str, str]
+    derived: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    derived_from: str = ""
 
     def of(self, family: str) -> Mapping[str, float] | None:
-        """The seconds of a family's terms; None where neither it nor a relative was measured."""
-        return self.seconds.get(self.borrowed.get(family, family))
+        """The seconds of a family's terms; None where neither it was measured nor a relative, nor are they derived."""
+        return self.seconds.get(self.borrowed.get(family, family), self.derived.get(family))
 
 
 @cache

@@ -24,8 +24,8 @@ template <int PIXEL> DEVICE u64 matrix_descriptor(u32 at) {
 // octet of columns. Products run on their own: between fence and wait nobody touches d or a; a wait for all but N commits
 // gives the a of the others free. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 // After a wait for all: d is what the products have made, and nothing of it is read before.
-DEVICE void group_settle(float (&d)[8][4]) {
-    UNROLL for (int i = 0; i < 8; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+template <int N> DEVICE void group_settle(float (&d)[N][4]) {
+    UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
 }
 // A matrix in shared memory: blocks of 8 rows × 16 bytes, 128 contiguous bytes each; the next 8 rows follow after
 // `rows` bytes, the next 16 bytes of all rows after `columns` bytes.
