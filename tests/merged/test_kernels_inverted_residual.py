@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from joulemark.merged.bricks import Parameters, run_plain
-from joulemark.merged.kernels import Description, build, emulate
+from joulemark.merged.kernels import Description, Kernel, build, emulate
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.inverted_residual import Plan, candidates, inverted_residual, unsuited
@@ -51,10 +51,10 @@ def parameters_of(description: Description, bias: bool = True) -> list[Parameter
     return made
 
 
-def relative_error(description: Description, plan: Plan, shape: tuple[int, int, int], **more: bool | int) -> float:
-    """Of the emulated kernel, on fresh random numbers, against float64."""
-    bias = bool(more.pop("bias", True))
-    kernel, parameters = inverted_residual(description, plan), parameters_of(description, bias)
+def error_of(kernel: Kernel, shape: tuple[int, int, int], *, bias: bool = True, **more: bool | int) -> float:
+    """Relative, of the emulated kernel, on fresh random numbers, against float64."""
+    description = kernel.description
+    parameters = parameters_of(description, bias)
     x = torch.randn(shape[0], description.sequence.channels(0), *shape[1:]).to(description.dtype)
     x = x.contiguous(memory_format=torch.channels_last)
     y = emulate.run(kernel, x, kernel.pack(parameters), **more)  # type: ignore[arg-type]
@@ -62,6 +62,10 @@ def relative_error(description: Description, plan: Plan, shape: tuple[int, int, 
     expected = run_plain(description.sequence, exact, x.double())
     assert y.shape == expected.shape
     return float((y.double() - expected).norm() / expected.norm())
+
+
+def relative_error(description: Description, plan: Plan, shape: tuple[int, int, int], **more: bool | int) -> float:
+    return error_of(inverted_residual(description, plan), shape, **more)  # type: ignore[arg-type]
 
 
 CASES = {
@@ -109,8 +113,8 @@ def test_activations_in_fp16(activation: Activation) -> None:
 
 
 def test_any_order_of_warps_without_biases() -> None:
-    description = Description(sequence_of(16, 96, 24), "bf16")
-    assert relative_error(description, Plan(4, 16, 1, groups=2), (1, 5, 17), descending=True, bias=False) < 1e-2
+    sequence, plan, shape = CASES["groups"]
+    assert relative_error(Description(sequence, "bf16"), plan, shape, descending=True, bias=False) < 1e-2
 
 
 @pytest.mark.parametrize(

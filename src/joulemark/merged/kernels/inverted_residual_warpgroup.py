@@ -149,13 +149,17 @@ class _Geometry:
             return max(whole, self.hidden_at + plan.tiles * self.octets_out * plan.warps * 512)
         return max(whole, _HEAD + (0 if self.residual else self.octets_out * self.out_pixels * 16))
 
-    def resident(self, device: Device) -> int:
-        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
+    def resident(self, device: Device, spared: int = 0) -> int:
+        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
+
+        Args:
+            spared: registers that the compiler is asked to do without.
+        """
         plan = self.plan
-        wanted = 76 + 10 * plan.tiles + plan.tiles * self.channels_out // 2 + plan.chunk // 2 + 2 * self.turns
-        if wanted > 250 or self.shared > device.block_shared:
+        wanted = 66 + 10 * plan.tiles + plan.tiles * self.channels_out // 2 + plan.chunk // 2 + 2 * self.turns
+        if wanted > 256 or self.shared > device.block_shared:
             return 0
-        of_scheduler = device.registers // 4 // 32 // (-(-wanted // 8) * 8)
+        of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
         return min(4 * of_scheduler // plan.warps, device.shared // (self.shared + 1024), 8)
 
     def expanded_tiles(self, out: Shape) -> float:
@@ -317,6 +321,7 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "TILES": plan.tiles,
         "IMAGES": plan.images,
         "SPLIT": plan.split,
+        "CLUSTER": plan.split,
         "THREADS": plan.warps * 32,
         "PLANE_PIXELS": geometry.plane_pixels,
         "OUT_PLANE_PIXELS": geometry.out_pixels,
@@ -328,6 +333,8 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
     }
     flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow}
     stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)
+    launch = f"{name}, THREADS, {plan.resident}"
+    head = f"KERNEL({launch}" if plan.split == 1 else f"KERNEL_CLUSTER({launch}, SPLIT"
     widths = {plan.chunk // 8, octets // -(-octets // _MOST_OCTETS)}
     return "\n".join(
         [
@@ -341,7 +348,7 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {one.activation.upper()};" for stage, one in stages),
             device_text("inverted_residual_warpgroup.cuh"),
-            f"KERNEL_CLUSTER({name}, THREADS, {plan.resident}, SPLIT) {{ inverted_residual(a); }}",
+            f"{head}) {{ inverted_residual(a); }}",
             "",
         ]
     )

@@ -1,12 +1,9 @@
-// The vocabulary of device/cluster.cuh on a CPU.
+// The vocabulary of device/cluster.cuh on a CPU; CLUSTER, the blocks of a cluster, stands in front of this text.
 //
 // A copy of a stretch lands when somebody waits for it, or at once where warps run in descending order: a missing wait
 // shows in the one, a place that is written while it is still read in the other.
 #pragma once
-#define KERNEL_CLUSTER(name, threads, blocks, cluster) \
-    inline int emulated_cluster() { return cluster; }  \
-    KERNEL(name, threads, blocks)
-inline int emulated_cluster();
+#define KERNEL_CLUSTER(name, threads, blocks, cluster) KERNEL(name, threads, blocks)
 
 DEVICE void emulated_land(u32 barrier) {
     auto& bulks = emulation::block().bulks[barrier];
@@ -30,12 +27,12 @@ DEVICE void barrier_wait_copied(u32 at, u32 parity) {
     barrier_wait(at, parity);
 }
 DEVICE void cluster_sync() {
-    const int size = emulated_cluster(), first = emulation::me->block / size * size;
-    emulation::meet((*emulation::blocks)[first].cluster, size * emulation::block().threads, [] {});
+    const int first = emulation::me->block / CLUSTER * CLUSTER;
+    emulation::meet((*emulation::blocks)[first].cluster, CLUSTER * emulation::block().threads, [] {});
 }
 DEVICE uint4 load_cluster_4(u32 at, u32 rank) {
     const int own = emulation::me->block;
-    emulation::me->block = own / emulated_cluster() * emulated_cluster() + (int)rank;
+    emulation::me->block = own / CLUSTER * CLUSTER + (int)rank;
     const uint4 v = load_shared_4(at);
     emulation::me->block = own;
     return v;

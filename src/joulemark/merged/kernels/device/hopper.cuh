@@ -32,7 +32,7 @@ template <int N> DEVICE void group_settle(float (&d)[N][4]) {
 DEVICE u64 plain_matrix(u32 at, u32 columns, u32 rows) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)(columns >> 4) << 16 | (u64)(rows >> 4) << 32;
 }
-DEVICE u64 matrix_behind(u64 matrix, int bytes) { return matrix + (bytes >> 4); }
+DEVICE u64 matrix_behind(u64 matrix, int bytes) { return matrix >> 32 << 32 | (u32)((u32)matrix + (bytes >> 4)); }
 #define WARPGROUP_D "{" \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define WARPGROUP_ROW(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])

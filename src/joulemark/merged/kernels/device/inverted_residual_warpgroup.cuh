@@ -60,7 +60,7 @@ DEVICE Place place_of() {
     at.row = at.lane >> 2;
     at.pair = at.lane & 3;
     at.warp = thread >> 5;
-    at.warpgroup = thread >> 7;
+    at.warpgroup = shuffle(thread >> 7, 0);  // known to be one for the warp: addresses in uniform registers
     at.image = at.warp / WARPS_EACH;
     const int within = at.warp % WARPS_EACH;
     at.strip = within % STRIPS;
@@ -75,8 +75,9 @@ DEVICE Brick brick_of(const Arguments& a) {
     return {images * IMAGES, (row - images * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
 }
 
-// The column of the brick's input at place q of a row.
+// The column of the brick's input at place q of a row, and the other way round.
 DEVICE int column_at(int q) { return STRIDE == 1 ? q : q < HALF_ROW ? 2 * q : 2 * (q - HALF_ROW) + 1; }
+DEVICE int place_in_row(int column) { return STRIDE == 1 ? column : (column & 1) * HALF_ROW + (column >> 1); }
 
 // Rows of the brick's input that lie in the image: from the first to behind the last.
 DEVICE int first_inside(const Brick& brick) { return brick.top == 0 ? 1 : 0; }
@@ -85,22 +86,31 @@ DEVICE int last_inside(const Arguments& a, const Brick& brick) {
     return rest < ROWS ? rest : ROWS;
 }
 
+// Brings the pixels inside of the image; what is made of others is not kept. A row of pixels is one stretch of memory, so
+// that a lane goes on by constants.
 DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
-    constexpr int LOADED = 2 * STEPS_IN;  // octets; the last one may be zeros
     const Brick brick = brick_of(a);
     const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
-    for (int i = at.warp; i < IMAGES * ROWS; i += WARPS) {
-        const int image = i / ROWS, r = i % ROWS;
-        const bool row_there = (u32)(top + r) < (u32)height && brick.image + image < a.batch;
-        const u64 first = row_there ? ((u64)(brick.image + image) * height + top + r) * width : 0;
-        const u16* row = (const u16*)a.input + first * CHANNELS_IN;
-        for (int j = at.lane; j < PITCH * LOADED; j += 32) {
-            const int q = j / LOADED, octet = j % LOADED, column = left + column_at(q);
-            const bool there = row_there && (u32)column < (u32)width && octet < OCTETS_IN;
-            const u16* from = there ? row + column * CHANNELS_IN + octet * 8 : row;
-            copy_async(input + (image * IMAGE_PIXELS + r * PITCH + q) * 16 + octet * PLANE, from, there);
+    const int begin = brick.left == 0 ? 1 : 0, rest = width - left, last = last_inside(a, brick);
+    const int count = ((rest < PITCH ? rest : PITCH) - begin) * OCTETS_IN;
+    for (int image = 0; image < IMAGES && brick.image + image < a.batch; image++) {
+        for (int r = first_inside(brick) + at.warp; r < last; r += WARPS) {
+            const u64 first = ((u64)(brick.image + image) * height + top + r) * width + left + begin;
+            const u16* from = (const u16*)a.input + first * CHANNELS_IN + at.lane * 8;
+            const u32 to = input + (image * IMAGE_PIXELS + r * PITCH) * 16;
+            int octet = at.lane % OCTETS_IN, column = begin + at.lane / OCTETS_IN;
+            for (int j = at.lane; j < count; j += 32) {
+                copy_async(to + place_in_row(column) * 16 + octet * PLANE, from, true);
+                from += 32 * 8;
+                octet += 32 % OCTETS_IN;
+                column += 32 / OCTETS_IN;
+                if (octet >= OCTETS_IN) octet -= OCTETS_IN, column++;
+            }
         }
     }
+    if (OCTETS_IN % 2)  // the last step of the expansion has half the channels
+        for (int i = threadIdx.x; i < PLANE_PIXELS; i += THREADS)
+            store_shared_4(input + OCTETS_IN * PLANE + i * 16, uint4{0, 0, 0, 0});
     copy_commit();
 }
 
@@ -297,18 +307,22 @@ DEVICE void add_cluster(const Place& at, int rank, u32 scratch, u32 staged, Sums
 DEVICE void store_output(const Arguments& a, const Place& at, int rank, u32 staged) {
     const Brick brick = brick_of(a);
     const int height = a.out[1], width = a.out[2], first = rank * OCTETS_OWN;
-    const int rest = width - brick.left, columns = rest < BRICK_WIDTH ? rest : BRICK_WIDTH;
-    for (int i = at.warp; i < IMAGES * BRICK_HEIGHT; i += WARPS) {
-        const int image = i / BRICK_HEIGHT, r = i % BRICK_HEIGHT;
-        if (brick.top + r >= height || brick.image + image >= a.batch) continue;
-        const u64 pixel = ((u64)(brick.image + image) * height + brick.top + r) * width + brick.left;
-        u16* row = (u16*)a.output + pixel * CHANNELS_OUT + first * 8;
-        for (int j = at.lane; j < columns * OCTETS_OWN; j += 32) {
-            const int q = j / OCTETS_OWN, octet = j % OCTETS_OWN;
-            if (first + octet >= OCTETS_OUT) continue;
-            const u32 from = staged + (RESIDUAL ? first + octet : octet) * OUT_OCTET;
-            *(uint4*)(row + q * CHANNELS_OUT + octet * 8) =
-                load_shared_4(from + (image * OUT_IMAGE + OUT_ORIGIN + r * OUT_PITCH + q) * 16);
+    const int rest_y = height - brick.top, rest_x = width - brick.left;
+    const int rows = rest_y < BRICK_HEIGHT ? rest_y : BRICK_HEIGHT;
+    const int count = (rest_x < BRICK_WIDTH ? rest_x : BRICK_WIDTH) * OCTETS_OWN;
+    for (int image = 0; image < IMAGES && brick.image + image < a.batch; image++) {
+        for (int r = at.warp; r < rows; r += WARPS) {
+            const u64 pixel = ((u64)(brick.image + image) * height + brick.top + r) * width + brick.left;
+            u16* row = (u16*)a.output + pixel * CHANNELS_OUT + first * 8;
+            const u32 from = staged + (RESIDUAL ? first * OUT_OCTET : 0) + (image * OUT_IMAGE + OUT_ORIGIN + r * OUT_PITCH) * 16;
+            int octet = at.lane % OCTETS_OWN, column = at.lane / OCTETS_OWN;
+            for (int j = at.lane; j < count; j += 32) {
+                if (first + octet < OCTETS_OUT)
+                    *(uint4*)(row + column * CHANNELS_OUT + octet * 8) = load_shared_4(from + column * 16 + octet * OUT_OCTET);
+                octet += 32 % OCTETS_OWN;
+                column += 32 / OCTETS_OWN;
+                if (octet >= OCTETS_OWN) octet -= OCTETS_OWN, column++;
+            }
         }
     }
 }
