@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
@@ -33,10 +35,12 @@ from joulemark.merged.kernels import Description, Kernel, build
 from joulemark.merged.kernels import bottleneck as bottlenecks
 from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
 from joulemark.merged.kernels import inverted_residual as inverted
+from joulemark.merged.kernels import inverted_residual_warpgroup as inverted_warpgroups
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.launch import loaded
 from joulemark.merged.sequence import Conv, Sequence
 
+P = TypeVar("P")
 ARCHITECTURE = "sm_90a"
 HANG_S = 40.0
 ROTATION_BYTES = 256 << 20
@@ -73,7 +77,8 @@ def bottleneck(channels: int, middle: int) -> Sequence:
     return Sequence((pointwise(channels, middle, "relu"), inner, pointwise(middle, channels, "relu", 0)))
 
 
-def blocks() -> list[Block]:
+def blocks(only: str = "") -> list[Block]:
+    """Those whose name the regular expression finds."""
     shapes = [
         (32, 192, 32, 1, 56, 64),
         (16, 96, 16, 1, 112, 64),
@@ -96,30 +101,51 @@ def blocks() -> list[Block]:
     made = [Block(f"ir{i}-{h}-{o}s{s}@{n}b{b}", inverted_residual(i, h, o, s), b, n) for i, h, o, s, n, b in shapes]
     made.append(Block("ir32-192-32s1@56b64fp16", inverted_residual(32, 192, 32), 64, 56, "fp16"))
     wide = [Block(f"bottleneck256-64@56b{b}", bottleneck(256, 64), b, 56) for b in (64, 1)]
-    return [made[0], wide[0], *made[1:], wide[1]]
+    return [one for one in [made[0], wide[0], *made[1:], wide[1]] if re.search(only, one.name)]
 
 
-def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
-    """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
-    description = block.description
+@cache
+def kernels_of(block: Block, most: int) -> list[Kernel]:
+    """Different ways to cut a block: of each family of inverted residuals the best predicted, at most two of a kind."""
+    description, size = block.description, (block.size, block.size)
     if "bottleneck" in block.name:
-        size = block.size, block.size
-        for cut in dict.fromkeys(warpgroup_plans() + warpgroups.candidates(description, size, block.batch, Device())):
-            yield warpgroups.bottleneck_warpgroup(description, cut)
-        for plan in dict.fromkeys(
-            bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, Device())
-        ):
-            yield bottlenecks.bottleneck(description, plan)
-        return
+        cuts = warpgroup_plans() + warpgroups.candidates(description, size, block.batch, Device())
+        plans = bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, Device())
+        return [
+            *(warpgroups.bottleneck_warpgroup(description, one) for one in dict.fromkeys(cuts)),
+            *(bottlenecks.bottleneck(description, one) for one in dict.fromkeys(plans)),
+        ]
+    made = [
+        inverted.inverted_residual(description, one)
+        for one in different(
+            inverted.candidates(description, size, block.batch, Device(), limit=1000),
+            most,
+            lambda plan: (plan.width, plan.tiles, plan.groups),
+        )
+    ]
+    if inverted_warpgroups.unsuited(description) is not None:
+        return made
+    return made + [
+        inverted_warpgroups.inverted_residual_warpgroup(description, one)
+        for one in different(
+            inverted_warpgroups.candidates(description, size, block.batch, Device(), limit=1000),
+            most,
+            lambda plan: (plan.width, plan.tiles, plan.images, plan.split),
+        )
+    ]
+
+
+def different(plans: Iterable[P], most: int, kind: Callable[[P], tuple[int, ...]]) -> list[P]:
+    """The first plans, at most two of a kind, half of them with as many tiles to a warp."""
     kinds: Counter[tuple[int, ...]] = Counter()
-    yielded = 0
-    for plan in inverted.candidates(description, (block.size, block.size), block.batch, Device(), limit=1000):
-        kind, tiles = (plan.width, plan.tiles, plan.groups), (plan.tiles,)
-        if yielded == most or kinds[kind] == 2 or kinds[tiles] == (most + 1) // 2:
+    kept: list[P] = []
+    for plan in plans:
+        tiles = (plan.tiles,)  # type: ignore[attr-defined]
+        if len(kept) == most or kinds[kind(plan)] == 2 or kinds[tiles] == (most + 1) // 2:
             continue
-        kinds.update((kind, tiles))
-        yielded += 1
-        yield inverted.inverted_residual(description, plan)
+        kinds.update((kind(plan), tiles))
+        kept.append(plan)
+    return kept
 
 
 def warpgroup_plans() -> list[warpgroups.Plan]:
@@ -330,7 +356,7 @@ class Layers(nn.Module):
         return y
 
 
-def measure(out: Path, end: float, most: int) -> None:
+def measure(out: Path, end: float, most: int, chosen: list[Block]) -> None:
     """Everything that OUT has no row of, in order; a line before and after each."""
     done = {(row["block"], row["what"]) for row in rows_of(out)}
     torch.backends.cudnn.benchmark = True
@@ -352,14 +378,14 @@ def measure(out: Path, end: float, most: int) -> None:
             tell({"block": block.name, "what": what, "state": "done", **row})
 
         for what in ("k16", "k8"):
-            attempt(blocks()[0], f"rate_{what}", lambda what=what: rate(what))
-        for block in blocks():
+            attempt(chosen[0], f"rate_{what}", lambda what=what: rate(what))
+        for block in chosen:
             bench = Bench(block)
             for kernel in kernels_of(block, most):
                 attempt(block, kernel.name, lambda kernel=kernel: bench.kernel(kernel))
             attempt(block, "eager", bench.eager)
             attempt(block, "cudnn_fused", bench.fused)
-        for block in blocks():
+        for block in chosen:
             attempt(block, "compile", lambda block=block: Bench(block).compiled())
 
 
@@ -371,7 +397,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
     name, number, most = given
     block = next(one for one in blocks() if one.name == name)
-    kernel = list(kernels_of(block, most))[number]
+    kernel = kernels_of(block, most)[number]
     try:
         made = build(kernel, ARCHITECTURE)
     except Exception as error:
@@ -381,10 +407,10 @@ def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
     return facts
 
 
-def build_all(out: Path, most: int, workers: int) -> None:
+def build_all(out: Path, most: int, workers: int, chosen: list[Block]) -> None:
     """All machine code, into the cache that the measuring process reads."""
     begin = time.time()
-    work = [(block.name, n, most) for block in blocks() for n in range(len(list(kernels_of(block, most))))]
+    work = [(block.name, n, most) for block in chosen for n in range(len(kernels_of(block, most)))]
     with ProcessPoolExecutor(workers) as pool:
         facts = list(pool.map(build_one, work))
     (out / "builds.json").write_text(json.dumps(facts, indent=1))
@@ -415,19 +441,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--most", type=int, default=10, help="kernels per block")
+    parser.add_argument("--most", type=int, default=10, help="kernels per block and family")
+    parser.add_argument("--only", default="", help="blocks whose name this regular expression finds")
+    parser.add_argument("--build", action="store_true", help="build the kernels and measure nothing")
     parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JOULEMARK_KERNEL_CACHE", "/var/tmp/joulemark-kernels")
+    chosen = blocks(given.only)
     if given.measure:
-        measure(given.out, given.measure, given.most)
+        measure(given.out, given.measure, given.most, chosen)
         return
     end = time.time() + given.seconds
-    build_all(given.out, given.most, min(24, os.cpu_count() or 1))
+    build_all(given.out, given.most, min(24, os.cpu_count() or 1), chosen)
+    if given.build:
+        return
     while time.time() < end - 5:
         before = len(rows_of(given.out))
         command = [sys.executable, __file__, str(given.out), "--measure", str(end - 3), "--most", str(given.most)]
+        command += ["--only", given.only]
         child = subprocess.Popen(command, stderr=(given.out / "errors.txt").open("a"))
         watch(child, given.out / "results.jsonl", end)
         if child.returncode == 0 or len(rows_of(given.out)) == before:

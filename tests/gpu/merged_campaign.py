@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
 BLOCKS = ROOT / "bench_inference" / "bench_merged_micro.py"
+PROBE = ROOT / "tests" / "gpu" / "merged_blocks_probe.py"
 SAMPLE = r"^numerics (planes|wide|memoized|inverted|bottleneck|chain .*(tf32|fp32)|stream .*bf16)"
 """What of the numerics was not run on a GPU before, and some of what was."""
 SANITIZED = (
@@ -60,6 +61,7 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     python = sys.executable
     blocks = (python, str(BLOCKS), "--out", str(out / "merged-blocks.json"), "--kernels", str(kernels))
     short = ("--rounds", "15", "--sustain", "1.0", "--sustain-best", "2", "--merge-budget", "8")
+    variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8")
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     checks = (python, str(KERNELS), "--only", SANITIZED, "--start", "0")
     why = None if sanitizer else "compute-sanitizer is not on this machine"
@@ -70,7 +72,9 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     return [
         Stage("build blocks", (*blocks, "--build", "sm_90a"), 60),
         Stage("build numerics", (python, str(KERNELS), "--only", SAMPLE, "--build", "sm_90a"), 40),
+        Stage("build variants", (*variants, "--build"), 60),
         Stage("numerics", (python, str(KERNELS), str(out / "numerics"), "--only", SAMPLE, "--seconds", "{left}"), 60),
+        Stage("variants", (*variants, "--seconds", "{left}"), 100, repeats=True),
         Stage("blocks", (*blocks, *short, "--limit", "{left}"), 250, repeats=True),
         *tools,
         Stage("more blocks", (*blocks, *short, "--limit", "{left}"), 600, repeats=True),
@@ -149,6 +153,9 @@ def summary(out: Path) -> list[str]:
         wrong = [one for one in records if not one.get("ok")]
         lines.append(f"numerics: {len(records) - len(wrong)} of {len(records)} within limits")
         lines += [f"  {one['label']}: {one.get('failed', one.get('error'))}"[:200] for one in wrong]
+    variants = out / "variants.log"
+    if variants.exists():
+        lines += [line for line in variants.read_text().splitlines() if line.startswith(("ir", "WRONG"))]
     blocks = out / "merged-blocks.json"
     if blocks.exists():
         for row in json.loads(blocks.read_text())["rows"]:

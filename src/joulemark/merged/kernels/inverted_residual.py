@@ -130,7 +130,7 @@ class _Geometry:
         """
         plan = self.plan
         sums = plan.tiles * self.channels_out // 2 // plan.parts
-        held = 8 * min(self.steps_in, 6)  # weights of the expansion
+        held = 8 * min(self.steps_in, 6) if self.expands else 0  # weights of the expansion
         wanted = 52 + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
         if wanted > 236 or self.shared > device.block_shared:

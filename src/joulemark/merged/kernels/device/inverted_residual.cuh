@@ -64,24 +64,28 @@ DEVICE Brick brick_of(const Arguments& a) {
     return {image, (row - image * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
 }
 
-// The column of the brick's input at place q of a row.
+// The column of the brick's input at place q of a row, and the other way round.
 DEVICE int column_at(int q) { return STRIDE == 1 ? q : q < HALF_ROW ? 2 * q : 2 * (q - HALF_ROW) + 1; }
+DEVICE int place_in_row(int column) { return STRIDE == 1 ? column : (column & 1) * HALF_ROW + (column >> 1); }
 
 DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
-    constexpr int OCTETS = 2 * STEPS_IN;  // the last one may be zeros
     const Brick brick = brick_of(a);
     const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
     for (int r = at.warp + at.group * WARPS; r < ROWS; r += WARPS * GROUPS) {
         const bool row_there = (u32)(top + r) < (u32)height;
         const u64 first = ((u64)brick.image * height + (row_there ? top + r : 0)) * width;
         const u16* row = (const u16*)a.input + first * CHANNELS_IN;
-        for (int i = at.lane; i < PITCH * OCTETS; i += 32) {
-            const int q = i / OCTETS, octet = i % OCTETS, column = left + column_at(q);
-            const bool there = row_there && (u32)column < (u32)width && octet < OCTETS_IN;
-            const u16* from = there ? row + column * CHANNELS_IN + octet * 8 : row;
-            copy_async(input + (r * PITCH + q) * 16 + octet * PLANE, from, there);
+        const u16* from = row + left * CHANNELS_IN + at.lane * 8;
+        const u32 to = input + r * (PITCH * 16);
+        Walk<OCTETS_IN> walk(at.lane);
+        for (int i = at.lane; i < PITCH * OCTETS_IN; i += 32, from += 32 * 8, walk.next()) {
+            const bool there = row_there && (u32)(left + walk.pixel) < (u32)width;
+            copy_async(to + place_in_row(walk.pixel) * 16 + walk.octet * PLANE, there ? from : row, there);
         }
     }
+    if (OCTETS_IN < 2 * STEPS_IN)  // the last octets of a step that is not full
+        for (int i = threadIdx.x; i < (2 * STEPS_IN - OCTETS_IN) * PLANE_PIXELS; i += THREADS)
+            store_shared_4(input + OCTETS_IN * PLANE + i * 16, uint4{0, 0, 0, 0});
     copy_commit();
 }
 
@@ -249,10 +253,10 @@ DEVICE void store_output(const Arguments& a, const Place& at, u32 staged) {
     for (int r = at.warp + at.group * WARPS; r < BRICK_HEIGHT && brick.top + r < height; r += WARPS * GROUPS) {
         const u64 first = ((u64)brick.image * height + brick.top + r) * width + brick.left;
         u16* row = (u16*)a.output + first * CHANNELS_OUT + part_of() * (OCTETS_OUT * 8);
-        for (int i = at.lane; i < columns * OCTETS_OUT; i += 32) {
-            const int q = i / OCTETS_OUT, octet = i % OCTETS_OUT;
-            const uint4 v = load_shared_4(staged + (OUT_ORIGIN + r * OUT_PITCH + q) * 16 + octet * OUT_OCTET);
-            *(uint4*)(row + q * CHANNELS_OUT + octet * 8) = v;
+        Walk<OCTETS_OUT> walk(at.lane);
+        for (int i = at.lane; i < columns * OCTETS_OUT; i += 32, walk.next()) {
+            const u32 from = staged + (OUT_ORIGIN + r * OUT_PITCH + walk.pixel) * 16 + walk.octet * OUT_OCTET;
+            *(uint4*)(row + walk.pixel * CHANNELS_OUT + walk.octet * 8) = load_shared_4(from);
         }
     }
 }

@@ -86,8 +86,7 @@ DEVICE int last_inside(const Arguments& a, const Brick& brick) {
     return rest < ROWS ? rest : ROWS;
 }
 
-// Brings the pixels inside of the image; what is made of others is not kept. A row of pixels is one stretch of memory, so
-// that a lane goes on by constants.
+// Brings the pixels inside of the image; what is made of others is not kept.
 DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
     const Brick brick = brick_of(a);
     const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
@@ -98,14 +97,9 @@ DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
             const u64 first = ((u64)(brick.image + image) * height + top + r) * width + left + begin;
             const u16* from = (const u16*)a.input + first * CHANNELS_IN + at.lane * 8;
             const u32 to = input + (image * IMAGE_PIXELS + r * PITCH) * 16;
-            int octet = at.lane % OCTETS_IN, column = begin + at.lane / OCTETS_IN;
-            for (int j = at.lane; j < count; j += 32) {
-                copy_async(to + place_in_row(column) * 16 + octet * PLANE, from, true);
-                from += 32 * 8;
-                octet += 32 % OCTETS_IN;
-                column += 32 / OCTETS_IN;
-                if (octet >= OCTETS_IN) octet -= OCTETS_IN, column++;
-            }
+            Walk<OCTETS_IN> walk(at.lane);
+            for (int j = at.lane; j < count; j += 32, from += 32 * 8, walk.next())
+                copy_async(to + place_in_row(begin + walk.pixel) * 16 + walk.octet * PLANE, from, true);
         }
     }
     if (OCTETS_IN % 2)  // the last step of the expansion has half the channels
@@ -315,14 +309,11 @@ DEVICE void store_output(const Arguments& a, const Place& at, int rank, u32 stag
             const u64 pixel = ((u64)(brick.image + image) * height + brick.top + r) * width + brick.left;
             u16* row = (u16*)a.output + pixel * CHANNELS_OUT + first * 8;
             const u32 from = staged + (RESIDUAL ? first * OUT_OCTET : 0) + (image * OUT_IMAGE + OUT_ORIGIN + r * OUT_PITCH) * 16;
-            int octet = at.lane % OCTETS_OWN, column = at.lane / OCTETS_OWN;
-            for (int j = at.lane; j < count; j += 32) {
-                if (first + octet < OCTETS_OUT)
-                    *(uint4*)(row + column * CHANNELS_OUT + octet * 8) = load_shared_4(from + column * 16 + octet * OUT_OCTET);
-                octet += 32 % OCTETS_OWN;
-                column += 32 / OCTETS_OWN;
-                if (octet >= OCTETS_OWN) octet -= OCTETS_OWN, column++;
-            }
+            Walk<OCTETS_OWN> walk(at.lane);
+            for (int j = at.lane; j < count; j += 32, walk.next())
+                if (first + walk.octet < OCTETS_OUT)
+                    *(uint4*)(row + walk.pixel * CHANNELS_OUT + walk.octet * 8) =
+                        load_shared_4(from + walk.pixel * 16 + walk.octet * OUT_OCTET);
         }
     }
 }
