@@ -24,7 +24,12 @@ CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
         Plan(7, 7, 1, 16, images=2, split=4, narrow=True),
         (3, 7, 7),
     ),
-    "stride 2, half a step of channels": (sequence_of(24, 64, 40, 2), "bf16", Plan(4, 7, 2, 32, narrow=True), (2, 9, 15)),
+    "stride 2, half a step of channels": (
+        sequence_of(24, 64, 40, 2),
+        "bf16",
+        Plan(4, 7, 2, 32, narrow=True),
+        (2, 9, 15),
+    ),
     "bricks between bricks, silu": (
         sequence_of(8, 48, 8, activation="silu"),
         "fp16",

@@ -89,6 +89,7 @@ def offers(families: Iterable[Family], problem: Problem) -> list[Offer]:
                 kernel.block,
                 kernel.persistent,
                 kernel.parts,
+                kernel.images,
                 counted_s=_counted_s(family, kernel, problem),
             )
             found.append(Offer(candidate, kernel, rank))

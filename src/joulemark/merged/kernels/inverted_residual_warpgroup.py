@@ -227,7 +227,9 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
     if plan.chunk % 16 or not 16 <= plan.chunk <= 8 * _MOST_OCTETS:
         raise ValueError(f"chunks of {plan.chunk} hidden channels: give a multiple of 16, at most {8 * _MOST_OCTETS}")
     if plan.split not in (1, 2, 4, 8) or plan.chunk * (plan.split - 1) >= geometry.hidden:
-        raise ValueError(f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk")
+        raise ValueError(
+            f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk"
+        )
     if plan.warps > 32 or geometry.turns > 16:
         raise ValueError(f"{plan.warps} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
     name = f"inverted_residual_{description}_{_name(geometry)}"
@@ -334,7 +336,6 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "TILES": plan.tiles,
         "IMAGES": plan.images,
         "SPLIT": plan.split,
-        "CLUSTER": plan.split,
         "THREADS": plan.warps * 32,
         "PLANE_PIXELS": geometry.plane_pixels,
         "OUT_PLANE_PIXELS": geometry.out_pixels,
@@ -354,7 +355,8 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
             f"using Element = {description.format};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
-            f"#ifdef EMULATED\n{device_text('hopper_emulation.hpp')}{device_text('cluster_emulation.hpp')}#else",
+            f"#ifdef EMULATED\nconstexpr int CLUSTER = SPLIT;\n{device_text('hopper_emulation.hpp')}",
+            f"{device_text('cluster_emulation.hpp')}#else",
             device_text("hopper.cuh") + device_text("cluster.cuh"),
             *(_products_text(description.format, one) for one in sorted(widths) if one != 8),
             "#endif",
@@ -401,7 +403,7 @@ def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters])
         return whole.unflatten(1, (-1, 8))  # [outputs, octets, 8]
 
     expand = matrix(expansion.weight, hidden, 16 * geometry.steps_in).unflatten(0, (-1, chunk)).transpose(1, 2)
-    project = matrix(projection.weight, geometry.channels_out, hidden).unflatten(1, (-1, chunk // 8)).permute(1, 2, 0, 3)
+    project = matrix(projection.weight, geometry.channels_out, hidden).unflatten(1, (-1, chunk // 8))
 
     def rows(part: Tensor) -> Tensor:
         """A row of bytes for each chunk."""
@@ -411,7 +413,7 @@ def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters])
     return torch.cat(
         [
             torch.cat([rows(expand), rows(sum_bytes(expansion, hidden))], 1).flatten(),
-            torch.cat([rows(project), rows(taps), rows(sum_bytes(depthwise, hidden))], 1).flatten(),
+            torch.cat([rows(project.permute(1, 2, 0, 3)), rows(taps), rows(sum_bytes(depthwise, hidden))], 1).flatten(),
             sum_bytes(projection, -(-geometry.channels_out // 2) * 2),
         ]
     )

@@ -33,3 +33,9 @@ DEVICE void store_matrix_4(u32 at, u32 r0, u32 r1, u32 r2, u32 r3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(at), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
+
+// The same value, which the compiler takes for another one: what follows from it is not kept in registers over a loop.
+DEVICE u32 anew(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}

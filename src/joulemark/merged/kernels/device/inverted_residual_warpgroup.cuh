@@ -363,7 +363,7 @@ DEVICE void inverted_residual(const Arguments& a) {
         UNROLL for (int s = 0; s < STEPS || s < TURNS; s++) {
             float sum[OCTETS][4];
             const bool expands = s < TURNS && more && expanded.start[s < TURNS ? s : 0] != NOWHERE;
-            if (expands) begin_expanding(at, input + expanded.start[s < TURNS ? s : 0], weights.expand_at(n + 1), sum);
+            if (expands) begin_expanding(at, anew(input + expanded.start[s < TURNS ? s : 0]), weights.expand_at(n + 1), sum);
             u32 pixels[TILES][4];
             if (s < STEPS) depthwise_step(at, hidden, weights.project_at(n), zeros, s, pixels);
             group_wait<0>();
