@@ -82,6 +82,8 @@ CASES = {
     "three share loads": (sequence_of(80, 40, 16), Plan(4, 14, 2, together=3), (1, 5, 15)),
     "parts": (sequence_of(32, 64, 32), Plan(4, 14, 2, parts=2), (2, 5, 15)),
     "parts, groups": (sequence_of(32, 64, 64, 2), Plan(2, 7, 1, narrow=True, parts=4, groups=2), (3, 7, 7)),
+    "ahead": (sequence_of(16, 32, 16), Plan(4, 14, 2, buffers=1, ahead=True), (3, 5, 17)),
+    "ahead, no expansion": (sequence_of(24, 24, 16), Plan(4, 14, 2, ahead=True), (3, 7, 17)),
     "seven rows": (sequence_of(8, 32, 8), Plan(7, 14, 7), (1, 14, 14)),
     "one pixel": (sequence_of(16, 32, 16), Plan(2, 8, 1), (1, 1, 1)),
 }
@@ -91,7 +93,8 @@ TELLING = [
     "groups",
     "hidden no multiple of 32",
     "stride 2, narrow",
-    "no expansion",
+    "ahead",
+    "ahead, no expansion",
     "parts, groups",
     "three share loads",
     "seven rows",
@@ -104,6 +107,8 @@ def test_against_float64(case: str) -> None:
     torch.manual_seed(len(case))
     sequence, plan, shape = CASES[case]
     assert relative_error(Description(sequence, "bf16"), plan, shape) < 1e-2
+    if plan.ahead:
+        assert relative_error(Description(sequence, "bf16"), plan, shape, descending=True, resident=1) < 1e-2
 
 
 @pytest.mark.parametrize("activation", first(1, ["silu", "none", "relu"]))
@@ -139,6 +144,8 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         inverted_residual(description, Plan(6, 16, 4))
     with pytest.raises(ValueError, match="do not split into 4 parts"):
         inverted_residual(description, Plan(4, 16, 4, parts=4))
+    with pytest.raises(ValueError, match="brought ahead"):
+        inverted_residual(Description(sequence_of(8, 32, 64), "bf16"), Plan(4, 16, 4, ahead=True))
 
 
 @pytest.mark.parametrize(
