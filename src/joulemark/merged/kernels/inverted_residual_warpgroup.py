@@ -49,6 +49,7 @@ class Plan(Tiled):
         split: blocks, a cluster, that share the hidden channels of a brick.
         resident: blocks of a multiprocessor that registers must suffice for.
         narrow: a tile is 8 positions in each of two rows, not 16 in one.
+        ahead: a block takes brick after brick and brings the next one's input while it computes.
     """
 
     height: int
@@ -59,12 +60,17 @@ class Plan(Tiled):
     split: int = 1
     resident: int = 1
     narrow: bool = False
+    ahead: bool = False
 
     @property
     def warps(self) -> int:
         """Of a block, in whole warpgroups; the last may have no positions."""
         each = self.strips * -(-self.height // (self.tiles * self.tile[0]))
         return -(-each * self.images // 4) * 4
+
+    def bricks(self, out: Shape, batch: int) -> int:
+        """Of an output of spatial size ``out``."""
+        return -(-batch // self.images) * -(-out[0] // self.height) * -(-out[1] // self.width)
 
 
 @dataclass(frozen=True)
@@ -139,9 +145,16 @@ class _Geometry:
     @property
     def hidden_at(self) -> int:
         """Where the hidden channels begin in shared memory, behind the input and what is put together in its place."""
+        given = 2 * self.steps_in * self.plane_pixels * 16
+        if self.plan.ahead:
+            return _HEAD + 2 * given
+        return _HEAD + (max(given, self.staged) if self.plan.split > 1 else given)
+
+    @property
+    def staged(self) -> int:
+        """Bytes of the output that a block puts together, behind the beginning of the input; a residual's lies in it."""
         own = -(-self.octets_out // self.plan.split)
-        staged = own * self.out_pixels * 16 if self.plan.split > 1 and not self.residual else 0
-        return _HEAD + max(2 * self.steps_in * self.plane_pixels * 16, staged)
+        return 0 if self.residual else own * self.out_pixels * 16
 
     @property
     def shared(self) -> int:
@@ -151,7 +164,7 @@ class _Geometry:
         whole = self.hidden_at + hidden + 2 * (self.expand_bytes + self.project_bytes)
         if plan.split > 1:
             return max(whole, self.hidden_at + plan.tiles * self.octets_out * plan.warps * 512)
-        return max(whole, _HEAD + (0 if self.residual else self.octets_out * self.out_pixels * 16))
+        return max(whole, _HEAD + self.staged)
 
     def resident(self, device: Device, spared: int = 0) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
@@ -174,8 +187,7 @@ class _Geometry:
     def counts(self, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
         plan = self.plan
-        bricks = -(-batch // plan.images) * -(-out[0] // plan.height) * -(-out[1] // plan.width)
-        each = -(-bricks * plan.split // device.multiprocessors)
+        each = -(-plan.bricks(out, batch) * plan.split // device.multiprocessors)
         rounds = each / min(plan.resident, each)
         octets, own = plan.chunk // 8, -(-self.octets_out // plan.split)
         inside = self.rows_inside(out)
@@ -196,7 +208,8 @@ class _Geometry:
             "chunk": each * (taken + plan.images * plan.height * plan.width * own * (1 + self.residual)),
             "step_in_turn": rounds * self.own_chunks * waits,
             "load_in_turn": rounds * taken / plan.warps,
-            "round": rounds,
+            # Not measured: that half of a round is hidden by what is brought ahead.
+            "round": 1 + (rounds - 1) / 2 if plan.ahead else rounds,
             "launch": 1,
         }
 
@@ -232,6 +245,8 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         )
     if plan.warps > 32 or geometry.turns > 16:
         raise ValueError(f"{plan.warps} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
+    if plan.ahead and (plan.split > 1 or geometry.staged > 2 * geometry.steps_in * geometry.plane_pixels * 16):
+        raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
     def pack(parameters: List[Parameters]) -> Tensor:
@@ -245,6 +260,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         geometry.shared,
         (plan.height, plan.width),
         pack,
+        persistent=plan.resident if plan.ahead else None,
         least=90,
         only=90,
         parts=plan.split,
@@ -268,14 +284,14 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         replace(plan, resident=resident)
         for plan in _all_plans(description, out, batch)
         for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
-        if resident
+        if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
     )
     return cheapest(
         "inverted_residual_warpgroup",
         fitting,
         lambda plan: _geometry(description, plan).counts(out, batch, device),
         limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.images, plan.split),
+        lambda plan: (plan.width * plan.height, plan.tiles, plan.images, plan.split, plan.ahead),
     )
 
 
@@ -293,6 +309,8 @@ def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Pla
         useful = whole and better and chunk * (split - 1) < geometry.hidden and 2 * height * width > made
         if useful and 4 <= plan.warps <= 16 and geometry.turns <= 8:
             yield plan
+            if split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
+                yield replace(plan, ahead=True)
 
 
 def _positions(plan: Plan) -> int:
@@ -318,7 +336,7 @@ def _name(geometry: _Geometry) -> str:
     form = "n" if plan.narrow else "w"
     return (
         f"wg_s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_c{plan.chunk}"
-        f"_i{plan.images}_p{plan.split}_r{plan.resident}"
+        f"_i{plan.images}_p{plan.split}_r{plan.resident}{'_a' if plan.ahead else ''}"
     )
 
 
@@ -345,7 +363,7 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "PROJECT_AT": chunks * geometry.expand_bytes,
         "PROJECT_BIAS_AT": chunks * (geometry.expand_bytes + geometry.project_bytes),
     }
-    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow}
+    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow, "AHEAD": plan.ahead}
     stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)
     launch = f"{name}, THREADS, {plan.resident}"
     head = f"KERNEL({launch}" if plan.split == 1 else f"KERNEL_CLUSTER({launch}, SPLIT"

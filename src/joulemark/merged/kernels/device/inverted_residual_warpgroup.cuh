@@ -12,6 +12,8 @@
 //
 // SPLIT blocks, a cluster, share a brick's hidden channels: each takes every SPLIT-th chunk; at the end each adds up a
 // part of the output's channels, from the shared memory of all.
+//
+// With AHEAD the block is persistent: while it computes a brick, the next one's input comes. Weights come on and on.
 
 constexpr int OCTETS_IN = CHANNELS_IN / 8, STEPS_IN = (CHANNELS_IN + 15) / 16;
 constexpr int OCTETS = CHUNK / 8, STEPS = CHUNK / 16;                      // of a chunk
@@ -70,8 +72,11 @@ DEVICE Place place_of() {
 
 DEVICE int rank_of() { return SPLIT == 1 ? 0 : block_index() % SPLIT; }
 
-DEVICE Brick brick_of(const Arguments& a) {
-    const int number = block_index() / SPLIT, row = number / a.bricks[2], images = row / a.bricks[1];
+// The block's first brick; its only one unless AHEAD.
+DEVICE int first_brick() { return block_index() / SPLIT; }
+
+DEVICE Brick brick_of(const Arguments& a, int number) {
+    const int row = number / a.bricks[2], images = row / a.bricks[1];
     return {images * IMAGES, (row - images * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
 }
 
@@ -87,8 +92,8 @@ DEVICE int last_inside(const Arguments& a, const Brick& brick) {
 }
 
 // Brings the pixels inside of the image; what is made of others is not kept.
-DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
-    const Brick brick = brick_of(a);
+DEVICE void load_input(const Arguments& a, const Place& at, int number, u32 input) {
+    const Brick brick = brick_of(a, number);
     const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
     const int begin = brick.left == 0 ? 1 : 0, rest = width - left, last = last_inside(a, brick);
     const int count = ((rest < PITCH ? rest : PITCH) - begin) * OCTETS_IN;
@@ -115,13 +120,13 @@ struct Expanded {
     u32 start[TURNS], outside;
     u32 stored[TURNS];  // of a pixel for store_matrix_4; behind all others where the tile goes on behind the image's rows
 };
-DEVICE void find_expanded(const Arguments& a, const Place& at, Expanded& to) {
-    const Brick brick = brick_of(a);
+DEVICE void find_expanded(const Arguments& a, const Place& at, int number, Expanded& to) {
+    const Brick brick = brick_of(a, number);
     const int first = first_inside(brick), tiles = ((last_inside(a, brick) - first) * PITCH + 63) / 64;
     to.outside = 0;
     UNROLL for (int i = 0; i < TURNS; i++) {
-        const int number = at.warpgroup + i * WARPGROUPS, image = number / tiles;
-        const int start = first * PITCH + (number - image * tiles) * 64;
+        const int tile = at.warpgroup + i * WARPGROUPS, image = tile / tiles;
+        const int start = first * PITCH + (tile - image * tiles) * 64;
         to.start[i] = image < IMAGES ? (image * IMAGE_PIXELS + start) * 16 : NOWHERE;
         const int own = start + (at.warp & 3) * 16 + (at.lane & 15);
         to.stored[i] = (own < IMAGE_PIXELS ? image * IMAGE_PIXELS + own : PLANE_PIXELS - 1) * 16 + (at.lane >> 4) * PLANE;
@@ -134,8 +139,8 @@ DEVICE void find_expanded(const Arguments& a, const Place& at, Expanded& to) {
 }
 
 // What is not expanded is zero in both buffers.
-DEVICE void clear_hidden(const Arguments& a, u32 hidden) {
-    const Brick brick = brick_of(a);
+DEVICE void clear_hidden(const Arguments& a, int number, u32 hidden) {
+    const Brick brick = brick_of(a, number);
     if (first_inside(brick) == 0 && last_inside(a, brick) == ROWS) return;
     for (int i = threadIdx.x * 16; i < 2 * OCTETS * PLANE; i += THREADS * 16) store_shared_4(hidden + i, uint4{0, 0, 0, 0});
 }
@@ -209,25 +214,26 @@ DEVICE void depthwise_octet(u32 taps, u32 sums, u32 pairs, u32 thirds, const Pla
     }
 }
 
-// Memory and barriers of a block, and which of the chunks are its own: rank, rank + SPLIT, …
+// Memory and barriers of a block, and which of the chunks are its own: rank, rank + SPLIT, … They come once for each of
+// its bricks, n counts them all.
 struct Weights {
     const char* from;
     u32 expand, project, barriers;
-    int rank;
+    int rank, count;
 
     DEVICE u32 expand_at(int n) const { return expand + (n & 1) * EXPAND_BYTES; }
     DEVICE u32 project_at(int n) const { return project + (n & 1) * PROJECT_BYTES; }
     DEVICE void bring_expand(int n) const {
-        if (n >= OWN_CHUNKS) return;
+        if (n >= count) return;
         const u32 barrier = barriers + (n & 1) * 8;
         barrier_expect(barrier, EXPAND_BYTES);
-        copy_bulk(expand_at(n), from + EXPAND_AT + (rank + n * SPLIT) * EXPAND_BYTES, EXPAND_BYTES, barrier);
+        copy_bulk(expand_at(n), from + EXPAND_AT + (rank + n % OWN_CHUNKS * SPLIT) * EXPAND_BYTES, EXPAND_BYTES, barrier);
     }
     DEVICE void bring_project(int n) const {
-        if (n >= OWN_CHUNKS) return;
+        if (n >= count) return;
         const u32 barrier = barriers + 16 + (n & 1) * 8;
         barrier_expect(barrier, PROJECT_BYTES);
-        copy_bulk(project_at(n), from + PROJECT_AT + (rank + n * SPLIT) * PROJECT_BYTES, PROJECT_BYTES, barrier);
+        copy_bulk(project_at(n), from + PROJECT_AT + (rank + n % OWN_CHUNKS * SPLIT) * PROJECT_BYTES, PROJECT_BYTES, barrier);
     }
     DEVICE void wait_expand(int n) const { barrier_wait_copied(barriers + (n & 1) * 8, n >> 1 & 1); }
     DEVICE void wait_project(int n) const { barrier_wait_copied(barriers + 16 + (n & 1) * 8, n >> 1 & 1); }
@@ -298,8 +304,8 @@ DEVICE void add_cluster(const Place& at, int rank, u32 scratch, u32 staged, Sums
     cluster_sync();  // nobody leaves while others read its shared memory
 }
 
-DEVICE void store_output(const Arguments& a, const Place& at, int rank, u32 staged) {
-    const Brick brick = brick_of(a);
+DEVICE void store_output(const Arguments& a, const Place& at, int number, int rank, u32 staged) {
+    const Brick brick = brick_of(a, number);
     const int height = a.out[1], width = a.out[2], first = rank * OCTETS_OWN;
     const int rest_y = height - brick.top, rest_x = width - brick.left;
     const int rows = rest_y < BRICK_HEIGHT ? rest_y : BRICK_HEIGHT;
@@ -318,53 +324,45 @@ DEVICE void store_output(const Arguments& a, const Place& at, int rank, u32 stag
     }
 }
 
-DEVICE void inverted_residual(const Arguments& a) {
-    const Place at = place_of();
-    const int rank = rank_of();
-    const u32 base = shared_base(), input = base + INPUT_AT, zeros = base + 128;
-    const u32 buffers = base + HIDDEN_AT, expand = buffers + 2 * OCTETS * PLANE;
-    const Weights weights{(const char*)a.weights, expand, expand + 2 * EXPAND_BYTES, base, rank};
+// From a brick's input in shared memory, where it is when all have met, to its output in global memory. `n` chunks were
+// taken before.
+DEVICE void compute_brick(const Arguments& a, const Place& at, int number, const Weights& weights, int n, u32 input, u32 next) {
+    const u32 zeros = weights.barriers + 128, buffers = weights.barriers + HIDDEN_AT;
     const bool leader = threadIdx.x == 0;
-    if (leader) {
-        for (int i = 0; i < 4; i++) barrier_start(base + i * 8, 1);
-        fence_async();
-        for (int n = 0; n < 2; n++) weights.bring_expand(n), weights.bring_project(n);
-    }
-    load_input(a, at, input);
-    if (threadIdx.x < 24) store_shared_4(zeros + threadIdx.x * 16, uint4{0, 0, 0, 0});
-    clear_hidden(a, buffers);
+    clear_hidden(a, number, buffers);
     Expanded expanded;
-    find_expanded(a, at, expanded);
+    find_expanded(a, at, number, expanded);
     Sums out;
     UNROLL for (int i = 0; i < OCTETS_OUT; i++) {
         float begin[4];
         load_sum(a, PROJECT_BIAS_AT, i * 8 + 2 * at.pair, begin);
         UNROLL for (int j = 0; j < TILES; j++)
-            UNROLL for (int q = 0; q < 4; q++) out[j][i / OCTETS_EACH][i % OCTETS_EACH][q] = rank == 0 ? begin[q] : 0.f;
+            UNROLL for (int q = 0; q < 4; q++) out[j][i / OCTETS_EACH][i % OCTETS_EACH][q] = weights.rank == 0 ? begin[q] : 0.f;
     }
     copy_wait<0>();
     fence_async();
     block_sync();
-    weights.wait_expand(0);
+    if (AHEAD && number + a.blocks < a.count) load_input(a, at, number + a.blocks, next);
+    weights.wait_expand(n);
     UNROLL for (int i = 0; i < TURNS; i++) {
         if (expanded.start[i] == NOWHERE) continue;
         float sum[OCTETS][4];
-        begin_expanding(at, input + expanded.start[i], weights.expand_at(0), sum);
+        begin_expanding(at, input + expanded.start[i], weights.expand_at(n), sum);
         group_wait<0>();
         end_expanding(buffers + expanded.stored[i], expanded.outside >> (2 * i), sum);
     }
     block_sync();
-    if (leader) weights.bring_expand(2);
-    NO_UNROLL for (int n = 0; n < OWN_CHUNKS; n++) {
-        const u32 hidden = buffers + (n & 1) * (OCTETS * PLANE), other = buffers + (~n & 1) * (OCTETS * PLANE);
-        const bool more = n + 1 < OWN_CHUNKS;
+    if (leader) weights.bring_expand(n + 2);
+    u32 hidden = buffers, other = buffers + OCTETS * PLANE;
+    NO_UNROLL for (int left = OWN_CHUNKS - 1; left >= 0; left--, n++) {
+        const bool more = left > 0;
         weights.wait_project(n);
         if (more) weights.wait_expand(n + 1);
         UNROLL for (int s = 0; s < STEPS || s < TURNS; s++) {
             float sum[OCTETS][4];
+            u32 pixels[TILES][4];
             const bool expands = s < TURNS && more && expanded.start[s < TURNS ? s : 0] != NOWHERE;
             if (expands) begin_expanding(at, anew(input + expanded.start[s < TURNS ? s : 0]), weights.expand_at(n + 1), sum);
-            u32 pixels[TILES][4];
             if (s < STEPS) depthwise_step(at, hidden, weights.project_at(n), zeros, s, pixels);
             group_wait<0>();
             if (s < STEPS) begin_projecting(weights.project_at(n), s, pixels, out);
@@ -373,15 +371,39 @@ DEVICE void inverted_residual(const Arguments& a) {
         group_wait<0>();
         block_sync();
         if (leader) {
-            weights.bring_expand(n + 3);
+            if (more) weights.bring_expand(n + 3);
             weights.bring_project(n + 2);
         }
+        const u32 last = hidden;
+        hidden = other;
+        other = last;
     }
     UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < PRODUCTS; i++) group_settle(out[j][i]);
-    const u32 staged = input;
-    if (SPLIT > 1) add_cluster(at, rank, buffers, staged, out);
+    if (SPLIT > 1) add_cluster(at, weights.rank, buffers, input, out);
     else UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < OCTETS_OUT; i++)
-        stage(at, staged + i * OUT_OCTET, j, out[j][i / OCTETS_EACH][i % OCTETS_EACH]);
+        stage(at, input + i * OUT_OCTET, j, out[j][i / OCTETS_EACH][i % OCTETS_EACH]);
     block_sync();
-    store_output(a, at, rank, staged);
+    store_output(a, at, number, weights.rank, input);
+}
+
+DEVICE void inverted_residual(const Arguments& a) {
+    const Place at = place_of();
+    const u32 base = shared_base(), expand = base + HIDDEN_AT + 2 * OCTETS * PLANE;
+    const int bricks = AHEAD ? (a.count - first_brick() + a.blocks - 1) / a.blocks : 1;
+    const Weights weights{(const char*)a.weights, expand, expand + 2 * EXPAND_BYTES, base, rank_of(), bricks * OWN_CHUNKS};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 4; i++) barrier_start(base + i * 8, 1);
+        fence_async();
+        for (int n = 0; n < 2; n++) weights.bring_expand(n), weights.bring_project(n);
+    }
+    u32 input = base + INPUT_AT, next = input + 2 * STEPS_IN * PLANE;
+    load_input(a, at, first_brick(), input);
+    if (threadIdx.x < 24) store_shared_4(base + 128 + threadIdx.x * 16, uint4{0, 0, 0, 0});
+    if (!AHEAD) return compute_brick(a, at, first_brick(), weights, 0, input, next);
+    NO_UNROLL for (int number = first_brick(), n = 0; number < a.count; number += a.blocks, n += OWN_CHUNKS) {
+        compute_brick(a, at, number, weights, n, input, next);
+        const u32 last = input;
+        input = next;
+        next = last;
+    }
 }
