@@ -152,7 +152,7 @@ class _Geometry:
 
     @property
     def staged(self) -> int:
-        """Bytes of the output that a block puts together, behind the beginning of the input; a residual's lies in it."""
+        """Bytes of the output that a block puts together, from the input's beginning on; with a residual 0: in it."""
         own = -(-self.octets_out // self.plan.split)
         return 0 if self.residual else own * self.out_pixels * 16
 
@@ -173,7 +173,14 @@ class _Geometry:
             spared: registers that the compiler is asked to do without.
         """
         plan = self.plan
-        wanted = 66 + 10 * plan.tiles + plan.tiles * self.channels_out // 2 + plan.chunk // 2 + 2 * self.turns
+        wanted = (
+            66
+            + 8 * plan.ahead
+            + 10 * plan.tiles
+            + plan.tiles * self.channels_out // 2
+            + plan.chunk // 2
+            + 2 * self.turns
+        )
         if wanted > 256 or self.shared > device.block_shared:
             return 0
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)

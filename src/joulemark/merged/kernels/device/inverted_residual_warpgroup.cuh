@@ -369,6 +369,8 @@ DEVICE void compute_brick(const Arguments& a, const Place& at, int number, const
             if (expands) end_expanding(other + expanded.stored[s < TURNS ? s : 0], expanded.outside >> (2 * s), sum);
         }
         group_wait<0>();
+        // Here and not behind the loop: there it costs a copy of all sums in each turn.
+        UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < PRODUCTS; i++) group_settle(out[j][i]);
         block_sync();
         if (leader) {
             if (more) weights.bring_expand(n + 3);
@@ -378,7 +380,6 @@ DEVICE void compute_brick(const Arguments& a, const Place& at, int number, const
         hidden = other;
         other = last;
     }
-    UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < PRODUCTS; i++) group_settle(out[j][i]);
     if (SPLIT > 1) add_cluster(at, weights.rank, buffers, input, out);
     else UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < OCTETS_OUT; i++)
         stage(at, input + i * OUT_OCTET, j, out[j][i / OCTETS_EACH][i % OCTETS_EACH]);
