@@ -107,7 +107,12 @@ def build_text(name: str, source: str, architecture: str) -> Build:
         raise KernelError(f"NVRTC does not say what {name} takes: {log[:400]!r}")
     stack, stored, loaded = (int(one) for one in spills.groups())
     serialized = "instructions are serialized" in log
-    numbers = {"registers": int(used[1]), "stack": stack, "spilled": stored + loaded, "serialized": serialized}
+    numbers: dict[str, Any] = {
+        "registers": int(used[1]),
+        "stack": stack,
+        "spilled": stored + loaded,
+        "serialized": serialized,
+    }
     write_whole(path, code)
     write_whole(facts, json.dumps(numbers).encode())
     return Build(name, architecture, code, **numbers)
