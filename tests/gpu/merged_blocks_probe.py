@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
@@ -42,6 +42,7 @@ from joulemark.merged.sequence import Conv, Sequence
 
 P = TypeVar("P")
 ARCHITECTURE = "sm_90a"
+RIVALS = ("eager", "cudnn_fused", "compile")
 HANG_S = 40.0
 ROTATION_BYTES = 256 << 20
 
@@ -104,46 +105,47 @@ def blocks(only: str = "") -> list[Block]:
     return [one for one in [made[0], wide[0], *made[1:], wide[1]] if re.search(only, one.name)]
 
 
+class Way(NamedTuple):
+    """A kernel for a block, and what it was generated from."""
+
+    family: str
+    plan: Any
+    kernel: Kernel
+
+
 @cache
-def kernels_of(block: Block, most: int) -> list[Kernel]:
+def ways_of(block: Block, most: int) -> list[Way]:
     """Different ways to cut a block: of each family of inverted residuals the best predicted, at most two of a kind."""
-    description, size = block.description, (block.size, block.size)
+    description, size, device = block.description, (block.size, block.size), Device()
+
+    def ways(module: Any, plans: Iterable[Any]) -> list[Way]:
+        name = module.__name__.rpartition(".")[2]
+        return [Way(name, plan, getattr(module, name)(description, plan)) for plan in dict.fromkeys(plans)]
+
     if "bottleneck" in block.name:
-        cuts = warpgroup_plans() + warpgroups.candidates(description, size, block.batch, Device())
-        plans = bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, Device())
-        return [
-            *(warpgroups.bottleneck_warpgroup(description, one) for one in dict.fromkeys(cuts)),
-            *(bottlenecks.bottleneck(description, one) for one in dict.fromkeys(plans)),
-        ]
-    made = [
-        inverted.inverted_residual(description, one)
-        for one in different(
-            inverted.candidates(description, size, block.batch, Device(), limit=1000),
-            most,
-            lambda plan: (plan.width, plan.tiles, plan.groups),
-        )
-    ]
+        cuts = warpgroup_plans() + warpgroups.candidates(description, size, block.batch, device)
+        plans = bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, device)
+        return ways(warpgroups, cuts) + ways(bottlenecks, plans)
+    found = inverted.candidates(description, size, block.batch, device, limit=1000)
+    made = ways(inverted, different(found, most, lambda plan: (plan.width, plan.tiles, plan.groups, plan.ahead), True))
     if inverted_warpgroups.unsuited(description) is not None:
         return made
-    return made + [
-        inverted_warpgroups.inverted_residual_warpgroup(description, one)
-        for one in different(
-            inverted_warpgroups.candidates(description, size, block.batch, Device(), limit=1000),
-            most,
-            lambda plan: (plan.width, plan.tiles, plan.images, plan.split),
-        )
-    ]
+    grouped = inverted_warpgroups.candidates(description, size, block.batch, device, limit=1000)
+    return made + ways(
+        inverted_warpgroups,
+        different(grouped, most, lambda plan: (plan.width, plan.tiles, plan.images, plan.split, plan.ahead)),
+    )
 
 
-def different(plans: Iterable[P], most: int, kind: Callable[[P], tuple[int, ...]]) -> list[P]:
-    """The first plans, at most two of a kind, half of them with as many tiles to a warp."""
-    kinds: Counter[tuple[int, ...]] = Counter()
+def different(plans: Iterable[P], most: int, kind: Callable[[P], tuple[int, ...]], by_tiles: bool = False) -> list[P]:
+    """The first plans, at most two of a kind, half of them persistent; by tiles: half with as many tiles to a warp."""
+    kinds: Counter[Any] = Counter()
     kept: list[P] = []
     for plan in plans:
-        tiles = (plan.tiles,)  # type: ignore[attr-defined]
-        if len(kept) == most or kinds[kind(plan)] == 2 or kinds[tiles] == (most + 1) // 2:
+        halves = [("ahead", plan.ahead)] * plan.ahead + [("tiles", plan.tiles)] * by_tiles  # type: ignore[attr-defined]
+        if len(kept) == most or kinds[kind(plan)] == 2 or any(kinds[one] == (most + 1) // 2 for one in halves):
             continue
-        kinds.update((kind(plan), tiles))
+        kinds.update((kind(plan), *halves))
         kept.append(plan)
     return kept
 
@@ -381,8 +383,8 @@ def measure(out: Path, end: float, most: int, chosen: list[Block]) -> None:
             attempt(chosen[0], f"rate_{what}", lambda what=what: rate(what))
         for block in chosen:
             bench = Bench(block)
-            for kernel in kernels_of(block, most):
-                attempt(block, kernel.name, lambda kernel=kernel: bench.kernel(kernel))
+            for way in ways_of(block, most):
+                attempt(block, way.kernel.name, lambda kernel=way.kernel: bench.kernel(kernel))
             attempt(block, "eager", bench.eager)
             attempt(block, "cudnn_fused", bench.fused)
         for block in chosen:
@@ -397,7 +399,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
     name, number, most = given
     block = next(one for one in blocks() if one.name == name)
-    kernel = kernels_of(block, most)[number]
+    kernel = ways_of(block, most)[number].kernel
     try:
         made = build(kernel, ARCHITECTURE)
     except Exception as error:
@@ -410,12 +412,35 @@ def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
 def build_all(out: Path, most: int, workers: int, chosen: list[Block]) -> None:
     """All machine code, into the cache that the measuring process reads."""
     begin = time.time()
-    work = [(block.name, n, most) for block in chosen for n in range(len(kernels_of(block, most)))]
+    work = [(block.name, n, most) for block in chosen for n in range(len(ways_of(block, most)))]
     with ProcessPoolExecutor(workers) as pool:
         facts = list(pool.map(build_one, work))
     (out / "builds.json").write_text(json.dumps(facts, indent=1))
     broken = [one for one in facts if "failed" in one]
     print(f"{len(facts)} kernels built in {time.time() - begin:.1f} s, {len(broken)} refused {broken[:2]}", flush=True)
+
+
+def document(out: Path, most: int, chosen: list[Block]) -> dict[str, Any]:
+    """What ``joulemark.merged_bench.refit`` fits seconds to: every kernel whose numbers were right."""
+    rows = {(row["block"], row["what"]): row for row in rows_of(out) if "time_s" in row}
+    right = {key: row for key, row in rows.items() if max(row["error"], row.get("odd_error", 0)) < 1e-2}
+    blocks = []
+    for block in chosen:
+        kernels = [
+            {"family": way.family, "plan": asdict(way.plan), **right[block.name, way.kernel.name]}
+            for way in ways_of(block, most)
+            if way.kernel.counts is not None and (block.name, way.kernel.name) in right
+        ]
+        rivals = {name: right[block.name, name] for name in RIVALS if (block.name, name) in right}
+        layers = [_layer(one) for one in block.sequence.layers]
+        shape = {"layers": layers, "batch": block.batch, "size": [block.size] * 2, "format": block.format}
+        blocks.append({"name": block.name, **shape, "rivals": rivals, "kernels": kernels})
+    return {"schema": "joulemark.merged-probe/1", "gpu": torch.cuda.get_device_name(), "blocks": blocks}
+
+
+def _layer(layer: Conv) -> dict[str, Any]:
+    named = {"in": layer.in_channels, "out": layer.out_channels, "kernel": layer.kernel[0], "stride": layer.stride[0]}
+    return {**named, "groups": layer.groups, "activation": layer.activation, "residual": layer.residual}
 
 
 def report(out: Path) -> None:
@@ -424,7 +449,7 @@ def report(out: Path) -> None:
     for row in rows_of(out):
         if row.get("state") != "done" or "time_s" not in row:
             continue
-        kind = row["what"] if row["what"] in ("eager", "cudnn_fused", "compile") else "merged"
+        kind = row["what"] if row["what"] in RIVALS else "merged"
         seconds = min(row["time_s"], row.get("all_shared_time_s", row["time_s"]))
         into = best.setdefault(row["block"], {})
         into[kind] = min(into.get(kind, (float("inf"), "")), (seconds, row["what"]))
@@ -465,6 +490,8 @@ def main() -> None:
         if child.returncode == 0 or len(rows_of(given.out)) == before:
             break
     report(given.out)
+    found = document(given.out, given.most, chosen)
+    (given.out / "merged-probe.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def watch(child: subprocess.Popen[bytes], file: Path, end: float) -> None:

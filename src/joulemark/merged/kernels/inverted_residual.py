@@ -173,8 +173,8 @@ class _Geometry:
             "expand_step": rounds * steps,
             "octet_in_turn": rounds * own * 4,
             "load_in_turn": rounds * taken / (plan.warps * plan.groups),
-            # Not measured: that half of a round is hidden by what is brought ahead.
-            "round": 1 + (rounds - 1) / 2 if plan.ahead else rounds,
+            "round": 1 if plan.ahead else rounds,
+            "round_ahead": rounds - 1 if plan.ahead else 0,
             "launch": 1,
         }
 

@@ -215,8 +215,8 @@ class _Geometry:
             "chunk": each * (taken + plan.images * plan.height * plan.width * own * (1 + self.residual)),
             "step_in_turn": rounds * self.own_chunks * waits,
             "load_in_turn": rounds * taken / plan.warps,
-            # Not measured: that half of a round is hidden by what is brought ahead.
-            "round": 1 + (rounds - 1) / 2 if plan.ahead else rounds,
+            "round": 1 if plan.ahead else rounds,
+            "round_ahead": rounds - 1 if plan.ahead else 0,
             "launch": 1,
         }
 

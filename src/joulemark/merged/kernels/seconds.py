@@ -34,7 +34,7 @@ class Fitted:
         origin: file and commits of the measured kernels.
         seconds: family → term → seconds of one count.
         borrowed: family that was not measured → family whose seconds it takes.
-        derived: family that was not measured → term → seconds that follow from other measurements.
+        derived: family → term that was not measured → seconds that follow from other measurements.
         derived_from: which those are.
     """
 
@@ -46,8 +46,9 @@ class Fitted:
     derived_from: str = ""
 
     def of(self, family: str) -> Mapping[str, float] | None:
-        """The seconds of a family's terms; None where neither it was measured nor a relative, nor are they derived."""
-        return self.seconds.get(self.borrowed.get(family, family), self.derived.get(family))
+        """The seconds of a family's terms, derived ones where a term was not measured; None where there are none."""
+        found = {**self.derived.get(family, {}), **self.seconds.get(self.borrowed.get(family, family), {})}
+        return found or None
 
 
 @cache
