@@ -358,7 +358,7 @@ class Layers(nn.Module):
         return y
 
 
-def measure(out: Path, end: float, most: int, chosen: list[Block]) -> None:
+def measure(out: Path, end: float, most: int, chosen: list[Block], rivals: bool) -> None:
     """Everything that OUT has no row of, in order; a line before and after each."""
     done = {(row["block"], row["what"]) for row in rows_of(out)}
     torch.backends.cudnn.benchmark = True
@@ -385,9 +385,10 @@ def measure(out: Path, end: float, most: int, chosen: list[Block]) -> None:
             bench = Bench(block)
             for way in ways_of(block, most):
                 attempt(block, way.kernel.name, lambda kernel=way.kernel: bench.kernel(kernel))
-            attempt(block, "eager", bench.eager)
-            attempt(block, "cudnn_fused", bench.fused)
-        for block in chosen:
+            if rivals:
+                attempt(block, "eager", bench.eager)
+                attempt(block, "cudnn_fused", bench.fused)
+        for block in chosen if rivals else ():
             attempt(block, "compile", lambda block=block: Bench(block).compiled())
 
 
@@ -444,22 +445,23 @@ def _layer(layer: Conv) -> dict[str, Any]:
 
 
 def report(out: Path) -> None:
-    """Per block the fastest kernel beside its rivals, and every kernel whose numbers are wrong."""
-    best: dict[str, dict[str, tuple[float, str]]] = {}
+    """Per block its rivals and the fastest kernels of each family, and every kernel whose numbers are wrong."""
+    times: dict[str, dict[str, list[tuple[float, str]]]] = {}
     for row in rows_of(out):
         if row.get("state") != "done" or "time_s" not in row:
             continue
-        kind = row["what"] if row["what"] in RIVALS else "merged"
+        what = row["what"]
+        kind = what if what in RIVALS else "warpgroup" if "_wg_" in what else "merged"
         seconds = min(row["time_s"], row.get("all_shared_time_s", row["time_s"]))
-        into = best.setdefault(row["block"], {})
-        into[kind] = min(into.get(kind, (float("inf"), "")), (seconds, row["what"]))
-        if kind == "merged" and not (max(row["error"], row["odd_error"]) < 1e-2 and row["unwritten"] == 0):
-            print("WRONG", row["block"], row["what"], row["error"], row["odd_error"], row["unwritten"])
-    for name, times in best.items():
-        rivals = [seconds for kind, (seconds, _) in times.items() if kind != "merged"]
-        gain = f"{min(rivals) / times['merged'][0]:.2f}×" if rivals and "merged" in times else ""
-        merged = times.get("merged", (0.0, ""))[1]
-        print(name, {kind: f"{seconds * 1e3:.4f} ms" for kind, (seconds, _) in times.items()}, gain, merged)
+        times.setdefault(row["block"], {}).setdefault(kind, []).append((seconds, what))
+        if kind not in RIVALS and not (max(row["error"], row["odd_error"]) < 1e-2 and row["unwritten"] == 0):
+            print("WRONG", row["block"], what, row["error"], row["odd_error"], row["unwritten"])
+    for name, kinds in times.items():
+        rivals = [min(found)[0] for kind, found in kinds.items() if kind in RIVALS]
+        own = [min(found)[0] for kind, found in kinds.items() if kind not in RIVALS]
+        gain = f"{min(rivals) / min(own):.2f}× " if rivals and own else ""
+        fastest = {kind: [f"{1e6 * t:.1f} us {what}" for t, what in sorted(found)[:3]] for kind, found in kinds.items()}
+        print(f"{name}: {gain}{fastest}")
 
 
 def main() -> None:
@@ -468,6 +470,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--most", type=int, default=10, help="kernels per block and family")
     parser.add_argument("--only", default="", help="blocks whose name this regular expression finds")
+    parser.add_argument("--kernels-only", action="store_true", help="no rivals")
     parser.add_argument("--build", action="store_true", help="build the kernels and measure nothing")
     parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -475,7 +478,7 @@ def main() -> None:
     os.environ.setdefault("JOULEMARK_KERNEL_CACHE", "/var/tmp/joulemark-kernels")
     chosen = blocks(given.only)
     if given.measure:
-        measure(given.out, given.measure, given.most, chosen)
+        measure(given.out, given.measure, given.most, chosen, not given.kernels_only)
         return
     end = time.time() + given.seconds
     build_all(given.out, given.most, min(24, os.cpu_count() or 1), chosen)
@@ -484,7 +487,7 @@ def main() -> None:
     while time.time() < end - 5:
         before = len(rows_of(given.out))
         command = [sys.executable, __file__, str(given.out), "--measure", str(end - 3), "--most", str(given.most)]
-        command += ["--only", given.only]
+        command += ["--only", given.only, *(["--kernels-only"] if given.kernels_only else [])]
         child = subprocess.Popen(command, stderr=(given.out / "errors.txt").open("a"))
         watch(child, given.out / "results.jsonl", end)
         if child.returncode == 0 or len(rows_of(given.out)) == before:

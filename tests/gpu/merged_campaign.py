@@ -61,7 +61,7 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     python = sys.executable
     blocks = (python, str(BLOCKS), "--out", str(out / "merged-blocks.json"), "--kernels", str(kernels))
     short = ("--rounds", "15", "--sustain", "1.0", "--sustain-best", "2", "--merge-budget", "8")
-    variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8")
+    variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8", "--kernels-only")
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     checks = (python, str(KERNELS), "--only", SANITIZED, "--start", "0")
     why = None if sanitizer else "compute-sanitizer is not on this machine"
@@ -74,7 +74,7 @@ def stages(out: Path, kernels: int) -> list[Stage]:
         Stage("build numerics", (python, str(KERNELS), "--only", SAMPLE, "--build", "sm_90a"), 40),
         Stage("build variants", (*variants, "--build"), 60),
         Stage("numerics", (python, str(KERNELS), str(out / "numerics"), "--only", SAMPLE, "--seconds", "{left}"), 60),
-        Stage("variants", (*variants, "--seconds", "{left}"), 100, repeats=True),
+        Stage("variants", (*variants, "--seconds", "{left}"), 75, repeats=True),
         Stage("blocks", (*blocks, *short, "--limit", "{left}"), 250, repeats=True),
         *tools,
         Stage("more blocks", (*blocks, *short, "--limit", "{left}"), 600, repeats=True),

@@ -287,9 +287,10 @@ DEVICE void add_cluster(const Place& at, int rank, u32 scratch, u32 staged, Sums
                        uint4{bits_of(one[0]), bits_of(one[1]), bits_of(one[2]), bits_of(one[3])});
     }
     cluster_sync();
+    const bool wanted = at.image < IMAGES && at.strip * TILE_WIDTH + at.row < BRICK_WIDTH;  // else nothing of the lane is
     UNROLL for (int j = 0; j < TILES; j++) UNROLL_2 for (int i = 0; i < OCTETS_OWN; i++) {
         const int octet = rank * OCTETS_OWN + i;
-        if (octet >= OCTETS_OUT) break;
+        if (octet >= OCTETS_OUT || !wanted) break;
         uint4 given[SPLIT];
         UNROLL for (int r = 0; r < SPLIT; r++) given[r] = load_cluster_4(mine + (j * OCTETS_OUT + octet) * (THREADS * 16), r);
         float sum[4] = {};
