@@ -24,27 +24,27 @@ CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
         Plan(7, 7, 1, 16, images=2, split=4, narrow=True),
         (3, 7, 7),
     ),
-    "stride 2, half a step of channels": (
+    "cluster, stride 2, half a step of channels": (
         sequence_of(24, 64, 40, 2),
         "bf16",
-        Plan(4, 7, 2, 32, narrow=True),
+        Plan(4, 7, 2, 32, split=2, narrow=True),
         (2, 9, 15),
     ),
-    "bricks between bricks, silu": (
+    "ahead, bricks between bricks, silu": (
         sequence_of(8, 48, 8, activation="silu"),
         "fp16",
-        Plan(3, 16, 1, 48),
-        (1, 8, 19),
+        Plan(3, 16, 1, 16, ahead=True),
+        (2, 8, 19),
     ),
-    "cluster, no residual": (sequence_of(16, 64, 24), "bf16", Plan(8, 14, 2, 32, split=2), (1, 10, 14)),
-    "ahead, two chunks": (sequence_of(16, 64, 16), "bf16", Plan(3, 14, 1, 32, ahead=True), (3, 7, 17)),
+    "two tiles": (sequence_of(16, 64, 24), "bf16", Plan(8, 14, 2, 32), (1, 10, 14)),
     "ahead, one chunk": (sequence_of(16, 32, 8), "bf16", Plan(4, 8, 1, 32, ahead=True), (2, 9, 9)),
     "more than 256 channels": (sequence_of(16, 32, 320), "bf16", Plan(4, 14, 1, 32), (1, 4, 9)),
     "one pixel": (sequence_of(16, 32, 16), "bf16", Plan(4, 8, 1, 32), (1, 1, 1)),
 }
+"""The first three together go through every branch of the kernel's text."""
 
 
-@pytest.mark.parametrize("case", first(5, CASES))
+@pytest.mark.parametrize("case", first(3, CASES))
 def test_against_float64(case: str) -> None:
     sequence, form, plan, shape = CASES[case]
     description = Description(sequence, form)
