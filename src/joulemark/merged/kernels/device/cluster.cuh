@@ -18,6 +18,7 @@ DEVICE void barrier_wait_copied(u32 at, u32 parity) { barrier_wait(at, parity); 
 
 // All threads of all blocks of the cluster; what was written to shared memory before is seen behind it.
 DEVICE void cluster_sync() {
+    warp_sync();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // From the shared memory of the block with this rank, at the address that it has there.
