@@ -6,6 +6,8 @@ with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json 
 repeated. At the end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was
 measured (OUT/merged-model.json), each block predicted without its own points.
 
+Many variants of each inverted residual are timed alone, which tells which kind wins where: the fastest of each family
+are in the summary, all in OUT/variants/merged-probe.json, with a fit of their own beside it.
 A later ``joulemark.merged_bench.refit OUT/merged-blocks.json --write`` puts the seconds into the package.
 """
 
@@ -174,10 +176,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     Campaign(options.out, options.seconds, run_here(options.out)).go(stages(options.out, options.kernels))
     print(*summary(options.out), sep="\n", flush=True)
-    found = options.out / "merged-blocks.json"
-    if found.exists():
-        refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(options.out / "merged-model.json"))
-        subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    for found in (options.out / "merged-blocks.json", options.out / "variants" / "merged-probe.json"):
+        if found.exists():
+            refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(found.parent / "merged-model.json"))
+            subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ rounds of blocks …); each count times its seconds, all added, is the kernel's 
 
 The seconds are fitted to kernels that were measured on one GPU (``seconds.json`` says on which and from what, and
 ``python -m joulemark.merged_bench.refit`` fits them anew), none is a data sheet's. A count that is zero in a fit has no
-term. On other GPUs, and for families that borrow another's seconds until they are measured, the sum only ranks plans.
+term. On other GPUs, and for families that borrow another's seconds or have derived ones until they are measured, the
+sum only ranks plans.
 """
 
 from __future__ import annotations
