@@ -6,6 +6,8 @@ with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json 
 repeated. At the end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was
 measured (OUT/merged-model.json), each block predicted without its own points.
 
+Many variants of each inverted residual are timed alone, which tells which kind wins where: the fastest of each family
+are in the summary, all in OUT/variants/merged-probe.json, with a fit of their own beside it.
 A later ``joulemark.merged_bench.refit OUT/merged-blocks.json --write`` puts the seconds into the package.
 """
 
@@ -26,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
 BLOCKS = ROOT / "bench_inference" / "bench_merged_micro.py"
+PROBE = ROOT / "tests" / "gpu" / "merged_blocks_probe.py"
 SAMPLE = r"^numerics (planes|wide|memoized|inverted|bottleneck|chain .*(tf32|fp32)|stream .*bf16)"
 """What of the numerics was not run on a GPU before, and some of what was."""
 SANITIZED = (
@@ -60,6 +63,7 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     python = sys.executable
     blocks = (python, str(BLOCKS), "--out", str(out / "merged-blocks.json"), "--kernels", str(kernels))
     short = ("--rounds", "15", "--sustain", "1.0", "--sustain-best", "2", "--merge-budget", "8")
+    variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8", "--kernels-only")
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     checks = (python, str(KERNELS), "--only", SANITIZED, "--start", "0")
     why = None if sanitizer else "compute-sanitizer is not on this machine"
@@ -70,7 +74,9 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     return [
         Stage("build blocks", (*blocks, "--build", "sm_90a"), 60),
         Stage("build numerics", (python, str(KERNELS), "--only", SAMPLE, "--build", "sm_90a"), 40),
+        Stage("build variants", (*variants, "--build"), 60),
         Stage("numerics", (python, str(KERNELS), str(out / "numerics"), "--only", SAMPLE, "--seconds", "{left}"), 60),
+        Stage("variants", (*variants, "--seconds", "{left}"), 75, repeats=True),
         Stage("blocks", (*blocks, *short, "--limit", "{left}"), 250, repeats=True),
         *tools,
         Stage("more blocks", (*blocks, *short, "--limit", "{left}"), 600, repeats=True),
@@ -149,6 +155,9 @@ def summary(out: Path) -> list[str]:
         wrong = [one for one in records if not one.get("ok")]
         lines.append(f"numerics: {len(records) - len(wrong)} of {len(records)} within limits")
         lines += [f"  {one['label']}: {one.get('failed', one.get('error'))}"[:200] for one in wrong]
+    variants = out / "variants.log"
+    if variants.exists():
+        lines += [line for line in variants.read_text().splitlines() if line.startswith(("ir", "WRONG"))]
     blocks = out / "merged-blocks.json"
     if blocks.exists():
         for row in json.loads(blocks.read_text())["rows"]:
@@ -167,10 +176,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     Campaign(options.out, options.seconds, run_here(options.out)).go(stages(options.out, options.kernels))
     print(*summary(options.out), sep="\n", flush=True)
-    found = options.out / "merged-blocks.json"
-    if found.exists():
-        refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(options.out / "merged-model.json"))
-        subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    for found in (options.out / "merged-blocks.json", options.out / "variants" / "merged-probe.json"):
+        if found.exists():
+            refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(found.parent / "merged-model.json"))
+            subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
 
 
 if __name__ == "__main__":
