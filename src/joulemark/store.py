@@ -26,7 +26,7 @@ PRIVATE_FOLDER = ".joulemark"
 
 _FAMILY, _, _VERSION = SCHEMA.rpartition("/")
 _GIT_TIMEOUT_S = 10.0
-_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
+_KIND = re.compile(rb'"schema"\s*:\s*"joulemark[./]([a-z-]+)/\d+"')
 _RUNS = b"sweep"
 _HEAD = 4096
 

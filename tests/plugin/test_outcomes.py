@@ -284,6 +284,13 @@ def test_a_folder_that_cannot_hold_results_is_named_before_anything_is_measured(
     result.stderr.fnmatch_lines(["*results cannot be stored in */taken/deeper/cpu: */taken is no folder*"])
 
 
+def test_a_file_that_cannot_be_collected_is_why_nothing_was_measured(project):
+    project.write({"bench_a.py": "import nothing_of_this_name\n"})
+    result = project.bench()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: a file cannot be collected, as the errors *"])
+
+
 def test_an_interrupt_before_anything_was_measured_says_so(project):
     project.write({"bench_a.py": "def bench_a(bench):\n    raise KeyboardInterrupt\n"})
     result = project.pytest("--bench", "--bench-gpus=cpu", "--bench-inprocess", "-p", "no:hypothesispytest")

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; with ``--bench`` set up the session."""
     config.addinivalue_line(
         "markers",
-        "bench(models, phases, batch_sizes, dtypes, modes, inputs, layout, cpu, requires, world_sizes): "
+        "bench(models, phases, batch_sizes, dtypes, modes, inputs, layout, cpu, requires, world_sizes, needs_gpu): "
         "what a benchmark sweeps unless the --bench options say otherwise (joulemark)",
     )
     if not config.pluginmanager.hasplugin("benchmark"):

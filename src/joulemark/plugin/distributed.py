@@ -332,7 +332,8 @@ class Controller:
         """
         if self._plan is None:
             self._plan, self.session.stray = read_plan(self.scratch / "plan.json")
-            self._journal.total = len(self._plan)
+            self.session.plan = self._plan
+            self._journal.expect(self._plan)
             if self.session.resumed is not None:
                 planned = frozenset(one.case.case_id for one in self._plan if one.case is not None)
                 self.session.refuse_another_sweep(self.session.resumed, planned)

@@ -111,6 +111,11 @@ class OwnProcess:
         """The answer with a Measurement that says why there is none; what was measured before a failure stands."""
         return filled(reply, self.name, self.metrics)
 
+    def ask_to_end(self) -> None:
+        """Tell the process to end; :meth:`close` waits for it."""
+        if isinstance(self._worker, Worker) and self._opening is None:
+            self._worker.ask_to_end()
+
     def close(self) -> None:
         """Let the process end by itself; a later case starts another."""
         self._opened()

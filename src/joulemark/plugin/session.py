@@ -14,6 +14,7 @@ import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.plugin import distributed
+from joulemark.plugin.left_out import LeftOut
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.signals import Interrupts
 from joulemark.plugin.strays import is_stray
@@ -71,6 +72,7 @@ class BenchSession:
         self.cluster: RayCluster | None = None
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
+        self.plan: Sequence[Planned] = ()
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
@@ -90,6 +92,8 @@ class BenchSession:
             self._configure_parent()
         if not self.is_child:
             self.several = len(self.targets) > 1
+        self.left_out = LeftOut(self)
+        config.pluginmanager.register(self.left_out, "joulemark-left-out")
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
@@ -239,11 +243,31 @@ class BenchSession:
             self.own.update(given or {})
         if self.is_child:
             return
+        self._check_models()
         if threading.current_thread() is threading.main_thread():
             self._interrupts.catch()
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
+
+    @property
+    def uncollected(self) -> bool:
+        """Whether a file could not be collected."""
+        return self._uncollected
+
+    def _check_models(self) -> None:
+        """A model that does not exist is one error, not one of each file.
+
+        Raises:
+            pytest.UsageError: there is no such model.
+        """
+        from joulemark.plugin.sweep import describe
+
+        try:
+            for name in self.options.models or ():
+                describe(name, self.own, self.options.rootdir)
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-models: {error}") from error
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
@@ -282,8 +306,6 @@ class BenchSession:
             return
         if self.courier is not None:
             self.courier.total = -(-len(session.items) // self.assignment.workers)
-        if self.journal is not None:
-            self.journal.total = len(session.items)
         has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
         for item in session.items:
             if not isinstance(item, pytest.Function):
@@ -300,7 +322,10 @@ class BenchSession:
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
-            self.open_baseline(self.sweep.plan(session.items), self.sweep.sink.path)
+            self.plan = self.sweep.plan(session.items)
+            if self.journal is not None:
+                self.journal.expect(self.plan)
+            self.open_baseline(self.plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
     def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
