@@ -252,7 +252,8 @@ def test_control_codes_of_a_failure_do_not_reach_the_terminal(project):
 
 
 def test_junit_names_what_was_found(project):
-    project.write({"bench_one.py": "def bench_one(bench):\n    bench(sum, range(10))\n"})
+    text = "import warnings\n\ndef bench_one(bench):\n    warnings.warn('odd')\n    bench(sum, range(10))\n"
+    project.write({"bench_one.py": text})
     assert project.bench("--junitxml=junit.xml").ret == 0
     (said,) = junit(project).values()
     (record,) = project.records.values()
