@@ -32,7 +32,7 @@ def bench_microbenchmark(bench, power, name, operands):
         facts = engine.facts
         if not benchmark.runs_on(facts.architecture):
             pytest.skip(f"{name} does not run on {facts.architecture}")
-        engine.load(benchmark, operands, tiles_for(benchmark, facts.l2_bytes // 2, facts.sms))
+        engine.load(benchmark, operands, tiles_for(benchmark, facts.l2_bytes // 2, facts.sms, facts.memory_bytes))
         launch = sized(engine, facts.sms, paused=False)
         counts = benchmark.counts_per_launch(
             facts.architecture, launch.blocks, launch.iterations, engine.instructions(benchmark, paused=False)

@@ -94,6 +94,10 @@ class FakeCounters:
         """Names of the passes."""
         return tuple(self.passes)
 
+    def counters(self, group: str) -> tuple[str, ...]:
+        """Those given for a pass."""
+        return tuple(self.passes[group])
+
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """Runs, and says what was given.
 

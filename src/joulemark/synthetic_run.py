@@ -304,6 +304,10 @@ class SyntheticBench:
         """One pass."""
         return ("pass1",)
 
+    def counters(self, group: str) -> tuple[str, ...]:
+        """All that the run has."""
+        return self.run.counters
+
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """The next window.
 

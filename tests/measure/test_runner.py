@@ -203,6 +203,20 @@ def test_fixed_rounds_iterations_and_warm_ups_are_kept():
     assert len(calls) == 2 + 4 * 3
 
 
+def test_a_first_step_that_takes_all_the_time_of_the_warm_up_is_not_taken_for_a_warm_one(monkeypatch):
+    """A compiled step: its first call is mostly the compiler."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    took = iter([40.0, 0.01, 0.01])
+
+    def run():
+        clock[0] += next(took)
+
+    runner = Runner(HostTimer(), Memory())
+    warm = runner._warm_up(Step(run), None)
+    assert (warm.step_s, warm.steps) == (pytest.approx(0.01), 2)
+
+
 def test_the_first_slow_call_is_warm_up():
     delays = iter([0.15])
     (latency,) = Runner(HostTimer(), Memory()).measure(Step(lambda: time.sleep(next(delays, 0.002))), LATENCY)

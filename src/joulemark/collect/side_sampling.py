@@ -44,10 +44,19 @@ class SideSource:
         self._process.start()
         other.close()
         try:
-            self.groups: tuple[str, ...] = self._answer(_READY_S)
+            self._counters: dict[str, tuple[str, ...]] = self._answer(_READY_S)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the other process's passes."""
+        return tuple(self._counters)
+
+    def counters(self, group: str) -> tuple[str, ...]:
+        """Canonical names that a pass gives."""
+        return self._counters[group]
 
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """See :meth:`joulemark.counter_series.CounterSource.record`.
@@ -103,7 +112,7 @@ def _serve(connection: Connection, uuid: str, device: str, libcupti: str | None,
     if source is None or source.tier != "pm_sampling":
         connection.send(_refusal(ladder.refused))
         return
-    connection.send(source.groups)
+    connection.send({group: source.counters(group) for group in source.groups})
 
     def work() -> None:
         connection.send(_BEGIN)

@@ -31,6 +31,8 @@ from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.workloads.base import Step
 
+_WARM_UP_S = 5.0
+"""A warm-up that has not settled by then is ended."""
 _SHORT_ROUND_S = 20e-6
 """Rounds shorter than this are repeated inside one timed round: a clock call costs about 0.1 µs."""
 
@@ -184,7 +186,9 @@ class Runner:
                     break
                 continue
             settled = len(times) >= 3 and times[-1] > 0.9 * min(times[:-1])
-            if settled or spent > 5 or len(times) >= 50:
+            # The first step alone would be taken for a warm one; of a compiled step it is mostly the compiler.
+            late = spent > _WARM_UP_S and len(times) >= 2
+            if settled or late or len(times) >= 50:
                 break
         return WarmUp(time.perf_counter() - begin, times[-1], len(times))
 

@@ -113,6 +113,11 @@ class OwnProcess:
             reply["measurements"] = [Measurement(self.name, missing=dict.fromkeys(self.metrics, why)).to_json()]
         return reply
 
+    def ask_to_end(self) -> None:
+        """Tell the process to end; :meth:`close` waits for it."""
+        if isinstance(self._worker, Worker) and self._opening is None:
+            self._worker.ask_to_end()
+
     def close(self) -> None:
         """Let the process end by itself; a later case starts another."""
         self._opened()

@@ -472,6 +472,9 @@ class Sweep:
             at_once: kill the worker; otherwise its fixtures are torn down first, however incomplete the sweep is.
         """
         try:
+            if not at_once:  # a process with a CUDA context takes its time to end: they do so together
+                self._profiling.ask_to_end()
+                self._counting.ask_to_end()
             for one in (self._worker, self._profiling, self._counting):
                 if one is not None and at_once:
                     one.kill()

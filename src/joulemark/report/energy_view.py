@@ -66,6 +66,7 @@ def _goodness(calibration: Calibration) -> Table:
         ("worst error of dynamic power", _percent(good["dynamic_error_worst"])),
         ("condition number", _number(good["condition_number"], 3)),
         ("energy over clock: β", _number(law["beta"], 3)),
+        ("supply loss that follows bursts", _percent(calibration.bursts["share"])),
     ]
     notes = [f"β: {law['reason']}"] if law["reason"] else []
     notes += [f"does not hold: {row['statement']}" for row in good["orderings"] if not row["holds"]]

@@ -12,10 +12,10 @@ from joulemark.history.runs import driver_of, sorted_drivers
 from joulemark.metrics import Metric, all_metrics, find, format_value
 from joulemark.records import Case, Json, Record, Run, Table
 from joulemark.report.names import first_of
-from joulemark.utilization.plateau import Plateau, Point, batch_text, find_plateau
+from joulemark.utilization.curves import MEMORY, by_batch, plateau_of
+from joulemark.utilization.plateau import Plateau, batch_text
 
 SCHEMA = "joulemark/plateaus/1"
-_MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def plateaus_of(runs: Sequence[Run], metric: Metric) -> list[PlateauRow]:
         metric: whose level is looked at.
     """
     rows = [
-        PlateauRow(run, records[0].case.series, driver, _plateau(records, metric))
+        PlateauRow(run, records[0].case.series, driver, plateau_of(*by_batch(records), metric.name))
         for run in runs
         for driver, records in _series(run)
     ]
@@ -80,27 +80,6 @@ def _series(run: Run) -> list[tuple[str, list[Record]]]:
 def _driver(run: Run, record: Record) -> str:
     environment = run.environments.get(record.environment_id)
     return driver_of({} if environment is None else environment.facts)
-
-
-def _plateau(records: Sequence[Record], metric: Metric) -> Plateau:
-    points = [
-        Point(float(record.case.batch_size), levels)
-        for record in records
-        if record.case.batch_size and (levels := _levels(record, metric))
-    ]
-    largest = max((point.batch for point in points), default=0.0)
-    if any(record.outcome == "oom" and (record.case.batch_size or 0) > largest for record in records):
-        return find_plateau(points, limited_by=_MEMORY)
-    return find_plateau(points)
-
-
-def _levels(record: Record, metric: Metric) -> tuple[float, ...]:
-    """The level as each process saw it, or as the record has it."""
-    values = [process[metric.name] for process in record.processes if process.get(metric.name) is not None]
-    whole = record.value(metric.name)
-    if not values and whole is not None:
-        values = [whole]
-    return tuple(1 / value if metric.better == "lower" and value else value for value in values)
 
 
 def _name(series: Case) -> str:
@@ -131,7 +110,7 @@ def _cells(row: PlateauRow, metric: Metric) -> tuple[str, ...]:
     level = plateau.level if plateau.level is None or metric.better != "lower" else 1 / plateau.level
     verdict = "plateau" if plateau.verdict == "plateau" else plateau.describe()
     if plateau.verdict == "not_reached":
-        end = ": larger ones did not fit" if plateau.limited_by == _MEMORY else ""
+        end = ": larger ones did not fit" if plateau.limited_by == MEMORY else ""
         verdict = f"not reached by {batch_text(plateau.largest_batch)}{end}"
     return (_name(row.series), row.series.gpu_model, row.driver, _run_name(row.run.path), knee_text(plateau),
             format_value(level, metric.unit), verdict)  # fmt: skip
