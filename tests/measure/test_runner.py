@@ -15,7 +15,8 @@ from joulemark.collect.timing import HostTimer, IssueSamples, LoneSamples, Stead
 from joulemark.errors import Unsupported
 from joulemark.measure.pace import InStep
 from joulemark.measure.plan import Pass, Plan, plan_for
-from joulemark.measure.runner import Runner, missing_metrics, value_of, warnings_as_findings
+from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
+from joulemark.measure.value import value_of
 from joulemark.testing import FakeGpu
 from joulemark.workloads.base import Step
 

@@ -21,8 +21,8 @@ import joulemark.cli
 import joulemark.environment
 import joulemark.plugin.baseline
 import joulemark.plugin.child
+import joulemark.plugin.configuration
 import joulemark.plugin.parent
-import joulemark.plugin.session
 import joulemark.report.comparison_table
 import joulemark.report.output
 import joulemark.workloads.loader

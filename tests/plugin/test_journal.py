@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from joulemark.device.gpu import Inventory
+from joulemark.plugin.header import whole_run
 from joulemark.plugin.journal import Journal, Seen
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.schedule import Planned
@@ -86,3 +88,14 @@ def test_a_reason_not_to_measure_is_said_once(journal):
     assert said[0].endswith("no GPU [unsupported]")
     assert said[1].endswith("as case 1 [unsupported]")
     assert said[2].endswith("no compiler [unsupported]")
+
+
+def test_tables_stand_in_the_order_of_the_items_and_not_of_their_ends(journal):
+    for name in ("c", "a", "b"):
+        journal.keep(replace(record(name, "a"), nodeid=f"bench_x.py::{name}"), Seen(target("a")))
+    journal.close(True, None)
+    plan = [Planned(f"bench_x.py::{name}", "nvidia-h200", None) for name in "abc"]
+    for resumed in (None, read_run(journal.path)):
+        run = whole_run(SimpleNamespace(journal=journal, plan=plan, resumed=resumed))
+        assert [one.case.workload for one in run.records] == ["a", "b", "c"]
+    assert [one.case.workload for one in read_run(journal.path).records] == ["c", "a", "b"]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from joulemark.report.aa_view import render
+from joulemark.report import aa_view, formats
+
+
+def render(document, form, width=None):
+    return formats.render(aa_view.tables(document), form, width)
+
 
 RATE = {"rows": 40, "regressed": 1, "rate": 0.025, "interval": [0.004, 0.13], "comparisons": 4, "failed": 1}
 RATE |= {"failed_rate": 0.25, "failed_interval": [0.05, 0.7]}

@@ -17,9 +17,9 @@ from joulemark.counter_series import CounterSeries, CounterSource
 from joulemark.errors import DeviceError, Unsupported
 from joulemark.measure.plan import Pass
 from joulemark.measure.stages import Stages
+from joulemark.measure.value import value_of
 from joulemark.metrics import AMOUNTS, COUNTERS, LEVELS, find
 from joulemark.records import Finding, Measurement, Row, Value
-from joulemark.stats import summarize
 from joulemark.utilization.levels import COUNTS, SHARES, Counted, Stretch, levels_of, rows_of, total, unlike
 from joulemark.workloads.base import Step
 
@@ -382,17 +382,12 @@ def measurement_of(
     )
 
 
-def _value(samples: list[float], metric: str, tier: str) -> Value:
-    found = summarize(samples)
-    return Value(found.median, find(metric).unit, found.interval, found.confidence, found.n, tier)
-
-
 def _levels(seen: Readings) -> dict[str, Value]:
     """Each by the best instrument that gives it: what that one lacks, by the one beside it."""
     out: dict[str, Value] = {}
     for counted in (seen.counted, [] if seen.beside is None else [seen.beside]):
         for name, samples in levels_of(counted).items():
-            out.setdefault(name, _value(samples, name, counted[0].series.tier))
+            out.setdefault(name, value_of(samples, name, counted[0].series.tier))
     return out
 
 
@@ -403,8 +398,8 @@ def _times(seen: Readings) -> dict[str, Value]:
     shares = [(place + 1) / (len(seen.on_s) + 1) for place in range(len(seen.on_s))]
     costs = [on / (before + share * (after - before)) - 1 for on, share in zip(seen.on_s, shares, strict=True)]
     return {
-        "counted_step_s": _value(seen.on_s, "counted_step_s", "host_clock"),
-        "counters_overhead": _value(costs, "counters_overhead", "host_clock"),
+        "counted_step_s": value_of(seen.on_s, "counted_step_s", "host_clock"),
+        "counters_overhead": value_of(costs, "counters_overhead", "host_clock"),
     }
 
 
@@ -427,7 +422,7 @@ def _work(seen: Readings) -> dict[str, Value]:
                 if (counts := total(one.series, reference.counter)) is not None
             ]
             if per_step:
-                out["counted_flops"] = _value(per_step, "counted_flops", seen.counted[0].series.tier)
+                out["counted_flops"] = value_of(per_step, "counted_flops", seen.counted[0].series.tier)
     return out
 
 

@@ -25,8 +25,8 @@ from joulemark.measure.pace import Alone, Pace
 from joulemark.measure.plan import Pass, Plan
 from joulemark.measure.profile import measurement_of
 from joulemark.measure.stopping import BUDGET, Exactly, Precision
+from joulemark.measure.value import value_of
 from joulemark.metrics import COUNTERS, PROFILER, format_value
-from joulemark.metrics import find as find_metric
 from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.workloads.base import Step
@@ -35,13 +35,6 @@ _WARM_UP_S = 5.0
 """A warm-up that has not settled by then is ended."""
 _SHORT_ROUND_S = 20e-6
 """Rounds shorter than this are repeated inside one timed round: a clock call costs about 0.1 µs."""
-
-
-def value_of(samples: Sequence[float], metric: str, tier: str) -> Value:
-    """The median of samples as a figure of a record."""
-    summary = summarize(samples)
-    unit = find_metric(metric).unit
-    return Value(summary.median, unit, summary.interval, summary.confidence, summary.n, tier)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Under --strict-markers its marker must not break a file that joulemark would only skip.
         config.addinivalue_line("markers", "benchmark: of pytest-benchmark, which is switched off")
     if config.getoption("joulemark_bench") or config.getoption("joulemark_worker"):
-        from joulemark.plugin.session import configure
+        from joulemark.plugin.configuration import configure
 
         configure(config)
 

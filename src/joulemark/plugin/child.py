@@ -24,6 +24,7 @@ from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
 from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.plan import ALONE
+from joulemark.measure.replies import unmeasured
 from joulemark.measure.turn import TURN_VARIABLE, turn_at
 from joulemark.measure.worker import (
     FD_VARIABLE,
@@ -177,14 +178,8 @@ class ChildLoop:
     def _answer(self, by_id: dict[str, pytest.Item], request: dict[str, Any]) -> dict[str, Any]:
         item = by_id.get(request["nodeid"])
         if item is None:
-            return {
-                "nodeid": request["nodeid"],
-                "outcome": "failed",
-                "reason": "the measuring process does not collect this item: its id differs between processes",
-                "measurements": [],
-                "findings": [],
-                "window_utc": [time.time()] * 2,
-            }
+            why = "the measuring process does not collect this item: its id differs between processes"
+            return {"nodeid": request["nodeid"], **unmeasured("failed", why)}
         item.stash[REQUEST] = request
         begin = time.time()
         trouble = self._tear_down_for(item)

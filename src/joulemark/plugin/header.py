@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
 from joulemark.metrics import format_value
-from joulemark.records import Run
+from joulemark.records import Record, Run
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
@@ -161,18 +163,27 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
 
 
 def whole_run(session: BenchSession) -> Run:
-    """What this session measured; of a resumed sweep, all that its file holds."""
+    """What this session measured, in the order of its items; of a resumed sweep, all that its file holds.
+
+    Several workers end their cases in an order of their own, in which they are stored.
+    """
     from joulemark.store import read_run
 
     journal = session.journal
     assert journal is not None
+    place = {one.nodeid: number for number, one in enumerate(session.plan)}
+
+    def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
+        return tuple(sorted(records, key=lambda one: place.get(one.nodeid or "", len(place))))
+
     if session.resumed is not None:
-        return read_run(journal.path)
+        resumed = read_run(journal.path)
+        return replace(resumed, records=in_order(resumed.records))
     return Run(
         str(journal.path),
         journal.run_id,
         dict(journal.environments),
-        tuple(journal.records),
+        in_order(journal.records),
         journal.completed,
         journal.wall_s,
         journal.measured_s,

@@ -254,6 +254,17 @@ def describe(model: str, own: Mapping[str, Workload], rootdir: Path | None = Non
     return name, zoo.phases(name), zoo.takes_images(name)
 
 
+def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Workload:
+    """The workload that a case names: the project's own, a ``pkg.mod:factory``, or the zoo's."""
+    from joulemark.workloads import loader, zoo
+
+    if case.workload in own:
+        return own[case.workload]
+    if ":" in case.workload:
+        return loader.load(case.workload, rootpath)
+    return zoo.find(case.workload)
+
+
 def case_of_function(item: pytest.Function, target: Target) -> Case:
     """The case of a benchmark that takes no ``workload``: its file's and its own name, and its own parameters.
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from joulemark.metrics import find, format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
 
 
-def render(document: Json, form: Literal["terminal", "markdown"], width: int | None = None) -> str:
-    """A document of :func:`joulemark.regression.trials.evaluate` as text."""
-    tables = [_rates(document), _cells(document)]
-    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+def tables(document: Json) -> list[Table]:
+    """A document of :func:`joulemark.regression.trials.evaluate` as tables."""
+    return [_rates(document), _cells(document)]
 
 
 def _rates(document: Json) -> Table:
