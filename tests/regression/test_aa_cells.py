@@ -6,6 +6,7 @@ import io
 import json
 import runpy
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def trial(monkeypatch):
     module.UNITS.update({0.0: 10, 0.03: 11, 0.05: 12})
     monkeypatch.setattr(module, "STRETCH_S", 2e-3)
     monkeypatch.setattr(module, "ON_CPU", module.ON_CPU[1:])
-    module.spoiled = ()
+    module.spoiled, module.clock = (), 0.0
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(time=time.time, monotonic=lambda: module.clock))
 
     class Process:
         """Stands for a process: measures when it is told to, by its number not at all or with a failure."""
@@ -38,6 +40,7 @@ def trial(monkeypatch):
 
         def communicate(self, said, timeout):
             self.returncode = 1 if self.number in module.spoiled else 0
+            module.clock += 10.0
             with monkeypatch.context() as patch:
                 patch.setattr(sys, "stdin", io.StringIO(said.decode() if self.returncode == 0 else ""))
                 module.child("cpu", self.number, self.file, module.cells_on(self.options))
@@ -67,7 +70,7 @@ def run(trial, monkeypatch, tmp_path):
 
 
 def test_a_trial_that_was_cut_and_whose_process_failed_goes_on_to_its_verdicts(run, trial, capsys):
-    assert run("--limit", "0.1") == 3
+    assert run("--limit", "15") == 3  # a process takes 10 s
     assert [one.name for one in sorted(run.parts.glob("*.json"))] == ["process-000.json"]
     trial.spoiled = (2,)
     assert run() == 1
@@ -94,7 +97,7 @@ def test_a_trial_that_was_cut_and_whose_process_failed_goes_on_to_its_verdicts(r
 
 
 def test_parts_of_another_trial_are_refused_before_anything_is_measured(run, trial, capsys):
-    assert run("--limit", "0.1") == 3
+    assert run("--limit", "15") == 3
     trial.UNITS[0.05] = 13
     assert run() == 1
     assert "is of another trial" in capsys.readouterr().err

@@ -165,7 +165,6 @@ _HELP: dict[str, tuple[str, str]] = {
         "FILE|latest",
         "fail each case that got worse than in this stored result, or than in the newest one of the results folder",
     ),
-    "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }
 _FLAGS = {
     "quick": "short passes: a first look, with wider intervals",
@@ -191,7 +190,7 @@ def add_options(parser: pytest.Parser) -> None:
     for name, (metavar, about) in _HELP.items():
         ini = f"bench_{name.replace('-', '_')}"
         group.addoption(f"--bench-{name}", dest=_dest(name), metavar=metavar, default=None, help=about)
-        if name not in ("worker", "resume"):
+        if name != "resume":
             parser.addini(ini, f"{about} (as --bench-{name})", default=None)
     group.addoption(
         "--bench-report",
@@ -205,6 +204,13 @@ def add_options(parser: pytest.Parser) -> None:
     for name, about in _FLAGS.items():
         group.addoption(f"--bench-{name}", dest=_dest(name), action="store_true", default=False, help=about)
         parser.addini(f"bench_{name.replace('-', '_')}", f"{about} (as --bench-{name})", type="bool", default=False)
+    group.addoption(
+        "--bench-worker",
+        dest=_dest("worker"),
+        metavar="PASSES:FILE",
+        default=None,
+        help="internal: measure for a parent process",
+    )
 
 
 def _default_results(root: Path) -> Path:
