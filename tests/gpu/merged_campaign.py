@@ -38,6 +38,9 @@ SANITIZED = (
 _LAST_S = 12.0
 """Kept for the fit at the end."""
 
+NO_TIME, ENDED = "time was up", "it was ended"
+_CUT = 3
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -112,14 +115,17 @@ class Campaign:
                 continue
             left = min(stage.most_s, self.end - _LAST_S - time.monotonic())
             if left < 5:
-                self._keep(stage, {"missing": "time was up"})
+                self._keep(stage, {"missing": NO_TIME})
                 continue
             begin = time.monotonic()
             code = self.run(stage, tuple(part.replace("{left}", f"{left - 4:.0f}") for part in stage.command), left)
             took_s = round(time.monotonic() - begin, 1)
-            self._keep(
-                stage, {"code": code, "took_s": took_s, **({} if code is not None else {"missing": "it was ended"})}
-            )
+            self._keep(stage, {"code": code, "took_s": took_s, **({} if code is not None else {"missing": ENDED})})
+
+    def is_left(self, stage: Stage) -> bool:
+        """Whether another call could bring more of a stage."""
+        what = self.done.get(stage.name, {})
+        return what.get("missing") in (NO_TIME, ENDED) or what.get("code") == _CUT
 
     def _keep(self, stage: Stage, what: dict[str, Any]) -> None:
         print(f"== {stage.name}: {what}", flush=True)
@@ -166,21 +172,29 @@ def summary(out: Path) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Go through the stages, then fit and summarize."""
+def main() -> int:
+    """Go through the stages, then fit and summarize; the exit code is 3 while some of it is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--kernels", type=int, default=6, help="that a schedule tries for a range")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    Campaign(options.out, options.seconds, run_here(options.out)).go(stages(options.out, options.kernels))
+    campaign, planned = (
+        Campaign(options.out, options.seconds, run_here(options.out)),
+        stages(options.out, options.kernels),
+    )
+    campaign.go(planned)
     print(*summary(options.out), sep="\n", flush=True)
     for found in (options.out / "merged-blocks.json", options.out / "variants" / "merged-probe.json"):
         if found.exists():
             refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(found.parent / "merged-model.json"))
             subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    left = [
+        stage.name for stage in planned if stage.name != "blocks" and campaign.is_left(stage)
+    ]  # "more blocks" goes on
+    return _CUT if left else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
