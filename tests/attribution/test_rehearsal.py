@@ -51,10 +51,10 @@ def begun(out, parts, ncu, seconds=50.0, behaviour="", **options):
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, **options)
 
 
-def ran(*args, **options):
+def ran(*args, code=0, **options):
     process = begun(*args, **options)
     out, _ = process.communicate(timeout=WITHIN_S)
-    assert process.returncode == 0
+    assert process.returncode == code
     return out
 
 
@@ -171,7 +171,7 @@ def eventually(true):
 
 
 def test_a_replay_without_end_is_cut_by_the_limit_and_taken_up_again(out, ncu, part):
-    said = ran(out, NCU[:1], ncu, seconds=10.0, behaviour="hangs")
+    said = ran(out, NCU[:1], ncu, seconds=10.0, behaviour="hangs", code=3)
     assert f"{NCU[0]}: exit 1" in said
     assert read(out / NCU[0] / "failed.json")["error"] == "CaseTimeout"
     eventually(lambda: gone(int((out / NCU[0] / "pid").read_text())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -129,6 +130,7 @@ def test_a_pass_that_tells_nothing_more_than_the_instrument_beside_is_left_out(m
 @pytest.mark.parametrize(("step_s", "windows"), [(0.004, "in"), (0.3, "before")])
 def test_the_last_window_without_opens_the_run_of_an_instrument_that_lags(monkeypatch, step_s, windows):
     """GPM takes no sample before the window is over; of a long step it would, so that has its window before."""
+    monkeypatch.setitem(sys.modules, "torch", None)  # no step of the flop counter
     clock = StoodClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     steps = []
@@ -162,9 +164,10 @@ class Costly(FakeCounters):
         return series
 
 
-@pytest.mark.parametrize(("step_s", "at_most_s"), [(0.004, 1.1), (0.02, 1.2), (0.2, 2.2)])
+@pytest.mark.parametrize(("step_s", "at_most_s"), [(0.004, 1.1), (0.02, 1.2), (0.2, 2.4)])
 def test_what_a_case_costs_with_the_times_of_an_h200(monkeypatch, step_s, at_most_s):
     """Without building and warming up, the flop counter's step among it."""
+    pytest.importorskip("torch")
     clock = StoodClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     passes = {**PASSES, "pass3": ("sm_active", "pipe_tensor_dfma")}
