@@ -132,7 +132,7 @@ def test_other_shapes_and_other_weights_shapes_are_other_plans():
     model, x = model_and_input()
     keys = set()
     for inputs, given in ((x, model), (x[:1], model), (x, nn.Sequential(model))):
-        graph = nn.Identity()
+        graph = torch.fx.symbolic_trace(nn.Identity())
         from joulemark.merged.plan import Setting
 
         setting = Setting(torch.device("cpu"), "fp32", RATES, (), False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
-from math import inf, log
+from math import inf, log, prod
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.paths import LIBRARY, Executed, library_paths
+from joulemark.merged.paths import LIBRARY, Executed, kind_of_path, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
 
@@ -41,6 +41,8 @@ _FEWEST = 2
 """Kernels of a family that are measured at least."""
 _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
+_FLOPS_PER_ELEMENT = 400
+"""FLOPs in bf16 in the time of an element's way through memory (an H200's 790 TFLOP/s and 4.3 TB/s): for an order."""
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
@@ -208,7 +210,10 @@ class Planner:
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason."""
         chains, left = find_chains(graph)
-        self._prepare((one, inf) for chain in chains for unit in chain if (one := range_segment([unit])) is not None)
+        alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
+        self._prepare((one, inf) for one in alone)
+        for segment in _heaviest_first(alone):  # where time is short, what weighs most is measured
+            self._trials(segment, inf)
         singles = [[self._single(unit) for unit in chain] for chain in chains]
         self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
@@ -302,14 +307,16 @@ class Planner:
         return self.found[key]
 
     def _key(self, segment: Segment) -> str:
-        return repr((segment.sequence, segment.size, segment.batch, segment.adds is not None, self.setting.form))
+        return repr((*_shape(segment), self.setting.form))
 
     def _candidates(self, segment: Segment) -> list[_Trial]:
         sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
         trials = []
         if len(sequence.layers) == 1:
-            for path in library_paths(sequence.layers[0], adds, self.setting.device, form):
-                family = f"{path}/{kind_of(sequence.layers[0])}"
+            pixels = segment.batch * prod(sequence.sizes(segment.size)[-1])
+            gated = segment.gate is not None
+            for path in library_paths(sequence.layers[0], adds, self.setting.device, form, gated, pixels):
+                family = f"{kind_of_path(path)}/{kind_of(sequence.layers[0])}"
                 trials.append(
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
                 )
@@ -340,10 +347,7 @@ class Planner:
             return
         key = cache.key_of(
             cache.device_key(self.setting.device),
-            segment.sequence,
-            segment.size,
-            segment.batch,
-            segment.adds is not None,
+            *_shape(segment),
             self.setting.form,
             [(one.path, one.kernel and one.kernel.source) for one in chosen],
         )
@@ -375,12 +379,13 @@ class Planner:
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
-        added = _added(segment, x)
-        expected = run_reference(segment, _ends(x), None if added is None else _ends(added))
+        added, gate = _added(segment, x), _gate(segment, x)
+        opened = _ends(x) if gate is None else _ends(x) * _ends(gate)
+        expected = run_reference(segment, opened, None if added is None else _ends(added))
         calls: dict[str, Callable[[], object]] = {}
         for one in trials:
             try:
-                calls[one.path] = _checked(segment, one, x, added, expected, self.setting.form)
+                calls[one.path] = _checked(segment, one, (x, added, gate), expected, self.setting.form)
             except (RuntimeError, ValueError, NotImplementedError) as error:  # KernelError is a RuntimeError
                 said = str(error).strip().splitlines()
                 one.problem = f"{type(error).__name__}: {said[0] if said else ''}"
@@ -390,22 +395,46 @@ class Planner:
             one.measured_s = times.get(one.path)
 
 
+def _shape(segment: Segment) -> tuple[object, ...]:
+    """What a segment's time depends on."""
+    return (segment.sequence, segment.size, segment.batch, segment.adds is not None, segment.gate is not None)
+
+
+def _heaviest_first(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments by the FLOPs and the elements that all of one shape have together."""
+    weights: dict[str, float] = {}
+    first: dict[str, Segment] = {}
+    for one in segments:
+        sizes, key = one.sequence.sizes(one.size), repr(_shape(one))
+        moved = sum(prod(size) * one.sequence.channels(n) for n, size in enumerate(sizes))
+        first.setdefault(key, one)
+        weights[key] = weights.get(key, 0.0) + one.sequence.flops(one.size) + _FLOPS_PER_ELEMENT * moved
+    return [first[key] for key in sorted(first, key=weights.__getitem__, reverse=True)]
+
+
 def _checked(
-    segment: Segment, one: _Trial, x: Tensor, added: Tensor | None, expected: Tensor, form: Format | None
+    segment: Segment,
+    one: _Trial,
+    given: tuple[Tensor, Tensor | None, Tensor | None],
+    expected: Tensor,
+    form: Format | None,
 ) -> Callable[[], Tensor]:
     """A call of a trial whose output was right once.
+
+    Args:
+        given: input, what is added, gate.
 
     Raises:
         KernelError: its output is wrong.
     """
     module = Executed(segment.sequence, segment.parameters, one.path, segment.adds is not None, one.kernel)
     with torch.no_grad():
-        out = module.run(x, added)
+        out = module.run(*given)
         error = relative_error(_ends(out), expected)
     limit = TOLERANCE[form] if form is not None else 1e-9
     if not error <= limit:
         raise KernelError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
-    return lambda: module.run(x, added)
+    return lambda: module.run(*given)
 
 
 def _ends(tensor: Tensor) -> Tensor:
@@ -451,6 +480,12 @@ def _added(segment: Segment, x: Tensor) -> Tensor | None:
     return torch.randn(shape, device=x.device).to(x.dtype).contiguous(memory_format=memory)
 
 
+def _gate(segment: Segment, x: Tensor) -> Tensor | None:
+    if segment.gate is None:
+        return None
+    return torch.rand((*x.shape[:2], *(1,) * (x.dim() - 2)), device=x.device).to(x.dtype)
+
+
 def _known(choice: Choice) -> float:
     """Its time for sums; what nothing is known of counts as nothing, so that cuts compare what is known."""
     return 0.0 if choice.time_s is None else choice.time_s
@@ -486,13 +521,24 @@ def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
     return tuple(one.convolution.name for one in units)
 
 
+def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:
+    """Every convolution that ends in a ReLU by cuDNN's fused kernels, the others as torch has them."""
+    choices = []
+    for unit in (unit for chain in find_chains(graph)[0] for unit in chain):
+        segment = range_segment([unit])
+        assert segment is not None
+        path = "fused" if unit.activation == "relu" else "library"
+        choices.append(Choice(unit_names([unit]), segment.name, path, "unmerged", None, None, None, None, "asked for"))
+    return choices
+
+
 def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | None:
     """The kernel that a choice names; None for a library's path.
 
     Raises:
         KernelError: no family offers it any more.
     """
-    if choice.path in LIBRARY:
+    if kind_of_path(choice.path) in LIBRARY:
         return None
     assert setting.form is not None
     named = [one for one in setting.families if one.name == choice.path.partition("/")[0]]
@@ -519,8 +565,9 @@ def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) 
         graph.add_submodule(name, module)
         last = segment.nodes[-1]
         arguments = [segment.source] if adds is None else [segment.source, adds]
+        gate = {} if segment.gate is None else {"gate": replaced.get(segment.gate, segment.gate)}
         with graph.graph.inserting_after(last):
-            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments))
+            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments), gate)
         last.replace_all_uses_with(new)
         replaced[last] = new
         new.meta = dict(last.meta)
@@ -531,4 +578,4 @@ def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) 
     graph.recompile()
 
 
-__all__ = ["Choice", "Planner", "Sequence", "Setting", "kernel_of", "relative_error", "rewrite"]
+__all__ = ["Choice", "Planner", "Sequence", "Setting", "fused_by_cudnn", "kernel_of", "relative_error", "rewrite"]

@@ -20,15 +20,13 @@ from joulemark.errors import Unsupported
 from joulemark.merged import merge
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.families import Family, known_families
-from joulemark.merged.graph import find_chains, range_segment, trace
-from joulemark.merged.paths import format_of
-from joulemark.merged.plan import Choice, Planner, Setting, rewrite
+from joulemark.merged.graph import find_chains, trace
+from joulemark.merged.paths import OWN, format_of, kind_of_path
+from joulemark.merged.plan import Planner, Setting, fused_by_cudnn, rewrite
 from joulemark.merged.rates import learn, rates_of
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
-_OWN_PATHS = ("taps", "epilogue")
-"""Paths of single layers that hold a kernel of our own, if not a generated one."""
 _PROFILED = 4
 """Calls in which TorchScript looks at shapes before it settles on its fused kernels."""
 Made = tuple[Call, Callable[[object], object] | None, dict[str, Any]]
@@ -145,14 +143,7 @@ def _fused(task: Task) -> Made:
     if task.device.type != "cuda":
         raise Unsupported("cuDNN's fused convolutions need a GPU")
     graph = trace(task.model, (task.x,))
-    chains, _ = find_chains(graph)
-    choices = []
-    for unit in (unit for chain in chains for unit in chain):
-        segment = range_segment([unit])
-        assert segment is not None
-        path = "fused" if unit.activation == "relu" else "library"
-        names = (unit.convolution.name,)
-        choices.append(Choice(names, segment.name, path, "unmerged", None, None, None, None, "asked for"))
+    choices = fused_by_cudnn(graph)
     count = sum(one.path == "fused" for one in choices)
     if not count:
         raise Unsupported("cuDNN fuses convolution, bias, addition and ReLU: no convolution here ends in a ReLU")
@@ -175,7 +166,7 @@ def _own_unmerged(task: Task) -> Made:
     choices = []
     for unit in (unit for chain in chains for unit in chain):
         choices.append(planner.own_choice(unit))
-    ours = sum("/" in one.path or one.path in _OWN_PATHS for one in choices)
+    ours = sum("/" in one.path or kind_of_path(one.path) in OWN for one in choices)
     if not ours:
         raise Unsupported("no kernel of our own executes any layer of this model alone")
     rewrite(graph, choices, setting)
