@@ -46,7 +46,7 @@ def check_depthwise():
     from joulemark.merged.pointwise import depthwise, taps_of
     from joulemark.merged.sequence import Conv, Sequence
 
-    shapes = ((5, 3, 1, 1, 2), (72, 5, 2, 1, 2), (8, 7, 1, 1, 2), (12, 3, 1, 2, 2), (3, 3, 2, 1, 2), (8, 3, 2, 1, 1))
+    shapes = ((5, 3, 1, 1, 2), (72, 5, 2, 1, 2), (8, 7, 1, 1, 2), (12, 3, 1, 2, 1), (3, 3, 2, 1, 2), (8, 3, 2, 1, 1))
     for channels, kernel, stride, dilation, lines in shapes:
         padding = dilation * (kernel - 1) // 2
         layer = Conv(channels, channels, *((one,) * 2 for one in (kernel, stride, padding, dilation)), groups=channels,

@@ -87,7 +87,7 @@ def library_paths(
         tiles = tuple(f"tiles {rows}x{columns}" for rows, columns in tiles_for(pixels, layer.out_channels))
     possible = {
         "fused": layer.activation == "relu",
-        "taps 2": own and depthwise,
+        "taps 2": own and depthwise and layer.dilation[0] == 1,
         "taps 1": own and depthwise,
         **dict.fromkeys(tiles, gated or residual or layer.activation != "none"),
         "epilogue": own and (layer.activation != "none" or residual),

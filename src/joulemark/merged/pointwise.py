@@ -92,14 +92,11 @@ def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation
 
 @triton.jit
 def _tapped(
-    total, value, weight, channel, real, channels,
-    dy: tl.constexpr, dx: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, step: tl.constexpr,
-):  # fmt: skip
-    """A sum and what a row of the input adds to it: ``dy`` rows below the line's first tap, in steps of ``step``."""
-    if (dy >= 0) & (dy % step == 0) & (dy // step < rows):
-        tap = tl.load(weight + (dy // step * columns + dx) * channels + channel, mask=real, other=0.0)
-        total += value * tap[None, :]
-    return total
+    total, value, weight, channel, real, channels, dy, dx: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr
+):
+    """A sum and what a row of the input adds to it, ``dy`` rows below the line's first tap; nothing beyond the last."""
+    tap = tl.load(weight + (dy * columns + dx) * channels + channel, mask=real & (dy >= 0) & (dy < rows), other=0.0)
+    return total + value * tap[None, :]
 
 
 @triton.jit
@@ -125,7 +122,7 @@ def _depthwise(
 ):  # fmt: skip
     """``pixels`` neighbouring outputs of one or two lines and ``lanes`` channels of a depthwise convolution.
 
-    Two lines share each load of the input.
+    Two lines share each load of the input; they need taps without dilation.
     """
     channels = units * unit
     strips, bands = tl.cdiv(out_width, pixels), tl.cdiv(out_height, lines)
@@ -136,19 +133,17 @@ def _depthwise(
     real = channel < channels
     first = tl.zeros((pixels, lanes), tl.float32)
     second = tl.zeros((pixels, lanes), tl.float32)
-    for down in tl.static_range((lines - 1) * stride_y + (rows - 1) * step_y + 1):
-        y = row * stride_y - pad_y + down
+    for down in range(rows + (lines - 1) * stride_y):  # a loop: unrolled, the loads of 49 taps take all registers
+        y = row * stride_y - pad_y + down * step_y
         inside_y = (y >= 0) & (y < height)
         for dx in tl.static_range(columns):
             at = column * stride_x - pad_x + dx * step_x
             inside = ((at >= 0) & (at < width) & inside_y)[:, None] & real[None, :]
             place = ((image * height + y) * width + at)[:, None] * channels + channel[None, :]
             value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-            first = _tapped(first, value, weight, channel, real, channels, down, dx, rows, columns, step_y)
+            first = _tapped(first, value, weight, channel, real, channels, down, dx, rows, columns)
             if lines == 2:
-                second = _tapped(
-                    second, value, weight, channel, real, channels, down - stride_y, dx, rows, columns, step_y
-                )
+                second = _tapped(second, value, weight, channel, real, channels, down - stride_y, dx, rows, columns)
     place = ((image * out_height + row) * out_width + column)[:, None] * channels + channel[None, :]
     there = (column < out_width)[:, None] & real[None, :]
     _finished(first, place, there, bias, residual, out, channel, real, biased, added, activation)
@@ -170,7 +165,7 @@ def depthwise(
         bias: [channels].
         residual: like out.
         out: where to, channels-last.
-        lines: of the output that a program makes, 1 or 2.
+        lines: of the output that a program makes: 1, or 2 for taps that are not dilated.
     """
     batch, channels, height, width = x.shape
     out_height, out_width = out.shape[2:]
