@@ -17,6 +17,7 @@ from joulemark.merged import cache
 from joulemark.merged.cost import Rates
 from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, tuned_cudnn, untraced
 from joulemark.merged.families import Family, known_families
+from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import format_of
 from joulemark.merged.plan import Choice, Planner, Setting, fused_by_cudnn, rewrite
 from joulemark.merged.rates import learn, rates_of
@@ -100,6 +101,7 @@ class _Automatic:
     ) -> None:
         self.model, self.graph, self.inputs, self.setting = model, _channels_last(graph), inputs, setting
         self.rewritten = copy.deepcopy(self.graph)
+        as_convolutions(self.rewritten, inputs)
         self.excitations = replace_excitations(self.rewritten)
         self.begin, self.budget_s = begin, budget_s
         kernels = [one.name for one in setting.families]

@@ -1,0 +1,143 @@
+"""Linear layers over the positions of an image as the pointwise convolutions that they are.
+
+ConvNeXt (Liu et al., *A ConvNet for the 2020s*, CVPR 2022) turns its activations to (batch, height, width, channels), and
+back behind two linear layers. In memory nothing moves: channels are innermost before and after. As convolutions they
+are executed with their activation, and the second one with the block's scale and its residual.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from joulemark.merged.graph import activation_of, module_of, only_user
+
+_CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
+_PRODUCTS = (operator.mul, torch.mul)
+
+
+def as_convolutions(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int:
+    """Turn the linear layers of a traced model that see positions into convolutions; how many there were.
+
+    Args:
+        graph: with shapes; its modules are changed.
+        inputs: of the model, for the shapes of what is new.
+    """
+    found = [node for node in graph.graph.nodes if _is_linear(node)]
+    for node in found:
+        _turn(graph, node)
+    if not found:
+        return 0
+    for node in list(graph.graph.nodes):
+        _behind_activation(graph, node)
+    for node in list(graph.graph.nodes):
+        _cancel(graph, node)
+    for node in list(graph.graph.nodes):
+        _take_scale(graph, node)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    ShapeProp(graph).propagate(*inputs)
+    return len(found)
+
+
+def _is_linear(node: fx.Node) -> bool:
+    if type(module_of(node)) is not nn.Linear or len(node.args) != 1:
+        return False
+    meta = cast(fx.Node, node.args[0]).meta.get("tensor_meta")
+    return meta is not None and len(meta.shape) in _CONVOLUTIONS
+
+
+def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
+    """A linear layer as permutation, convolution, permutation back."""
+    linear = cast(nn.Linear, module_of(node))
+    source = cast(fx.Node, node.args[0])
+    rank = len(source.meta["tensor_meta"].shape)
+    weight = linear.weight
+    made = _CONVOLUTIONS[rank](linear.in_features, linear.out_features, 1, bias=linear.bias is not None)
+    made = made.to(weight.device, weight.dtype).requires_grad_(False)
+    made.weight.data = weight.detach().reshape(made.weight.shape)
+    if linear.bias is not None:
+        made.bias.data = linear.bias.detach()
+    graph.set_submodule(str(node.target), made)
+    with graph.graph.inserting_before(node):
+        turned = graph.graph.call_function(torch.permute, (source, (0, rank - 1, *range(1, rank - 1))))
+    node.args = (turned,)
+    with graph.graph.inserting_after(node):
+        back = graph.graph.call_function(torch.permute, (node, (0, *range(2, rank), 1)))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
+def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
+    """An activation of what is turned as what is turned of an activation: it looks at each element alone."""
+    source = node.args[0] if node.args else None
+    if activation_of(node) is None or not _permutes(source) or only_user(cast(fx.Node, source)) is not node:
+        return
+    permuted = cast(fx.Node, source)
+    node.replace_input_with(permuted, cast(fx.Node, permuted.args[0]))
+    with graph.graph.inserting_after(node):
+        back = graph.graph.call_function(torch.permute, (node, permuted.args[1]))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    graph.graph.erase_node(permuted)
+
+
+def _permutes(node: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch.permute
+
+
+def _cancel(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Nothing in the place of two permutations that undo each other."""
+    if not _permutes(node) or not _permutes(node.args[0]):
+        return
+    first = cast(fx.Node, node.args[0])
+    one, two = (cast("tuple[int, ...]", permuted.args[1]) for permuted in (first, node))
+    rank = len(one)
+    if [one[at % rank] % rank for at in two] != list(range(rank)):
+        return
+    node.replace_all_uses_with(cast(fx.Node, first.args[0]))
+    graph.graph.erase_node(node)
+    if not first.users:
+        graph.graph.erase_node(first)
+
+
+def _take_scale(graph: fx.GraphModule, node: fx.Node) -> None:
+    """A parameter that scales each channel of a convolution's output goes into its weights."""
+    if node.op != "call_function" or node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+        return
+    scale, convolution = node.args if _is_scale(node.args[0]) else reversed(node.args)
+    module = module_of(convolution) if isinstance(convolution, fx.Node) else None
+    if not _is_scale(scale) or not isinstance(module, (nn.Conv2d, nn.Conv3d)) or module.weight.dtype == torch.float16:
+        return
+    named = cast(fx.Node, scale)
+    value = _attribute(graph, str(named.target)).detach()
+    if only_user(cast(fx.Node, convolution)) is not node or value.shape != (
+        module.out_channels,
+        *(1,) * (value.dim() - 1),
+    ):
+        return
+    if value.dim() != module.weight.dim() - 1:
+        return
+    wide = value.flatten().double()
+    with torch.no_grad():
+        module.weight.data = (module.weight.double() * wide.view(-1, *(1,) * (module.weight.dim() - 1))).to(value.dtype)
+        if module.bias is not None:
+            module.bias.data = (module.bias.double() * wide).to(value.dtype)
+    node.replace_all_uses_with(cast(fx.Node, convolution))
+    graph.graph.erase_node(node)
+    if not named.users:
+        graph.graph.erase_node(named)
+
+
+def _is_scale(node: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def _attribute(graph: fx.GraphModule, name: str) -> Tensor:
+    found: object = graph
+    for part in name.split("."):
+        found = getattr(found, part)
+    return cast(Tensor, found)
