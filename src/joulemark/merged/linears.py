@@ -1,8 +1,8 @@
 """Linear layers over the positions of an image as the pointwise convolutions that they are.
 
-ConvNeXt (Liu et al., *A ConvNet for the 2020s*, CVPR 2022) turns its activations to (batch, height, width, channels), and
-back behind two linear layers. In memory nothing moves: channels are innermost before and after. As convolutions they
-are executed with their activation, and the second one with the block's scale and its residual.
+ConvNeXt (Liu et al., *A ConvNet for the 2020s*, CVPR 2022) turns its activations to (batch, height, width, channels),
+and back behind two linear layers. In memory nothing moves: channels are innermost before and after. As convolutions
+they are executed with their activation, and the second one with the block's scale and its residual.
 """
 
 from __future__ import annotations
