@@ -76,6 +76,15 @@ def command_of(job: Job, out: Path, left: float, more: Sequence[str]) -> tuple[s
     return (sys.executable, str(SCRIPT), *what, "--limit", f"{left - 10:.0f}", *SHORT, *more)
 
 
+def done(job: Job, out: Path) -> bool:
+    """Whether a job's part holds a row for each of its batches: a process to find that out takes a GPU's time."""
+    part = out / "parts" / f"{job.name}.json"
+    if not part.exists():
+        return False
+    there = {row["subject"] for row in json.loads(part.read_text(encoding="utf-8"))["rows"]}
+    return {f"{job.network}-b{batch}" for batch in job.batches.split(",")} <= there
+
+
 def work(waiting: Queue[Job], gpu: int, out: Path, end: float, run: Run, more: Sequence[str]) -> None:
     """One GPU: job after job until there is none, or no time."""
     while (left := end - time.monotonic()) > _LEAST_S:
@@ -146,7 +155,8 @@ def main() -> None:
         gpus = torch.cuda.device_count()
     waiting: Queue[Job] = Queue()
     for job in jobs(options.networks.split(","), options.batches):
-        waiting.put(job)
+        if not done(job, options.out):
+            waiting.put(job)
     run = run_here(options.out, max(gpus, 1))
     workers = [Thread(target=work, args=(waiting, gpu, options.out, end - 15, run, more)) for gpu in range(gpus)]
     for one in workers:

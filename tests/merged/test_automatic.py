@@ -222,3 +222,19 @@ def test_a_layer_alone_takes_our_own_kernel_where_there_is_one():
     paths = {unit.convolution.name: planner.own_choice(unit).path for chain in find_chains(graph)[0] for unit in chain}
     assert paths["stem"] == "library"
     assert paths["a"].startswith("single/single_")
+
+
+def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_process():
+    """So a compiler's cache on disk knows the graph again, and two models of one shape keep their own weights."""
+    from joulemark.merged.bricks import Parameters
+    from joulemark.merged.sequence import Sequence
+
+    layer = Conv(4, 6, (1, 1), (1, 1), (0, 0), (1, 1), activation="silu")
+    made = [Parameters(torch.randn(6, 4, 1, 1), torch.randn(6)) for _ in range(2)]
+    first, second = (Executed(Sequence((layer,)), [one], "product", False) for one in made)
+    assert first.number == second.number == 65817252548556652
+    assert Executed(Sequence((layer,)), made[:1], "library", False).number != first.number
+    x = torch.randn(1, 4, 3, 3)
+    outs = [torch.ops.joulemark.executed(x, None, None, one.weight, one.bias, one.number) for one in (first, second)]
+    assert torch.equal(outs[0], first.run(x, None))
+    assert not torch.equal(*outs)

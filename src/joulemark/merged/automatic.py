@@ -21,6 +21,7 @@ from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import format_of
 from joulemark.merged.plan import Choice, Planner, Setting, fused_by_cudnn, rewrite
 from joulemark.merged.rates import learn, rates_of
+from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.whole import Referee, Replayed, compiled
 
@@ -99,10 +100,11 @@ class _Automatic:
         begin: float,
         budget_s: float,
     ) -> None:
-        self.model, self.graph, self.inputs, self.setting = model, _channels_last(graph), inputs, setting
+        self.model, self.graph, self.inputs, self.setting = model, weights_channels_last(graph), inputs, setting
         self.rewritten = copy.deepcopy(self.graph)
-        as_convolutions(self.rewritten, inputs)
+        as_convolutions(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
+        keep_channels_last(weights_channels_last(self.rewritten), inputs)
         self.begin, self.budget_s = begin, budget_s
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
@@ -204,16 +206,6 @@ class _Automatic:
             return
         rewrite(graph, choices, self.setting)
         referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
-
-
-def _channels_last(graph: fx.GraphModule) -> fx.GraphModule:
-    """Weights in the layout that every path reads, so that no transposes appear where paths meet."""
-    for module in graph.modules():
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
-            module.to(memory_format=torch.channels_last)
-        elif isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
-            module.to(memory_format=torch.channels_last_3d)
-    return graph
 
 
 def _mode(name: str) -> str:

@@ -12,7 +12,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 
 from joulemark.merged.graph import activation_of, module_of, only_user
 
@@ -20,12 +19,11 @@ _CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
 _PRODUCTS = (operator.mul, torch.mul)
 
 
-def as_convolutions(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int:
+def as_convolutions(graph: fx.GraphModule) -> int:
     """Turn the linear layers of a traced model that see positions into convolutions; how many there were.
 
     Args:
-        graph: with shapes; its modules are changed.
-        inputs: of the model, for the shapes of what is new.
+        graph: with shapes; what is new has none.
     """
     found = [node for node in graph.graph.nodes if _is_linear(node)]
     for node in found:
@@ -41,7 +39,6 @@ def as_convolutions(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int:
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    ShapeProp(graph).propagate(*inputs)
     return len(found)
 
 
