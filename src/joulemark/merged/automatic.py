@@ -25,7 +25,7 @@ from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.whole import Referee, Replayed, compiled
 
-_FOR_SEGMENTS = 0.45
+_FOR_SEGMENTS = 0.5
 """Share of the budget after which no further segment is measured; compilers take the rest."""
 _FOR_TUNING_S = 180.0
 """A budget from which torch's compiler may tune convolutions too: minutes, for a gain that is seldom one here."""

@@ -66,7 +66,7 @@ def kind_of_path(path: str) -> str:
 def library_paths(
     layer: Conv, adds: bool, device: torch.device, form: Format | None, gated: bool = False, pixels: int = 0
 ) -> tuple[str, ...]:
-    """The paths that may execute a single layer on a device, the one to take unseen first.
+    """The paths that may execute a single layer on a device, the one to take unseen first, torch's operators last.
 
     Args:
         adds: whether a tensor from outside is added.

@@ -43,6 +43,8 @@ _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
 _FLOPS_PER_ELEMENT = 400
 """FLOPs in bf16 in the time of an element's way through memory (an H200's 790 TFLOP/s and 4.3 TB/s): for an order."""
+_FOR_LAYERS = 0.6
+"""Share of the time for measuring that layers alone may take."""
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
@@ -212,11 +214,20 @@ class Planner:
         chains, left = find_chains(graph)
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         self._prepare((one, inf) for one in alone)
-        for segment in _heaviest_first(alone):  # where time is short, what weighs most is measured
-            self._trials(segment, inf)
+        self._measure_alone(_heaviest_first(alone))
         singles = [[self._single(unit) for unit in chain] for chain in chains]
         self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
+
+    def _measure_alone(self, segments: List[Segment]) -> None:
+        """Measure layers alone, in order, for a part of the time: without any left, no range would be merged."""
+        begin = time.monotonic()
+        until = begin + _FOR_LAYERS * (self.setting.deadline - begin)
+        for segment in segments:
+            if self.setting.measured and time.monotonic() > until:
+                key = self._key(segment)
+                self.found[key], self.ranges[key] = self.candidates.pop(key, None) or self._candidates(segment), segment
+            self._trials(segment, inf)
 
     def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[Segment, float]]:
         """Every range of a chain that may be executed as one, with the time of its layers one by one."""
@@ -272,9 +283,14 @@ class Planner:
         segment = range_segment([unit])
         assert segment is not None
         trials = self._trials(segment, inf)
-        best = self._best(trials) or next(one for one in trials if one.kernel is None and one.problem is None)
+        best = self._best(trials) or self._unmeasured(trials)
         why = "its best path" if best.measured_s is not None else "a single layer"
         return _choice(unit_names([unit]), segment, best, None, why)
+
+    def _unmeasured(self, trials: Iterable[_Trial]) -> _Trial:
+        """A library's path for a layer alone: torch's own operators where measuring was wanted, they need no check."""
+        possible = [one for one in trials if one.kernel is None and one.problem is None]
+        return possible[-1 if self.setting.measured else 0]
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
         segment = range_segment(list(units))
@@ -355,7 +371,12 @@ class Planner:
         if kept is None:
             if not self.setting.in_time:
                 return
-            self._race(segment, chosen)
+            try:
+                self._race(segment, chosen)
+            except torch.OutOfMemoryError:  # beside what else the process holds: nothing is kept of it
+                for one in chosen:
+                    one.problem = None if one.path == "library" else "out of memory when it was measured"
+                return
             cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
             return
         for one in chosen:
@@ -450,15 +471,22 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 
 
 def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
-    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower."""
+    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower.
+
+    CuDNN need not look for its fastest algorithm here.
+    """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
 
     def widen(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(wide)
 
     parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
-    with torch.no_grad():
-        return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        with torch.no_grad():
+            return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _example(segment: Segment, device: torch.device, dtype: torch.dtype) -> Tensor:
