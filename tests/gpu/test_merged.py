@@ -60,7 +60,53 @@ LAYERS = {
     "depthwise": layer(72, 72, 5, 2, 72, activation="silu"),
     "leaky": layer(32, 64, 3, 2, activation="leaky"),
     "volume": layer(16, 16, d=3, activation="relu"),
+    "wide": layer(64, 200, 1, activation="silu"),
+    "narrow": layer(72, 24, 1, activation="leaky"),
+    "large taps": layer(40, 40, 7, groups=40, activation="none"),
 }
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_gated_layer_by_every_path(form, adds):
+    """The gate is multiplied where the kernel reads its input; other paths multiply before."""
+    one, dtype = layer(96, 24, 1), DTYPES[form]
+    torch.manual_seed(5)
+    x = torch.randn(3, 96, 19, 23, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
+    gate = torch.rand(3, 96, 1, 1, device=DEVICE).to(dtype)
+    added = torch.randn(3, 24, 19, 23, device=DEVICE).to(dtype) if adds else None
+    weight, bias = torch.randn(24, 96, 1, 1, device=DEVICE).to(dtype) / 8, torch.randn(24, device=DEVICE).to(dtype)
+    wide = [Parameters(weight.double(), bias.double())]
+    expected = run_plain(Sequence((one,)), wide, (x * gate).double(), None if added is None else added.double())
+    set_fp32(tf32=form == "tf32")
+    paths = library_paths(one, adds, DEVICE, form, True, 3, (19, 23))
+    assert any(path.startswith("tiles") for path in paths)
+    for path in paths:
+        out = Executed(Sequence((one,)), [Parameters(weight, bias)], path, adds).run(x, added, gate)
+        assert relative_error(out, expected) < LIMITS[form], path
+        assert out.is_contiguous(memory_format=torch.channels_last), path
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_excitation_gives_what_its_operators_give(form, hard):
+    from joulemark.merged.squeeze import Excitation, in_operators
+
+    dtype = DTYPES[form]
+    torch.manual_seed(6)
+    for batch, channels, squeezed, size in ((3, 96, 4, (57, 33)), (1, 1152, 48, (7, 7)), (70, 40, 10, (20, 20))):
+        x = torch.randn(batch, channels, *size, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
+        x += 1
+        first, second = (
+            nn.Conv2d(channels, squeezed, 1).to(DEVICE, dtype),
+            nn.Conv2d(squeezed, channels, 1).to(DEVICE, dtype),
+        )
+        with torch.no_grad():
+            gate = Excitation(first, "silu", second, hard)(x)
+            wide = [one.double() for one in (first.weight, first.bias, second.weight, second.bias)]
+            expected = in_operators(x.double(), *wide, "silu", hard)
+        assert gate.shape == (batch, channels, 1, 1)
+        assert relative_error(gate, expected) < LIMITS[form]
 
 
 @pytest.mark.parametrize("form", LIMITS)
@@ -77,7 +123,7 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
     expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double())
     set_fp32(tf32=form == "tf32")
     worked = []
-    for path in library_paths(one, False, DEVICE, form):
+    for path in library_paths(one, False, DEVICE, form, batch=3, size=sequence.sizes(tuple(x.shape[2:]))[-1]):
         module = Executed(sequence, [Parameters(weight, bias)], path, False)
         try:
             out = module.run(x, None)

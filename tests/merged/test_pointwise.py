@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "gelu", "leaky", "hardswish")
 
 
-def run_interpreted(what):
-    """Triton reads the switch when kernels are defined: a process of its own."""
+def run_interpreted(*checks):
+    """Triton reads the switch when kernels are defined: a process of its own, one for all checks."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    code = f"import runpy; runpy.run_path({__file__!r})['{what}']()"
+    code = f"import runpy; there = runpy.run_path({__file__!r}); [there[name]() for name in {checks!r}]"
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([_SOURCE, *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -46,8 +46,11 @@ def check_depthwise():
     from joulemark.merged.pointwise import depthwise, taps_of
     from joulemark.merged.sequence import Conv, Sequence
 
-    shapes = ((5, 3, 1, 1, 2), (72, 5, 2, 1, 2), (8, 7, 1, 1, 2), (12, 3, 1, 2, 1), (3, 3, 2, 1, 2), (8, 3, 2, 1, 1))
-    for channels, kernel, stride, dilation, lines in shapes:
+    wide = (2, 32)
+    for channels, kernel, stride, dilation, strip in (
+        (5, 3, 1, 1, (2, 16)), (72, 5, 2, 1, (2, 16)), (8, 7, 1, 1, wide), (12, 3, 1, 2, (1, 16)), (3, 3, 2, 1, wide),
+        (8, 3, 2, 1, (1, 16)),
+    ):  # fmt: skip
         padding = dilation * (kernel - 1) // 2
         layer = Conv(channels, channels, *((one,) * 2 for one in (kernel, stride, padding, dilation)), groups=channels,
                      activation="silu")  # fmt: skip
@@ -58,7 +61,7 @@ def check_depthwise():
         out.fill_(float("nan"))
         added = torch.randn_like(out)
         expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double(), added.double())
-        got = depthwise(layer, x, taps_of(weight), bias, added, out, lines)
+        got = depthwise(layer, x, taps_of(weight), bias, added, out, strip)
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -101,20 +104,8 @@ def check_excitations():
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_epilogues():
-    run_interpreted("check_epilogues")
-
-
-def test_depthwise_convolutions():
-    run_interpreted("check_depthwise")
-
-
-def test_pointwise_convolutions():
-    run_interpreted("check_products")
-
-
-def test_squeeze_and_excitation():
-    run_interpreted("check_excitations")
+def test_every_kernel_gives_what_torch_gives():
+    run_interpreted("check_epilogues", "check_depthwise", "check_products", "check_excitations")
 
 
 def test_tiles_are_no_larger_than_what_they_cover():
@@ -125,3 +116,14 @@ def test_tiles_are_no_larger_than_what_they_cover():
     assert tiles_for(49, 1280) == ((64, 128), (64, 64))
     assert tiles_for(1 << 20, 24) == ((128, 32), (64, 32))
     assert tiles_for(49, 24) == ((64, 32),)
+
+
+def test_strips_fit_the_line_and_two_lines_need_taps_without_dilation():
+    pytest.importorskip("triton")
+    from joulemark.merged.pointwise import strips_for
+    from joulemark.merged.sequence import Conv
+
+    layers = [Conv(8, 8, (3, 3), (1, 1), (1, 1), (dilation,) * 2, 8) for dilation in (1, 2)]
+    assert strips_for(layers[0], 112) == ((2, 32), (2, 16), (1, 16))
+    assert strips_for(layers[0], 14) == ((2, 16), (1, 16))
+    assert strips_for(layers[1], 56) == ((1, 32), (1, 16))

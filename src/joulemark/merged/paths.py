@@ -6,7 +6,8 @@ A path is a string. Those of a library execute one layer:
 - ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it;
 - ``product``: a pointwise convolution as a matrix product whose epilogue adds the bias;
 - ``epilogue``: the convolution alone, then bias, addition and activation in one kernel of our own;
-- ``taps N``: a depthwise convolution, bias, addition and activation in one kernel of our own, N lines at a time;
+- ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
+  of each at a time;
 - ``tiles RxC``: a pointwise convolution with gate, bias, addition and activation in one kernel of our own, R pixels and
   C channels at a time.
 
@@ -32,7 +33,7 @@ from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
-from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged.sequence import Conv, Sequence, Shape
 
 LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles")
 OWN = ("epilogue", "taps", "tiles")
@@ -64,14 +65,20 @@ def kind_of_path(path: str) -> str:
 
 
 def library_paths(
-    layer: Conv, adds: bool, device: torch.device, form: Format | None, gated: bool = False, pixels: int = 0
+    layer: Conv,
+    adds: bool,
+    device: torch.device,
+    form: Format | None,
+    gated: bool = False,
+    batch: int = 1,
+    size: Shape = (1, 1),
 ) -> tuple[str, ...]:
     """The paths that may execute a single layer on a device, the one to take unseen first, torch's operators last.
 
     Args:
         adds: whether a tensor from outside is added.
         gated: whether its input is multiplied by a gate for each image and channel.
-        pixels: of its output, all images together.
+        batch, size: of its output.
     """
     if device.type != "cuda" or form is None:
         return ("library",)
@@ -80,16 +87,18 @@ def library_paths(
     square = set(layer.stride) == {1} and not any(layer.padding)
     pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square
     depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
-    tiles: tuple[str, ...] = ()
-    if own and pointwise and form != "fp32":
+    sized: list[str] = []
+    if own and pointwise and form != "fp32" and (gated or residual or layer.activation != "none"):
         from joulemark.merged.pointwise import tiles_for
 
-        tiles = tuple(f"tiles {rows}x{columns}" for rows, columns in tiles_for(pixels, layer.out_channels))
+        sized += [f"tiles {rows}x{columns}" for rows, columns in tiles_for(batch * prod(size), layer.out_channels)]
+    if own and depthwise:
+        from joulemark.merged.pointwise import strips_for
+
+        sized += [f"taps {lines}x{columns}" for lines, columns in strips_for(layer, size[-1])]
     possible = {
         "fused": layer.activation == "relu",
-        "taps 2": own and depthwise and layer.dilation[0] == 1,
-        "taps 1": own and depthwise,
-        **dict.fromkeys(tiles, gated or residual or layer.activation != "none"),
+        **dict.fromkeys(sized, True),
         "epilogue": own and (layer.activation != "none" or residual),
         "product": pointwise and not residual and layer.activation in ("none", "relu"),
         "library": True,
@@ -173,13 +182,18 @@ class Recipe:
         residual = added if layer.residual is None else x
         return ACTIVATIONS[layer.activation](y if residual is None else y + residual)
 
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """The two sizes that its path names."""
+        first, _, second = self.path.partition(" ")[2].partition("x")
+        return int(first), int(second)
+
     def _tiles(
         self, layer: Conv, x: Tensor, residual: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         from joulemark.merged import pointwise
 
-        rows, _, columns = self.path.partition(" ")[2].partition("x")
-        tile = (int(rows), int(columns))
+        tile = self._sizes
         with torch.cuda.device(x.device):
             gate = None if gate is None else gate.contiguous()
             return pointwise.product(x, weight, bias, residual, gate, self.like(x), layer.activation, tile)
@@ -188,7 +202,7 @@ class Recipe:
         from joulemark.merged import pointwise
 
         with torch.cuda.device(x.device):
-            return pointwise.depthwise(layer, x, taps, bias, residual, self.like(x), int(self.path.split()[1]))
+            return pointwise.depthwise(layer, x, taps, bias, residual, self.like(x), self._sizes)
 
     def _epilogue(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import pointwise

@@ -329,10 +329,9 @@ class Planner:
         sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
         trials = []
         if len(sequence.layers) == 1:
-            pixels = segment.batch * prod(sequence.sizes(segment.size)[-1])
-            gated = segment.gate is not None
-            for path in library_paths(sequence.layers[0], adds, self.setting.device, form, gated, pixels):
-                family = f"{kind_of_path(path)}/{kind_of(sequence.layers[0])}"
+            layer, gated, out = sequence.layers[0], segment.gate is not None, sequence.sizes(segment.size)[-1]
+            for path in library_paths(layer, adds, self.setting.device, form, gated, segment.batch, out):
+                family = f"{kind_of_path(path)}/{kind_of(layer)}"
                 trials.append(
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
                 )

@@ -96,7 +96,7 @@ def _tapped(
 ):
     """A sum and what a row of the input adds to it, ``dy`` rows below the line's first tap; nothing beyond the last."""
     tap = tl.load(weight + (dy * columns + dx) * channels + channel, mask=real & (dy >= 0) & (dy < rows), other=0.0)
-    return total + value * tap[None, :]
+    return total + value * tap.to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -154,7 +154,13 @@ def _depthwise(
 
 
 def depthwise(
-    layer: Conv, x: Tensor, taps: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, lines: int = 2
+    layer: Conv,
+    x: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    strip: tuple[int, int] = (2, 16),
 ) -> Tensor:
     """A depthwise convolution in two dimensions with what follows it.
 
@@ -165,12 +171,13 @@ def depthwise(
         bias: [channels].
         residual: like out.
         out: where to, channels-last.
-        lines: of the output that a program makes: 1, or 2 for taps that are not dilated.
+        strip: lines of the output and positions of each that a program makes; 2 lines for taps that are not dilated.
     """
     batch, channels, height, width = x.shape
     out_height, out_width = out.shape[2:]
+    lines, pixels = strip
     lanes = min(64, triton.next_power_of_2(channels))
-    pixels = max(1, min(16, triton.next_power_of_2(out_width)))
+    pixels = max(1, min(pixels, triton.next_power_of_2(out_width)))
     grid = (batch * triton.cdiv(out_height, lines) * triton.cdiv(out_width, pixels), triton.cdiv(channels, lanes))
     units, unit = _units(channels)
     shape: tuple[Any, ...] = (*layer.kernel, *layer.stride, *layer.padding, *layer.dilation)
@@ -182,9 +189,22 @@ def depthwise(
     return out
 
 
+def strips_for(layer: Conv, width: int) -> tuple[tuple[int, int], ...]:
+    """The strips (lines, positions) that are worth trying for a depthwise convolution, the most promising first.
+
+    Positions of one thread share its loads of taps, lines its loads of the input.
+
+    Args:
+        width: of the output.
+    """
+    lines = 2 if layer.dilation[0] == 1 else 1
+    wide = ((lines, 32),) if width > 16 else ()
+    return (*wide, (lines, 16), *(((1, 16),) if lines == 2 else ()))
+
+
 def taps_of(weight: Tensor) -> Tensor:
     """[channels, 1, rows, columns] → [rows * columns, channels], so that neighbouring lanes read neighbours."""
-    return weight.flatten(1).t().contiguous().to(torch.float32)
+    return weight.flatten(1).t().contiguous()
 
 
 def _units(channels: int) -> tuple[int, int]:

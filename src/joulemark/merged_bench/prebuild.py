@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from copy import deepcopy
 from multiprocessing import get_context
 
 import torch
@@ -51,7 +52,7 @@ def prebuild(subjects: Sequence[Subject], form: Format, most: int, architecture:
 def wanted(subject: Subject, form: Format, most: int) -> Iterator[Kernel]:
     """Kernels that the schedules, merging and the layers alone will try on the GPU that seconds were fitted on."""
     x = torch.empty(subject.shape, device="meta", dtype=STORED[form])
-    graph = trace(subject.build().eval().to(device="meta", dtype=x.dtype), (x,))
+    graph = trace(deepcopy(subject.build()).eval().to(device="meta", dtype=x.dtype), (x,))
     for how in _SCHEDULES:
         families = tuple(one for one in known_families() if one.how == how)
         planner = Planner(Setting(x.device, form, None, families, True, gpu=fitted().gpu), forced=True, most=most)
