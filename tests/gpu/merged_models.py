@@ -39,7 +39,7 @@ ODD = {
 
 
 def cases(dtype: str) -> list[tuple[str, str, int, tuple[int, ...]]]:
-    """(key, network, batch, shape): an odd resolution at batch 3 of all networks, then the usual one at batch 1 and 5."""
+    """(key, network, batch, shape): odd ones at batch 3 of all networks, then usual resolutions at batch 1 and 5."""
     usual = {name: network(name, 1).shape[1:] for name in NETWORKS}
     odd = {name: ODD.get(name, (3, 203, 235)) for name in NETWORKS}
     found = []

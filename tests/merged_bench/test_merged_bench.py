@@ -28,7 +28,7 @@ from joulemark.merged_bench.measure import (  # noqa: E402
     measure_subject,
     step_of,
 )
-from joulemark.merged_bench.prebuild import wanted  # noqa: E402
+from joulemark.merged_bench.prebuild import wanted, wanted_by_merge  # noqa: E402
 from joulemark.merged_bench.stage import Act, Stage, over_best  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
 from tests.merged.fakes import RATES  # noqa: E402
@@ -220,6 +220,12 @@ def test_kernels_are_built_before_the_gpu_is_held(tmp_path, monkeypatch, capsys)
 def test_what_is_built_is_what_a_schedule_would_try():
     names = {one.name.partition("_")[0] for one in wanted(block("chain-2x16-1024"), "bf16", 2)}
     assert names == {"chain", "stream", "memoized", "wide"}
+
+
+def test_what_is_built_for_a_network_is_what_merging_would_try():
+    kernels = wanted_by_merge(block("inverted-16-96-16"), "bf16")
+    assert 0 < len(kernels) <= 3
+    assert {one.name.partition("_")[0] for one in kernels} == {"inverted"}
 
 
 def test_turns_change_who_begins():

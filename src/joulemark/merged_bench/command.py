@@ -72,7 +72,7 @@ def main(
     try:
         if args.build is not None:
             chosen = [one for one in subjects(args) if args.only in one.name]
-            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build)))
+            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
         return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
     except JoulemarkError as error:
