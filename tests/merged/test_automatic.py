@@ -238,3 +238,117 @@ def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_
     outs = [torch.ops.joulemark.executed(x, None, None, one.weight, one.bias, one.number) for one in (first, second)]
     assert torch.equal(outs[0], first.run(x, None))
     assert not torch.equal(*outs)
+
+
+class Wrapped(nn.Module):
+    """Stands for a module that was compiled or captured."""
+
+    def __init__(self, inner, how):
+        super().__init__()
+        self.inner, self.how = inner, how
+
+    def forward(self, *inputs):
+        return self.inner(*inputs)
+
+
+@pytest.fixture
+def simulated_gpu(monkeypatch):
+    """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
+    from joulemark.merged import automatic, plan, whole
+
+    times: dict[str, float] = {}
+    tried: list[str] = []
+
+    def race(modules, *_):
+        tried.extend(modules)
+        return {name: times.get(name, 1.0) for name in modules}
+
+    monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
+    example = plan._example
+    monkeypatch.setattr(plan, "_example", lambda segment, _, dtype: example(segment, torch.device("cpu"), dtype))
+    monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
+    monkeypatch.setattr(plan, "build_all", lambda *_: None)
+    monkeypatch.setattr(automatic, "learn", lambda *_: None)
+    monkeypatch.setattr(automatic, "Replayed", lambda inner, inputs, pool: Wrapped(inner, "graph"))
+    monkeypatch.setattr(automatic, "compiled", lambda inner, mode: Wrapped(inner, mode))
+    monkeypatch.setattr(whole, "_race_calls", race)
+    monkeypatch.setattr(whole.Referee, "pool", None)
+    return times, tried
+
+
+def merged_there(model, x, budget_s=1000.0, spent_s=0.0):
+    """What ``merge`` does on a GPU once it knows the device."""
+    import time
+
+    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged.plan import Setting
+
+    graph = traced_or_reason(model, (x,))
+    setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    with torch.no_grad():
+        return _Automatic(model, graph, (x,), setting, time.monotonic() - spent_s, budget_s).merged()
+
+
+EVERY_VARIANT = [
+    "launches", "folded", "graph", "folded graph", "compiled", "compiled graph", "folded compiled",
+    "folded compiled graph", "compiled tuned", "compiled tuned graph", "folded compiled tuned",
+    "folded compiled tuned graph",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("best", ["launches", "graph", "folded graph", "compiled graph", "folded compiled tuned graph"])
+def test_whatever_is_fastest_of_all_rivals_comes_back_and_again_from_the_disk(simulated_gpu, best):
+    times, tried = simulated_gpu
+    times[best] = 0.9
+    model, x = model_and_input()
+    first = merged_there(model, x)
+    assert first.variant == best
+    assert tried == EVERY_VARIANT
+    # CuDNN's fused kernels do not run on this CPU: they are out, with the reason, and cost nothing else.
+    assert set(first.problems) == {"fused graph"}
+    rival = best.startswith("folded")
+    assert ("the whole model: plain" in first.explain()) == rival
+    assert bool(executed(first)) != rival
+    second = merged_there(model, x)
+    assert second.cached
+    assert second.variant == best
+    assert len(tried) == len(EVERY_VARIANT), "what comes from the disk is not measured again"
+    for one in (first, second):
+        torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_as_good_without_a_compiler_is_better(simulated_gpu):
+    times, _ = simulated_gpu
+    times |= {"folded compiled graph": 0.500, "graph": 0.504, "compiled graph": 0.495}
+    assert merged_there(*model_and_input()).variant == "compiled graph"
+    times["graph"] = 0.499
+    assert merged_there(*model_and_input(3)).variant == "graph"
+
+
+def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu):
+    _, tried = simulated_gpu
+    merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=40.0)
+    assert tried == ["launches", "folded", "graph", "folded graph"]
+    assert (
+        merged.problems["compiled"]
+        == merged.problems["folded compiled graph"]
+        == ("no time left to compile within 50 s")
+    )
+    tried.clear()
+    merged_there(*model_and_input(3), budget_s=50.0)
+    assert "compiled graph" in tried
+    assert not any("tuned" in name for name in tried)
+
+
+def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
+    from joulemark.merged import automatic
+
+    def fail(inner, mode):
+        raise TypeError("unhashable\nsomething")
+
+    monkeypatch.setattr(automatic, "compiled", fail)
+    model, x = model_and_input()
+    merged = merged_there(model, x)
+    assert merged.problems["compiled"] == merged.problems["compiled graph"] == "TypeError: unhashable"
+    assert "the whole: not compiled (TypeError: unhashable)" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)

@@ -232,7 +232,6 @@ def _prepare(
     except Unsupported as reason:
         return {"missing": {"all": str(reason)}}, None
     except TooLong:
-        torch._dynamo.reset()
         return {"missing": {"all": f"it was not built within {limit_s:g} s"}}, None
     except Exception as reason:  # a compiler or CUDA may raise anything; one rival of many is lost
         if is_poisoned(reason):
