@@ -47,7 +47,6 @@ def block(name):
     return next(one for one in BLOCKS if one.name.startswith(name))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
 def test_a_row_says_what_was_measured_and_why_the_rest_is_missing():
     row = measure_subject(block("bottleneck"), Stage("cpu"), QUICK)
     assert set(row["rivals"]) == set(QUICK.names)
@@ -85,7 +84,6 @@ def test_networks_are_the_zoos(name):
     assert subject.name == f"{name}-b3"
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
 def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
     path = tmp_path / "merged.json"
     facts = {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
