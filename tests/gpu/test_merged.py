@@ -103,7 +103,8 @@ def test_excitation_gives_what_its_operators_give(form, hard):
         )
         with torch.no_grad():
             gate = Excitation(first, "silu", second, hard)(x)
-            wide = [one.double() for one in (first.weight, first.bias, second.weight, second.bias)]
+            weights = (first.weight.flatten(1), first.bias, second.weight.flatten(1).t(), second.bias)
+            wide = [one.double() for one in weights]
             expected = in_operators(x.double(), *wide, "silu", hard)
         assert gate.shape == (batch, channels, 1, 1)
         assert relative_error(gate, expected) < LIMITS[form]

@@ -55,9 +55,9 @@ def check_depthwise():
         layer = Conv(channels, channels, *((one,) * 2 for one in (kernel, stride, padding, dilation)), groups=channels,
                      activation="silu")  # fmt: skip
         sequence = Sequence((layer,))
-        x = torch.randn(2, channels, 11, 21).contiguous(memory_format=torch.channels_last)
+        x = torch.randn(2, channels, 6, 19).contiguous(memory_format=torch.channels_last)
         weight, bias = torch.randn(channels, 1, kernel, kernel), torch.randn(channels)
-        out = torch.empty(2, channels, *sequence.sizes((11, 21))[-1]).contiguous(memory_format=torch.channels_last)
+        out = torch.empty(2, channels, *sequence.sizes((6, 19))[-1]).contiguous(memory_format=torch.channels_last)
         out.fill_(float("nan"))
         added = torch.randn_like(out)
         expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double(), added.double())
@@ -94,11 +94,11 @@ def check_excitations():
     sizes = ((3, 40, 10, (9, 7), False), (1, 300, 5, (30, 31), True), (2, 7, 3, (1, 1), False))
     for batch, channels, squeezed, size, hard in sizes:
         x = torch.randn(batch, channels, *size).contiguous(memory_format=torch.channels_last)
-        first = torch.randn(squeezed, channels, 1, 1) / 4, torch.randn(squeezed)
-        second = torch.randn(channels, squeezed, 1, 1) / 4, torch.randn(channels)
+        first = torch.randn(squeezed, channels) / 4, torch.randn(squeezed)
+        second = torch.randn(squeezed, channels) / 4, torch.randn(channels)
         wide = [one.double() for one in (*first, *second)]
-        hidden = REFERENCE["silu"](torch.nn.functional.conv2d(x.double().mean((2, 3), keepdim=True), *wide[:2]))
-        gate = torch.nn.functional.conv2d(hidden, *wide[2:])
+        hidden = REFERENCE["silu"](x.double().mean((2, 3)) @ wide[0].t() + wide[1])
+        gate = (hidden @ wide[2] + wide[3])[:, :, None, None]
         expected = torch.nn.functional.hardsigmoid(gate) if hard else torch.sigmoid(gate)
         got = squeeze_and_excite(x, first, second, "silu", hard)
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)

@@ -34,8 +34,8 @@ _OCTET = 8
 _POOLED = 4 * 132
 """Blocks that a pooling is cut into at least, where there are as many rows: four for each multiprocessor of an H200."""
 _POOL_ROWS, _POOL_LANES = 32, 64
-_EXCITED = 256
-"""Channels that an excitation takes at a time."""
+_EXCITED = 8192
+"""Weights that an excitation takes at a time: 32 for each of its threads."""
 
 
 @triton.jit
@@ -316,10 +316,14 @@ def _pool(x, sums, pixels, parts, units, unit: tl.constexpr, rows: tl.constexpr,
 
 @triton.jit
 def _excite(
-    sums, squeeze, squeeze_bias, excite, excite_bias, gate, pixels, parts, channels, squeezed,
-    activation: tl.constexpr, hard: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,
+    sums, squeeze, squeeze_bias, excite, excite_bias, gate, pixels, parts, units, squeezed,
+    unit: tl.constexpr, activation: tl.constexpr, hard: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """The gate of one image from the sums of its pixels: two small products, an activation, a sigmoid."""
+    """The gate of one image from the sums of its pixels: two small products, an activation, a sigmoid.
+
+    The weights of both products lie as [squeezed, channels].
+    """
+    channels = units * unit
     image = tl.program_id(0)
     inner = tl.arange(0, width)
     hidden = tl.load(squeeze_bias + inner, mask=inner < squeezed, other=0.0).to(tl.float32)
@@ -329,16 +333,16 @@ def _excite(
         mean = tl.zeros((lanes,), tl.float32)
         for part in range(parts):
             mean += tl.load(sums + (image * parts + part) * channels + channel, mask=real, other=0.0)
-        there = (inner < squeezed)[:, None] & real[None, :]
-        weight = tl.load(squeeze + inner[:, None] * channels + channel[None, :], mask=there, other=0.0)
-        hidden += tl.sum(weight.to(tl.float32) * (mean / pixels)[None, :], 1)
+        place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
+        weight = tl.load(squeeze + place, mask=there, other=0.0).to(tl.float32)
+        hidden += tl.sum(weight * (mean / pixels)[None, :], 1)
     hidden = _activate(hidden, activation)
     for start in range(0, channels, lanes):
         channel = start + tl.arange(0, lanes)
         real = channel < channels
-        there = real[:, None] & (inner < squeezed)[None, :]
-        weight = tl.load(excite + channel[:, None] * squeezed + inner[None, :], mask=there, other=0.0)
-        value = tl.sum(weight.to(tl.float32) * hidden[None, :], 1)
+        place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
+        weight = tl.load(excite + place, mask=there, other=0.0).to(tl.float32)
+        value = tl.sum(weight * hidden[:, None], 0)
         value += tl.load(excite_bias + channel, mask=real, other=0.0).to(tl.float32)
         if hard:
             value = tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) / 6.0
@@ -354,8 +358,8 @@ def squeeze_and_excite(
 
     Args:
         x: [batch, channels, *size], channels-last.
-        first: weight [squeezed, channels, 1, …] and bias [squeezed].
-        second: weight [channels, squeezed, 1, …] and bias [channels].
+        first: weight [squeezed, channels] and bias [squeezed].
+        second: weight [squeezed, channels], turned, and bias [channels].
         activation: between them.
         hard: whether a hard sigmoid ends it.
 
@@ -370,9 +374,10 @@ def squeeze_and_excite(
     _pool[(batch * parts, across)](x, sums, pixels, parts, *_units(channels), _POOL_ROWS, _POOL_LANES)
     gate = torch.empty((batch, channels, *(1,) * (x.dim() - 2)), dtype=x.dtype, device=x.device)
     width = max(16, triton.next_power_of_2(squeezed))
-    lanes = max(16, min(_EXCITED, triton.next_power_of_2(channels), 16384 // width))
+    lanes = max(16, min(_EXCITED // width, triton.next_power_of_2(channels)))
+    units, unit = _units(channels)
     _excite[(batch,)](
-        sums, *first, *second, gate, pixels, parts, channels, squeezed, _NUMBERS[activation], hard, width, lanes,
+        sums, *first, *second, gate, pixels, parts, units, squeezed, unit, _NUMBERS[activation], hard, width, lanes,
         num_warps=8,
     )  # fmt: skip
     return gate

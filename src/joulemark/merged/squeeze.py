@@ -37,10 +37,12 @@ class Excitation(nn.Module):
     def __init__(self, first: nn.Conv2d, activation: Activation, second: nn.Conv2d, hard: bool) -> None:
         super().__init__()
         self.activation, self.hard = activation, hard
-        for name, one in (("first", first), ("second", second)):
-            assert one.bias is not None
-            self.register_buffer(f"{name}_weight", one.weight.detach().contiguous())
-            self.register_buffer(f"{name}_bias", one.bias.detach())
+        assert first.bias is not None
+        assert second.bias is not None
+        self.register_buffer("first_weight", first.weight.detach().flatten(1).contiguous())
+        self.register_buffer("first_bias", first.bias.detach())
+        self.register_buffer("second_weight", second.weight.detach().flatten(1).t().contiguous())
+        self.register_buffer("second_bias", second.bias.detach())
         self.own = importlib.util.find_spec("triton") is not None and first.weight.dtype != torch.float64
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,10 +57,10 @@ class Excitation(nn.Module):
 def in_operators(
     x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor, activation: str, hard: bool
 ) -> Tensor:
-    """The same in torch's operators."""
+    """The same in torch's operators, weights [squeezed, channels] both."""
     pooled = x.mean(tuple(range(2, x.dim())), keepdim=True).flatten(1)
-    hidden = ACTIVATIONS[cast(Activation, activation)](F.linear(pooled, first.flatten(1), first_bias))
-    gate = F.linear(hidden, second.flatten(1), second_bias)
+    hidden = ACTIVATIONS[cast(Activation, activation)](F.linear(pooled, first, first_bias))
+    gate = F.linear(hidden, second.t(), second_bias)
     gate = F.hardsigmoid(gate) if hard else gate.sigmoid()
     return gate.view(*gate.shape, *(1,) * (x.dim() - 2))
 
