@@ -15,10 +15,10 @@ from torch import Tensor, fx, nn
 
 from joulemark.merged import cache
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, tuned_cudnn, untraced
+from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.linears import as_convolutions
-from joulemark.merged.paths import format_of
+from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Choice, Planner, Setting, fused_by_cudnn, rewrite
 from joulemark.merged.rates import learn, rates_of
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
@@ -51,7 +51,7 @@ def merge_automatically(
             setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
-            with tuned_cudnn():
+            with cudnn_tuning(True):
                 merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
         except Exception as error:  # whatever a device or a compiler says: the model itself still works
             said = next(iter(str(error).strip().splitlines()), "")
@@ -104,7 +104,8 @@ class _Automatic:
         self.rewritten = copy.deepcopy(self.graph)
         as_convolutions(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
-        keep_channels_last(weights_channels_last(self.rewritten), inputs)
+        with cudnn_tuning(False):
+            keep_channels_last(weights_channels_last(self.rewritten), inputs)
         self.begin, self.budget_s = begin, budget_s
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
@@ -135,7 +136,9 @@ class _Automatic:
             decisions = [nothing_in(self.model)]
         rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
-        referee = Referee(self.setting, self.inputs, self.graph(*self.inputs))
+        with cudnn_tuning(False):
+            expected = self.graph(*self.inputs)
+        referee = Referee(self.setting, self.inputs, expected)
         if kept is not None:
             variant = str(kept["variant"])
             self._build(referee, variant, rewritten)

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
-from joulemark.merged.graph import activation_of, module_of, only_user
+from joulemark.merged.graph import activation_of, module_of
 
 _CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
 _PRODUCTS = (operator.mul, torch.mul)
@@ -72,7 +72,7 @@ def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
 def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
     """An activation of what is turned as what is turned of an activation: it looks at each element alone."""
     source = node.args[0] if node.args else None
-    if activation_of(node) is None or not _permutes(source) or only_user(cast(fx.Node, source)) is not node:
+    if activation_of(node) is None or not _permutes(source) or set(cast(fx.Node, source).users) != {node}:
         return
     permuted = cast(fx.Node, source)
     node.replace_input_with(permuted, cast(fx.Node, permuted.args[0]))
@@ -111,7 +111,7 @@ def _take_scale(graph: fx.GraphModule, node: fx.Node) -> None:
         return
     named = cast(fx.Node, scale)
     value = _attribute(graph, str(named.target)).detach()
-    if only_user(cast(fx.Node, convolution)) is not node or value.shape != (
+    if set(cast(fx.Node, convolution).users) != {node} or value.shape != (
         module.out_channels,
         *(1,) * (value.dim() - 1),
     ):

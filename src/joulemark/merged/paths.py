@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Iterator
 from collections.abc import Sequence as List
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -57,6 +59,21 @@ def _convolutions_round() -> bool:
     if hasattr(convolutions, "fp32_precision"):
         return bool(convolutions.fp32_precision == "tf32")
     return bool(torch.backends.cudnn.allow_tf32)
+
+
+@contextmanager
+def cudnn_tuning(on: bool) -> Iterator[None]:
+    """Whether cuDNN picks its algorithms by trial; the user's setting comes back.
+
+    Where times count it does, when paths are measured as well as when they run. Where only an output counts it need
+    not: each shape costs it a fraction of a second.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def kind_of_path(path: str) -> str:

@@ -27,7 +27,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.paths import LIBRARY, Executed, kind_of_path, library_paths
+from joulemark.merged.paths import LIBRARY, Executed, cudnn_tuning, kind_of_path, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
 
@@ -470,22 +470,15 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 
 
 def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
-    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower.
-
-    CuDNN need not look for its fastest algorithm here.
-    """
+    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
 
     def widen(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(wide)
 
     parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
-    try:
-        with torch.no_grad():
-            return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
-    finally:
-        torch.backends.cudnn.benchmark = before
+    with torch.no_grad(), cudnn_tuning(False):
+        return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
 
 
 def _example(segment: Segment, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -40,7 +40,7 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in _CATS:
             continue
-        parts = cast("list[fx.Node]", list(node.args[0]))
+        parts = list(cast("list[fx.Node]", node.args[0]))
         strangers = [one for one in parts if not _is_channels_last(one)]
         if not strangers or len(strangers) == len(parts):
             continue
