@@ -265,7 +265,9 @@ def simulated_gpu(monkeypatch):
 
     monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
     example = plan._example
-    monkeypatch.setattr(plan, "_example", lambda segment, _, dtype: example(segment, torch.device("cpu"), dtype))
+    monkeypatch.setattr(
+        plan, "_example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
+    )
     monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
     monkeypatch.setattr(plan, "build_all", lambda *_: None)
     monkeypatch.setattr(automatic, "learn", lambda *_: None)
@@ -352,3 +354,21 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     assert merged.problems["compiled"] == merged.problems["compiled graph"] == "TypeError: unhashable"
     assert "the whole: not compiled (TypeError: unhashable)" in merged.explain()
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(monkeypatch):
+    pytest.importorskip("triton")
+    from joulemark.merged import plan
+    from joulemark.merged.graph import find_chains, range_segment, trace
+
+    compiled: list[tuple[str, str]] = []
+    monkeypatch.setattr(plan, "_run_small", lambda segment, path, _: compiled.append((segment.name, path)))
+    with torch.device("meta"):
+        layers = [nn.Conv2d(40, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.ReLU6()]
+        graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
+    segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
+    planner = plan.Planner(plan.Setting(torch.device("cuda"), "bf16", None, (), True))
+    for one in segments:
+        planner.candidates[planner._key(one)] = planner._candidates(one)
+    planner._compile_own(segments)
+    assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import inf, log, prod
 from typing import Any
@@ -27,7 +28,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.paths import LIBRARY, Executed, cudnn_tuning, kind_of_path, library_paths
+from joulemark.merged.paths import LIBRARY, OWN, Executed, cudnn_tuning, kind_of_path, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
 
@@ -214,10 +215,25 @@ class Planner:
         chains, left = find_chains(graph)
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         self._prepare((one, inf) for one in alone)
+        self._compile_own(alone)
         self._measure_alone(_heaviest_first(alone))
         singles = [[self._single(unit) for unit in chain] for chain in chains]
         self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
+
+    def _compile_own(self, segments: Iterable[Segment]) -> None:
+        """Compile the kernels of paths of our own, all together: one after another they take longer than measuring."""
+        if self.setting.device.type != "cuda" or not self.setting.measured:
+            return
+        tasks: dict[tuple[object, ...], tuple[Segment, str]] = {}
+        for segment in segments:
+            for one in self.candidates.get(self._key(segment), ()):
+                if one.kernel is None and kind_of_path(one.path) in OWN:
+                    tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
+        with cudnn_tuning(False), ThreadPoolExecutor(_COMPILERS) as pool:
+            started = [pool.submit(_run_small, *task, self.setting.device) for task in tasks.values()]
+            wait(started, None if self.setting.deadline == inf else max(self.setting.deadline - time.monotonic(), 0.0))
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _measure_alone(self, segments: List[Segment]) -> None:
         """Measure layers alone, in order, for a part of the time: without any left, no range would be merged."""
@@ -226,7 +242,8 @@ class Planner:
         for segment in segments:
             if self.setting.measured and time.monotonic() > until:
                 key = self._key(segment)
-                self.found[key], self.ranges[key] = self.candidates.pop(key, None) or self._candidates(segment), segment
+                trials = self.candidates.pop(key, None) or self._candidates(segment)
+                self.found[key], self.ranges[key] = trials, segment
             self._trials(segment, inf)
 
     def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[Segment, float]]:
@@ -420,6 +437,24 @@ def _shape(segment: Segment) -> tuple[object, ...]:
     return (segment.sequence, segment.size, segment.batch, segment.adds is not None, segment.gate is not None)
 
 
+def compiled_as(segment: Segment, path: str) -> tuple[object, ...]:
+    """What the kernel of a path of our own is compiled for, for a layer alone."""
+    from joulemark.merged.pointwise import compiled_for
+
+    parameters = segment.parameters[0]
+    shape = (segment.adds is not None, segment.gate is not None, parameters.weight.dtype.itemsize)
+    biased = parameters.bias is not None
+    return (biased, parameters.weight.dtype, *compiled_for(path, segment.sequence.layers[0], *shape))
+
+
+def _run_small(segment: Segment, path: str, device: torch.device) -> None:
+    """Run a path once for one image, so that its kernel is compiled; that it cannot be is told when it is measured."""
+    with suppress(Exception), torch.no_grad(), torch.cuda.device(device):
+        x = _example(segment, device, segment.parameters[0].weight.dtype, batch=1)
+        module = Executed(segment.sequence, segment.parameters, path, segment.adds is not None)
+        module.run(x, _added(segment, x), _gate(segment, x))
+
+
 def _heaviest_first(segments: Iterable[Segment]) -> list[Segment]:
     """Segments by the FLOPs and the elements that all of one shape have together."""
     weights: dict[str, float] = {}
@@ -481,10 +516,10 @@ def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
         return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
 
 
-def _example(segment: Segment, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Random input of a segment's shape, channels-last."""
+def _example(segment: Segment, device: torch.device, dtype: torch.dtype, batch: int | None = None) -> Tensor:
+    """Random input of a segment's shape, channels-last, of another batch where one is given."""
     dimensions = segment.sequence.dimensions
-    shape = (segment.batch, segment.sequence.channels(0), *segment.size)
+    shape = (batch or segment.batch, segment.sequence.channels(0), *segment.size)
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
     x = torch.randn(shape, device=device).to(dtype)
     return x.contiguous(memory_format=formats.get(dimensions, torch.contiguous_format))
@@ -494,7 +529,7 @@ def _added(segment: Segment, x: Tensor) -> Tensor | None:
     if segment.adds is None:
         return None
     size = segment.sequence.sizes(segment.size)[-1]
-    shape = (segment.batch, segment.sequence.channels(len(segment.sequence.layers)), *size)
+    shape = (x.shape[0], segment.sequence.channels(len(segment.sequence.layers)), *size)
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
     memory = formats.get(segment.sequence.dimensions, torch.contiguous_format)
     return torch.randn(shape, device=x.device).to(x.dtype).contiguous(memory_format=memory)

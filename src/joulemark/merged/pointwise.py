@@ -27,6 +27,7 @@ _NUMBERS: dict[Activation, int] = {
     "leaky": 5,
     "hardswish": 6,
 }
+# Sizes are not compiled in (``do_not_specialize``): one kernel serves all batches and resolutions.
 _SLOPE = tl.constexpr(LEAKY_SLOPE)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _ELEMENTS = 2048
@@ -112,7 +113,7 @@ def _finished(
     tl.store(out + place, _activate(total, activation).to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("units", "height", "width", "out_height", "out_width"))
 def _depthwise(
     x, weight, bias, residual, out, units, height, width, out_height, out_width,
     unit: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, stride_y: tl.constexpr, stride_x: tl.constexpr,
@@ -207,12 +208,28 @@ def taps_of(weight: Tensor) -> Tensor:
     return weight.flatten(1).t().contiguous()
 
 
+def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int) -> tuple[object, ...]:
+    """What the kernel of a path is compiled for: layers that agree in it share one.
+
+    Args:
+        path: see :mod:`joulemark.merged.paths`, one of our own.
+        itemsize: bytes of an element.
+    """
+    activation, unit = (layer.activation, adds or layer.residual is not None, gated), _units(layer.out_channels)[1]
+    if path.startswith("tiles"):
+        return (path, activation, _units(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
+    if path.startswith("taps"):
+        shape = (layer.kernel, layer.stride, layer.padding, layer.dilation)
+        return (path, activation, unit, shape, min(64, triton.next_power_of_2(layer.out_channels)))
+    return (path, activation, unit)
+
+
 def _units(channels: int) -> tuple[int, int]:
     """Channels as a product whose second factor kernels are compiled for: eight neighbours can be loaded at once."""
     return (channels // _OCTET, _OCTET) if channels % _OCTET == 0 else (channels, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pixels", "input_units", "output_units"))
 def _product(
     x, weight, bias, residual, gate, out, pixels, input_units, output_units,
     input_unit: tl.constexpr, output_unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
@@ -258,6 +275,11 @@ def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:
     return ((tall, wide), (64, min(wide, 64))) if (tall, wide) != (64, min(wide, 64)) else ((tall, wide),)
 
 
+def _depth(inputs: int, itemsize: int) -> int:
+    """Input channels that a product takes at a time."""
+    return max(16, min(128 // itemsize, 1 << (inputs - 1).bit_length()))
+
+
 def product(
     x: Tensor,
     weight: Tensor,
@@ -286,7 +308,7 @@ def product(
     rows, columns = tile
     grid = (images * triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)
     (input_units, input_unit), (output_units, output_unit) = _units(inputs), _units(outputs)
-    depth = max(16, min(64 if x.dtype.itemsize == 2 else 32, triton.next_power_of_2(inputs)))
+    depth = _depth(inputs, x.dtype.itemsize)
     _product[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
         pixels, input_units, output_units, input_unit, output_unit,
@@ -296,7 +318,7 @@ def product(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pixels", "parts", "units"))
 def _pool(x, sums, pixels, parts, units, unit: tl.constexpr, rows: tl.constexpr, lanes: tl.constexpr):
     """Sums over one of ``parts`` parts of an image's pixels."""
     channels = units * unit
@@ -314,7 +336,7 @@ def _pool(x, sums, pixels, parts, units, unit: tl.constexpr, rows: tl.constexpr,
     tl.store(sums + place, tl.sum(total, 0), mask=channel < channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pixels", "parts", "units", "squeezed"))
 def _excite(
     sums, squeeze, squeeze_bias, excite, excite_bias, gate, pixels, parts, units, squeezed,
     unit: tl.constexpr, activation: tl.constexpr, hard: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,

@@ -89,7 +89,7 @@ def _run(
             x.contiguous(memory_format=memory),
             (first, first_bias),
             (second, second_bias),
-            cast(Activation, activation),
+            activation,
             hard,
         )
 
@@ -121,7 +121,9 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
             continue
         first, second, activation, hard = nodes[1], nodes[-2], nodes[2] if len(nodes) == 5 else None, nodes[-1]
         kind = activation_of(activation) or "none"
-        module = Excitation(cast(nn.Conv2d, module_of(first)), kind, cast(nn.Conv2d, module_of(second)), _hard(hard))
+        module = Excitation(
+            cast(nn.Conv2d, module_of(first)), kind, cast(nn.Conv2d, module_of(second)), bool(_hard(hard))
+        )
         name = f"excitation_{len(found)}"
         graph.add_submodule(name, module)
         with graph.graph.inserting_after(hard):
