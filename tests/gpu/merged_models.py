@@ -5,7 +5,7 @@
 Goes on with a file that is there; a case is written as soon as it is done. Relative errors are of Frobenius norms
 against fp32 with TF32 off, of weights and inputs rounded to the format; beside them the error of the model as it is,
 and how often both agree with the reference on the largest class. Also what merging took, at first and from its cache.
-Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
+``--only -b3-`` has the odd resolutions of all networks. Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ ODD = {
 
 
 def cases(dtype: str) -> list[tuple[str, str, int, tuple[int, ...]]]:
-    """(key, network, batch, shape): odd ones at batch 3 of all networks, then usual resolutions at batch 1 and 5."""
-    usual = {name: network(name, 1).shape[1:] for name in NETWORKS}
-    odd = {name: ODD.get(name, (3, 203, 235)) for name in NETWORKS}
+    """(key, network, batch, shape): an odd resolution at batch 3, the usual one at batch 1 and 5."""
     found = []
-    for batch, shapes in ((3, odd), (1, usual), (5, usual)):
-        for name, shape in shapes.items():
+    for name in NETWORKS:
+        usual = network(name, 1).shape[1:]
+        for batch, shape in ((3, ODD.get(name, (3, 203, 235))), (1, usual), (5, usual)):
             size = "x".join(str(one) for one in shape)
             found.append((f"{name}-b{batch}-{size}-{dtype}", name, batch, shape))
     return found

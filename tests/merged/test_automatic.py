@@ -342,6 +342,24 @@ def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu)
     assert not any("tuned" in name for name in tried)
 
 
+@pytest.mark.parametrize(
+    ("spent_s", "costs", "may"),
+    [
+        (20.0, {}, True),
+        (20.0, {"compiled": 25.0, "compiled graph": 99.0}, True),
+        (20.0, {"compiled": 31.0}, False),
+        (34.0, {}, False),
+    ],
+)
+def test_a_compiler_begins_only_if_one_like_the_last_would_end_in_time(spent_s, costs, may):
+    import time
+    from types import SimpleNamespace
+
+    automatic = object.__new__(_Automatic)
+    automatic.begin, automatic.budget_s = time.monotonic() - spent_s, 50.0
+    assert automatic._may_compile(SimpleNamespace(cost_s=costs)) is may
+
+
 def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     from joulemark.merged import automatic
 

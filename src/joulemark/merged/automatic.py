@@ -169,10 +169,15 @@ class _Automatic:
         if self.budget_s >= _FOR_TUNING_S:
             names += ["compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph"]
         for name in names:
-            if "compiled" in name and "graph" not in name and self._spent() > _FOR_COMPILING:
+            if "compiled" in name and "graph" not in name and not self._may_compile(referee):
                 referee.problems[name] = f"no time left to compile within {self.budget_s:g} s"
                 continue
             self._build(referee, name, rewritten)
+
+    def _may_compile(self, referee: Referee) -> bool:
+        """Whether a compiler may begin: there is time for one that takes as long as those before it."""
+        taken = [cost for name, cost in referee.cost_s.items() if "compiled" in name and "graph" not in name]
+        return self._spent() <= _FOR_COMPILING and self._spent() + max(taken, default=0.0) / self.budget_s <= 1.0
 
     def _spent(self) -> float:
         return (time.monotonic() - self.begin) / self.budget_s
