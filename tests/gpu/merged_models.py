@@ -5,7 +5,9 @@
 Goes on with a file that is there; a case is written as soon as it is done. Relative errors are of Frobenius norms
 against fp32 with TF32 off, of weights and inputs rounded to the format; beside them the error of the model as it is,
 and how often both agree with the reference on the largest class. Also what merging took, at first and from its cache.
-``--only -b3-`` has the odd resolutions of all networks. Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
+``--only=-b3-`` has the odd resolutions of all networks.
+
+Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
 """
 
 from __future__ import annotations
