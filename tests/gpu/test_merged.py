@@ -140,7 +140,7 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
 
 
 class Small(nn.Module):
-    """Something of everything: a stem, an inverted residual, a chain, a bottleneck with a side branch, pooling."""
+    """Something of everything: an inverted residual, a chain, a gate, linear layers over positions, branches."""
 
     def __init__(self):
         super().__init__()
@@ -149,12 +149,17 @@ class Small(nn.Module):
             nn.Conv2d(16, 96, 1), nn.ReLU6(), nn.Conv2d(96, 96, 3, 1, 1, groups=96), nn.ReLU6(), nn.Conv2d(96, 16, 1)
         )
         self.chain = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())))
+        self.squeeze, self.excite, self.project = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 1)
+        self.wide, self.thin = nn.Linear(16, 64), nn.Linear(64, 16)
         self.a, self.b, self.side = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(16, 64, 1, 2)
         self.head = nn.Linear(64, 10)
 
     def forward(self, x):
         x = self.stem(x)
         x = self.chain(self.inverted(x) + x)
+        gate = torch.sigmoid(self.excite(nn.functional.silu(self.squeeze(nn.functional.adaptive_avg_pool2d(x, 1)))))
+        x = self.project(x * gate) + x
+        x = x + self.thin(nn.functional.silu(self.wide(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
         x = torch.relu(self.b(torch.relu(self.a(x))) + self.side(x))
         return self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
 

@@ -390,3 +390,66 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
         planner.candidates[planner._key(one)] = planner._candidates(one)
     planner._compile_own(segments)
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
+
+
+class PositionWise(nn.Module):
+    """A block of ConvNeXt as people write it by methods, a scale for each channel behind it."""
+
+    def __init__(self, scaled):
+        super().__init__()
+        self.wide, self.thin = nn.Linear(6, 24), nn.Linear(24, 6)
+        self.scale = nn.Parameter(torch.rand(*scaled))
+
+    def forward(self, x):
+        y = self.thin(nn.functional.silu(self.wide(x.permute(0, 2, 3, 1))))
+        return self.scale * y.permute(0, 3, 1, 2) + x
+
+
+@pytest.mark.parametrize(("scaled", "products"), [((6, 1, 1), 0), ((1, 5, 4), 1), ((1, 6, 1, 1), 1)])
+def test_linear_layers_over_positions_are_convolutions_with_all_that_follows(scaled, products):
+    torch.manual_seed(8)
+    model, x = PositionWise(scaled).eval(), torch.randn(2, 6, 5, 4).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        merged = merge(model, x, rates=RATES, families=(Family("none", "padded", lambda problem: ()),))
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(merged(x[:1]), model(x[:1]), rtol=1e-5, atol=1e-6)
+    assert [len(one.sequence.layers) for one in executed(merged)] == [1, 1]
+    targets = [str(node.target) for node in merged.inner.graph.nodes]
+    assert sum("mul" in one for one in targets) == products
+    assert not any("permute" in one for one in targets)
+
+
+class Gated(nn.Module):
+    """Squeeze-and-excitation in front of a projection; ``read_twice``: what is pooled is part of the output too."""
+
+    def __init__(self, gate, read_twice=False, activation=torch.relu):
+        super().__init__()
+        self.first, self.second, self.project = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1), nn.Conv2d(8, 4, 1)
+        self.gate, self.read_twice, self.activation = gate, read_twice, activation
+
+    def forward(self, x):
+        pooled = nn.functional.adaptive_avg_pool2d(x, 1)
+        y = self.project(self.gate(self.second(self.activation(self.first(pooled)))) * x)
+        return y + pooled[:, :4] if self.read_twice else y
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Gated(torch.sigmoid), 1),
+        (Gated(lambda x: x.sigmoid(), activation=nn.functional.silu), 1),
+        (Gated(nn.functional.hardsigmoid), 1),
+        (Gated(torch.tanh), 0),
+        (Gated(torch.sigmoid, read_twice=True), 0),
+        (Gated(torch.sigmoid, activation=torch.exp), 0),
+    ],
+)
+def test_what_is_and_what_is_not_a_squeeze_and_excitation(model, found):
+    torch.manual_seed(9)
+    model, x = model.eval(), torch.randn(3, 8, 6, 5)
+    with torch.no_grad():
+        merged = merge(model, x, rates=RATES, families=(Family("none", "padded", lambda problem: ()),))
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-5, atol=1e-6)
+    assert merged.explain().count("squeeze-and-excitation") == found
+    # The product with a gate is in the projection, whatever the gate comes from.
+    assert sum("gate" in node.kwargs for node in merged.inner.graph.nodes) == 1

@@ -31,6 +31,8 @@ def as_convolutions(graph: fx.GraphModule) -> int:
     if not found:
         return 0
     for node in list(graph.graph.nodes):
+        _as_function(graph, node)
+    for node in list(graph.graph.nodes):
         _behind_activation(graph, node)
     for node in list(graph.graph.nodes):
         _cancel(graph, node)
@@ -67,6 +69,21 @@ def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
     with graph.graph.inserting_after(node):
         back = graph.graph.call_function(torch.permute, (node, (0, *range(2, rank), 1)))
     node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
+def _as_function(graph: fx.GraphModule, node: fx.Node) -> None:
+    """``x.permute(0, 2, 3, 1)`` as ``torch.permute(x, (0, 2, 3, 1))``."""
+    if node.op != "call_method" or node.target != "permute" or node.kwargs:
+        return
+    given = node.args[1:]
+    order = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if not all(isinstance(one, int) for one in order):
+        return
+    with graph.graph.inserting_before(node):
+        made = graph.graph.call_function(torch.permute, (node.args[0], tuple(order)))
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.graph.erase_node(node)
 
 
 def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
