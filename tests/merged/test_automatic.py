@@ -360,6 +360,19 @@ def test_a_compiler_begins_only_if_one_like_the_last_would_end_in_time(spent_s, 
     assert automatic._may_compile(SimpleNamespace(cost_s=costs)) is may
 
 
+def test_a_compiler_that_warns_is_not_lost_where_warnings_are_errors(simulated_gpu, monkeypatch):
+    import warnings
+
+    from joulemark.merged import automatic
+
+    def warn(inner, mode):
+        warnings.warn("torch.jit is deprecated", FutureWarning, stacklevel=1)
+        return Wrapped(inner, mode)
+
+    monkeypatch.setattr(automatic, "compiled", warn)
+    assert set(merged_there(*model_and_input()).problems) == {"fused graph"}
+
+
 def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     from joulemark.merged import automatic
 
