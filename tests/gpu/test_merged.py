@@ -228,7 +228,7 @@ def test_a_compiler_goes_around_segments():
     with torch.no_grad():
         merged = merge(model, x, budget_s=15)
         inner = getattr(merged.inner, "inner", merged.inner)
-        out = compiled(inner)(x)  # torch's compiler warns of its own calls: see pytestmark
+        out = compiled(inner)(x)
         assert relative_error(out, wide(x.double())) < 2e-2
 
 

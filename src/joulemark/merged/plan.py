@@ -401,7 +401,8 @@ class Planner:
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
         """What is measured: all paths of a library, and of each family of kernels the best predicted.
 
-        Every family has its turn: how far each stays behind the rates is not known before it was measured.
+        Every family has its turn: how far each stays behind the rates is not known before it was measured. Torch's own
+        operators have none where an epilogue of our own does the same with fewer kernels, unless schedules are forced.
         """
         trials = list(trials)
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
@@ -412,7 +413,10 @@ class Planner:
             families.setdefault(one.path.partition("/")[0], []).append(one)
         each = max(_FEWEST, -(-self.most // max(len(families), 1)))
         chosen = [one for members in families.values() for one in members[:each]]
-        return [one for one in trials if one.kernel is None] + chosen
+        library = [one for one in trials if one.kernel is None]
+        if not self.forced and any(one.path == "epilogue" for one in library):
+            library = [one for one in library if one.path != "library"]
+        return library + chosen
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
