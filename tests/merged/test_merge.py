@@ -8,7 +8,9 @@ from torch import nn
 from torchvision import models
 
 from joulemark.merged import MergedSequence, merge
+from joulemark.merged.families import Family
 from joulemark.merged.graph import find_segments, trace
+from tests.merged.fakes import RATES
 
 
 class Block(nn.Module):
@@ -90,6 +92,24 @@ def test_an_intermediate_that_is_read_elsewhere_ends_the_sequence():
 class Sorted(nn.Module):
     def forward(self, x):
         return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_weights_that_are_used_twice_are_changed_for_neither():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+            self.linear, self.scale = nn.Linear(3, 3), nn.Parameter(torch.rand(3, 1, 1))
+
+        def forward(self, x):
+            x = self.b(self.conv(torch.relu(self.a(self.conv(x)))))
+            y = self.linear(self.linear(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+            return self.scale * y + x
+
+    model, x = settled(Twice(), 2, 3, 8, 8)
+    for strategy in ("padded", "auto"):
+        merged = merge(model, x, strategy, families=(Family("none", "padded", lambda problem: ()),), rates=RATES)
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-10, atol=1e-10)
 
 
 def test_a_model_that_cannot_be_traced_comes_back_working_with_the_reason():

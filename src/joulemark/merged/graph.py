@@ -122,6 +122,8 @@ def _fold(graph: fx.GraphModule, node: fx.Node, norm: nn.Module) -> None:
     before = node.args[0]
     if not isinstance(before, fx.Node) or len(before.users) != 1 or not _is_convolution(before):
         return
+    if not called_once(before):  # its weights are those of its other calls too
+        return
     fused = fuse_conv_bn_eval(cast(Any, module_of(before)), cast(Any, norm))
     graph.set_submodule(str(before.target), fused)
     node.replace_all_uses_with(before)
@@ -333,6 +335,11 @@ def module_of(node: fx.Node) -> nn.Module | None:
 
 def _is_convolution(node: fx.Node) -> bool:
     return type(module_of(node)) in _CONVOLUTIONS and len(node.args) == 1 and isinstance(node.args[0], fx.Node)
+
+
+def called_once(node: fx.Node) -> bool:
+    """Whether no other node calls the same module."""
+    return sum(other.op == "call_module" and other.target == node.target for other in node.graph.nodes) == 1
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
-from joulemark.merged.graph import activation_of, module_of
+from joulemark.merged.graph import activation_of, called_once, module_of
 
 _CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
 _PRODUCTS = (operator.mul, torch.mul)
@@ -45,7 +45,7 @@ def as_convolutions(graph: fx.GraphModule) -> int:
 
 
 def _is_linear(node: fx.Node) -> bool:
-    if type(module_of(node)) is not nn.Linear or len(node.args) != 1:
+    if type(module_of(node)) is not nn.Linear or len(node.args) != 1 or not called_once(node):
         return False
     meta = cast(fx.Node, node.args[0]).meta.get("tensor_meta")
     return meta is not None and len(meta.shape) in _CONVOLUTIONS
@@ -120,30 +120,38 @@ def _cancel(graph: fx.GraphModule, node: fx.Node) -> None:
 
 def _take_scale(graph: fx.GraphModule, node: fx.Node) -> None:
     """A parameter that scales each channel of a convolution's output goes into its weights."""
-    if node.op != "call_function" or node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+    found = _scaled(graph, node)
+    if found is None:
         return
-    scale, convolution = node.args if _is_scale(node.args[0]) else reversed(node.args)
-    module = module_of(convolution) if isinstance(convolution, fx.Node) else None
-    if not _is_scale(scale) or not isinstance(module, (nn.Conv2d, nn.Conv3d)) or module.weight.dtype == torch.float16:
-        return
-    named = cast(fx.Node, scale)
-    value = _attribute(graph, str(named.target)).detach()
-    if set(cast(fx.Node, convolution).users) != {node} or value.shape != (
-        module.out_channels,
-        *(1,) * (value.dim() - 1),
-    ):
-        return
-    if value.dim() != module.weight.dim() - 1:
-        return
-    wide = value.flatten().double()
+    scale, convolution, module = found
+    value = _attribute(graph, str(scale.target)).detach().flatten()
+    wide = value.double()
     with torch.no_grad():
         module.weight.data = (module.weight.double() * wide.view(-1, *(1,) * (module.weight.dim() - 1))).to(value.dtype)
         if module.bias is not None:
             module.bias.data = (module.bias.double() * wide).to(value.dtype)
-    node.replace_all_uses_with(cast(fx.Node, convolution))
+    node.replace_all_uses_with(convolution)
     graph.graph.erase_node(node)
-    if not named.users:
-        graph.graph.erase_node(named)
+    if not scale.users:
+        graph.graph.erase_node(scale)
+
+
+def _scaled(graph: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node, nn.Conv2d | nn.Conv3d] | None:
+    """The scale, the convolution whose output a node multiplies by it, and its module; None where it does not.
+
+    In fp16 a scale stays apart: ConvNeXt's first ones are so small that weights times them vanish.
+    """
+    if node.op != "call_function" or node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+        return None
+    scale, convolution = node.args if _is_scale(node.args[0]) else reversed(node.args)
+    if not isinstance(scale, fx.Node) or not isinstance(convolution, fx.Node) or not _is_scale(scale):
+        return None
+    module = module_of(convolution)
+    if not isinstance(module, (nn.Conv2d, nn.Conv3d)) or module.weight.dtype == torch.float16:
+        return None
+    shape = (module.out_channels, *(1,) * (module.weight.dim() - 2))
+    alone = set(convolution.users) == {node} and called_once(convolution)
+    return (scale, convolution, module) if alone and _attribute(graph, str(scale.target)).shape == shape else None
 
 
 def _is_scale(node: object) -> bool:
