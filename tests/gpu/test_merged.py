@@ -60,6 +60,7 @@ LAYERS = {
     "depthwise": layer(72, 72, 5, 2, 72, activation="silu"),
     "leaky": layer(32, 64, 3, 2, activation="leaky"),
     "volume": layer(16, 16, d=3, activation="relu"),
+    "stem": layer(3, 32, 3, 2, activation="silu"),
     "wide": layer(64, 200, 1, activation="silu"),
     "narrow": layer(72, 24, 1, activation="leaky"),
     "large taps": layer(40, 40, 7, groups=40, activation="none"),

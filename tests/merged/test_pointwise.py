@@ -87,6 +87,32 @@ def check_products():
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+def check_gathered():
+    from joulemark.merged.bricks import Parameters, run_plain
+    from joulemark.merged.pointwise import gathered, gathers
+    from joulemark.merged.sequence import Conv, Sequence
+
+    for inputs, outputs, kernel, stride, padding, dilation, activation, tile in (
+        (3, 24, (3, 3), (2, 2), (1, 1), (1, 1), "silu", (16, 32)),
+        (1, 5, (5, 7), (1, 1), (0, 0), (1, 1), "none", (32, 16)),
+        (4, 40, (3, 2), (1, 3), (2, 1), (2, 1), "relu", (16, 16)),
+    ):
+        layer = Conv(inputs, outputs, kernel, stride, padding, dilation, activation=activation)
+        assert gathers(layer)
+        sequence = Sequence((layer,))
+        x = torch.randn(2, inputs, 11, 14).contiguous(memory_format=torch.channels_last)
+        weight, bias = torch.randn(outputs, inputs, *kernel), torch.randn(outputs)
+        out = torch.full((2, outputs, *sequence.sizes((11, 14))[-1]), float("nan"))
+        out = out.contiguous(memory_format=torch.channels_last)
+        added = torch.randn_like(out)
+        expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double(), added.double())
+        arranged = weight.contiguous(memory_format=torch.channels_last)
+        got = gathered(layer, x, arranged, bias, added, out, tile)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    assert not gathers(Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1)))
+    assert not gathers(Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1)))
+
+
 def check_excitations():
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
     from joulemark.merged.pointwise import squeeze_and_excite
@@ -105,7 +131,7 @@ def check_excitations():
 
 
 def test_every_kernel_gives_what_torch_gives():
-    run_interpreted("check_epilogues", "check_depthwise", "check_products", "check_excitations")
+    run_interpreted("check_epilogues", "check_depthwise", "check_products", "check_gathered", "check_excitations")
 
 
 def test_tiles_are_no_larger_than_what_they_cover():

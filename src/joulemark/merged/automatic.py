@@ -136,8 +136,10 @@ class _Automatic:
             decisions = [nothing_in(self.model)]
         rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
+        # The model's own output, so that folding is refereed too; one that trains gives another each time.
+        plain = self.graph if any(one.training for one in self.model.modules()) else self.model
         with cudnn_tuning(False):
-            expected = self.graph(*self.inputs)
+            expected = plain(*self.inputs)
         referee = Referee(self.setting, self.inputs, expected)
         if kept is not None:
             variant = str(kept["variant"])

@@ -339,7 +339,7 @@ def _is_convolution(node: fx.Node) -> bool:
 
 def called_once(node: fx.Node) -> bool:
     """Whether no other node calls the same module."""
-    return sum(other.op == "call_module" and other.target == node.target for other in node.graph.nodes) == 1
+    return len([one for one in node.graph.nodes if one.op == "call_module" and one.target == node.target]) == 1
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -8,6 +8,8 @@ A path is a string. Those of a library execute one layer:
 - ``epilogue``: the convolution alone, then bias, addition and activation in one kernel of our own;
 - ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
   of each at a time;
+- ``gather RxC``: a convolution of few channels and taps, bias, addition and activation in one kernel of our own, R
+  positions and C channels at a time;
 - ``tiles RxC``: a pointwise convolution with gate, bias, addition and activation in one kernel of our own, R pixels and
   C channels at a time.
 
@@ -37,8 +39,8 @@ from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
-LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles")
-OWN = ("epilogue", "taps", "tiles")
+LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles", "gather")
+OWN = ("epilogue", "taps", "tiles", "gather")
 """Those that hold a kernel of our own."""
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
@@ -113,6 +115,11 @@ def library_paths(
         from joulemark.merged.pointwise import strips_for
 
         sized += [f"taps {lines}x{columns}" for lines, columns in strips_for(layer, size[-1])]
+    if own and form != "fp32" and not gated:
+        from joulemark.merged.pointwise import gathers
+
+        columns = max(16, min(64, 1 << (layer.out_channels - 1).bit_length()))
+        sized += [f"gather {rows}x{columns}" for rows in (64, 128) if gathers(layer)]
     possible = {
         "fused": layer.activation == "relu",
         **dict.fromkeys(sized, True),
@@ -173,8 +180,8 @@ class Recipe:
             return _fused(layer, x, residual, weight, bias)
         if kind == "product":
             return _product(layer, x, weight, bias)
-        if kind == "taps":
-            return self._taps(layer, x, residual, weight, bias)
+        if kind in ("taps", "gather"):
+            return self._sized(layer, x, residual, weight, bias)
         if kind == "epilogue":
             return self._epilogue(layer, x, residual, weight, bias)
         return self.in_operators(x, added, None, weight, bias)
@@ -215,11 +222,12 @@ class Recipe:
             gate = None if gate is None else gate.contiguous()
             return pointwise.product(x, weight, bias, residual, gate, self.like(x), layer.activation, tile)
 
-    def _taps(self, layer: Conv, x: Tensor, residual: Tensor | None, taps: Tensor, bias: Tensor | None) -> Tensor:
+    def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import pointwise
 
+        run = pointwise.gathered if kind_of_path(self.path) == "gather" else pointwise.depthwise
         with torch.cuda.device(x.device):
-            return pointwise.depthwise(layer, x, taps, bias, residual, self.like(x), self._sizes)
+            return run(layer, x, weight, bias, residual, self.like(x), self._sizes)
 
     def _epilogue(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import pointwise

@@ -92,7 +92,7 @@ class Referee:
     Args:
         setting: device and deadline.
         example: inputs.
-        expected: the folded model's own output.
+        expected: the model's own output.
         times: variant → seconds per call as a user calls it; host included.
         problems: variant → why it is out.
         cost_s: variant → seconds until it could be called.
