@@ -60,7 +60,55 @@ LAYERS = {
     "depthwise": layer(72, 72, 5, 2, 72, activation="silu"),
     "leaky": layer(32, 64, 3, 2, activation="leaky"),
     "volume": layer(16, 16, d=3, activation="relu"),
+    "stem": layer(3, 32, 3, 2, activation="silu"),
+    "wide": layer(64, 200, 1, activation="silu"),
+    "narrow": layer(72, 24, 1, activation="leaky"),
+    "large taps": layer(40, 40, 7, groups=40, activation="none"),
 }
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_gated_layer_by_every_path(form, adds):
+    """The gate is multiplied where the kernel reads its input; other paths multiply before."""
+    one, dtype = layer(96, 24, 1), DTYPES[form]
+    torch.manual_seed(5)
+    x = torch.randn(3, 96, 19, 23, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
+    gate = torch.rand(3, 96, 1, 1, device=DEVICE).to(dtype)
+    added = torch.randn(3, 24, 19, 23, device=DEVICE).to(dtype) if adds else None
+    weight, bias = torch.randn(24, 96, 1, 1, device=DEVICE).to(dtype) / 8, torch.randn(24, device=DEVICE).to(dtype)
+    wide = [Parameters(weight.double(), bias.double())]
+    expected = run_plain(Sequence((one,)), wide, (x * gate).double(), None if added is None else added.double())
+    set_fp32(tf32=form == "tf32")
+    paths = library_paths(one, adds, DEVICE, form, True, 3, (19, 23))
+    assert any(path.startswith("tiles") for path in paths)
+    for path in paths:
+        out = Executed(Sequence((one,)), [Parameters(weight, bias)], path, adds).run(x, added, gate)
+        assert relative_error(out, expected) < LIMITS[form], path
+        assert out.is_contiguous(memory_format=torch.channels_last), path
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_excitation_gives_what_its_operators_give(form, hard):
+    from joulemark.merged.squeeze import Excitation, in_operators
+
+    dtype = DTYPES[form]
+    torch.manual_seed(6)
+    for batch, channels, squeezed, size in ((3, 96, 4, (57, 33)), (1, 1152, 48, (7, 7)), (70, 40, 10, (20, 20))):
+        x = torch.randn(batch, channels, *size, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
+        x += 1
+        first, second = (
+            nn.Conv2d(channels, squeezed, 1).to(DEVICE, dtype),
+            nn.Conv2d(squeezed, channels, 1).to(DEVICE, dtype),
+        )
+        with torch.no_grad():
+            gate = Excitation(first, "silu", second, hard)(x)
+            weights = (first.weight.flatten(1), first.bias, second.weight.flatten(1).t(), second.bias)
+            wide = [one.double() for one in weights]
+            expected = in_operators(x.double(), *wide, "silu", hard)
+        assert gate.shape == (batch, channels, 1, 1)
+        assert relative_error(gate, expected) < LIMITS[form]
 
 
 @pytest.mark.parametrize("form", LIMITS)
@@ -77,7 +125,7 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
     expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double())
     set_fp32(tf32=form == "tf32")
     worked = []
-    for path in library_paths(one, False, DEVICE, form):
+    for path in library_paths(one, False, DEVICE, form, batch=3, size=sequence.sizes(tuple(x.shape[2:]))[-1]):
         module = Executed(sequence, [Parameters(weight, bias)], path, False)
         try:
             out = module.run(x, None)
@@ -93,7 +141,7 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
 
 
 class Small(nn.Module):
-    """Something of everything: a stem, an inverted residual, a chain, a bottleneck with a side branch, pooling."""
+    """Something of everything: an inverted residual, a chain, a gate, linear layers over positions, branches."""
 
     def __init__(self):
         super().__init__()
@@ -102,12 +150,17 @@ class Small(nn.Module):
             nn.Conv2d(16, 96, 1), nn.ReLU6(), nn.Conv2d(96, 96, 3, 1, 1, groups=96), nn.ReLU6(), nn.Conv2d(96, 16, 1)
         )
         self.chain = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())))
+        self.squeeze, self.excite, self.project = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 1)
+        self.wide, self.thin = nn.Linear(16, 64), nn.Linear(64, 16)
         self.a, self.b, self.side = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(16, 64, 1, 2)
         self.head = nn.Linear(64, 10)
 
     def forward(self, x):
         x = self.stem(x)
         x = self.chain(self.inverted(x) + x)
+        gate = torch.sigmoid(self.excite(nn.functional.silu(self.squeeze(nn.functional.adaptive_avg_pool2d(x, 1)))))
+        x = self.project(x * gate) + x
+        x = x + self.thin(nn.functional.silu(self.wide(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
         x = torch.relu(self.b(torch.relu(self.a(x))) + self.side(x))
         return self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
 

@@ -132,7 +132,7 @@ def test_other_shapes_and_other_weights_shapes_are_other_plans():
     model, x = model_and_input()
     keys = set()
     for inputs, given in ((x, model), (x[:1], model), (x, nn.Sequential(model))):
-        graph = nn.Identity()
+        graph = torch.fx.symbolic_trace(nn.Identity())
         from joulemark.merged.plan import Setting
 
         setting = Setting(torch.device("cpu"), "fp32", RATES, (), False)
@@ -222,3 +222,247 @@ def test_a_layer_alone_takes_our_own_kernel_where_there_is_one():
     paths = {unit.convolution.name: planner.own_choice(unit).path for chain in find_chains(graph)[0] for unit in chain}
     assert paths["stem"] == "library"
     assert paths["a"].startswith("single/single_")
+
+
+def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_process():
+    """So a compiler's cache on disk knows the graph again, and two models of one shape keep their own weights."""
+    from joulemark.merged.bricks import Parameters
+    from joulemark.merged.sequence import Sequence
+
+    layer = Conv(4, 6, (1, 1), (1, 1), (0, 0), (1, 1), activation="silu")
+    made = [Parameters(torch.randn(6, 4, 1, 1), torch.randn(6)) for _ in range(2)]
+    first, second = (Executed(Sequence((layer,)), [one], "product", False) for one in made)
+    assert first.number == second.number == 65817252548556652
+    assert Executed(Sequence((layer,)), made[:1], "library", False).number != first.number
+    x = torch.randn(1, 4, 3, 3)
+    outs = [torch.ops.joulemark.executed(x, None, None, one.weight, one.bias, one.number) for one in (first, second)]
+    assert torch.equal(outs[0], first.run(x, None))
+    assert not torch.equal(*outs)
+
+
+class Wrapped(nn.Module):
+    """Stands for a module that was compiled or captured."""
+
+    def __init__(self, inner, how):
+        super().__init__()
+        self.inner, self.how = inner, how
+
+    def forward(self, *inputs):
+        return self.inner(*inputs)
+
+
+@pytest.fixture
+def simulated_gpu(monkeypatch):
+    """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
+    from joulemark.merged import automatic, plan, whole
+
+    times: dict[str, float] = {}
+    tried: list[str] = []
+
+    def race(modules, *_):
+        tried.extend(modules)
+        return {name: times.get(name, 1.0) for name in modules}
+
+    monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
+    example = plan._example
+    monkeypatch.setattr(
+        plan, "_example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
+    )
+    monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
+    monkeypatch.setattr(plan, "build_all", lambda *_: None)
+    monkeypatch.setattr(automatic, "learn", lambda *_: None)
+    monkeypatch.setattr(automatic, "Replayed", lambda inner, inputs, pool: Wrapped(inner, "graph"))
+    monkeypatch.setattr(automatic, "compiled", lambda inner, mode: Wrapped(inner, mode))
+    monkeypatch.setattr(whole, "_race_calls", race)
+    monkeypatch.setattr(whole.Referee, "pool", None)
+    return times, tried
+
+
+def merged_there(model, x, budget_s=1000.0, spent_s=0.0):
+    """What ``merge`` does on a GPU once it knows the device."""
+    import time
+
+    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged.plan import Setting
+
+    graph = traced_or_reason(model, (x,))
+    setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    with torch.no_grad():
+        return _Automatic(model, graph, (x,), setting, time.monotonic() - spent_s, budget_s).merged()
+
+
+EVERY_VARIANT = [
+    "launches", "folded", "graph", "folded graph", "compiled", "compiled graph", "folded compiled",
+    "folded compiled graph", "compiled tuned", "compiled tuned graph", "folded compiled tuned",
+    "folded compiled tuned graph",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("best", ["launches", "graph", "folded graph", "compiled graph", "folded compiled tuned graph"])
+def test_whatever_is_fastest_of_all_rivals_comes_back_and_again_from_the_disk(simulated_gpu, best):
+    times, tried = simulated_gpu
+    times[best] = 0.9
+    model, x = model_and_input()
+    first = merged_there(model, x)
+    assert first.variant == best
+    assert tried == EVERY_VARIANT
+    # CuDNN's fused kernels do not run on this CPU: they are out, with the reason, and cost nothing else.
+    assert set(first.problems) == {"fused graph"}
+    rival = best.startswith("folded")
+    assert ("the whole model: plain" in first.explain()) == rival
+    assert bool(executed(first)) != rival
+    second = merged_there(model, x)
+    assert second.cached
+    assert second.variant == best
+    assert len(tried) == len(EVERY_VARIANT), "what comes from the disk is not measured again"
+    for one in (first, second):
+        torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_as_good_without_a_compiler_is_better(simulated_gpu):
+    times, _ = simulated_gpu
+    times |= {"folded compiled graph": 0.500, "graph": 0.504, "compiled graph": 0.495}
+    assert merged_there(*model_and_input()).variant == "compiled graph"
+    times["graph"] = 0.499
+    assert merged_there(*model_and_input(3)).variant == "graph"
+
+
+def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu):
+    _, tried = simulated_gpu
+    merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=40.0)
+    assert tried == ["launches", "folded", "graph", "folded graph"]
+    assert (
+        merged.problems["compiled"]
+        == merged.problems["folded compiled graph"]
+        == ("no time left to compile within 50 s")
+    )
+    tried.clear()
+    merged_there(*model_and_input(3), budget_s=50.0)
+    assert "compiled graph" in tried
+    assert not any("tuned" in name for name in tried)
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "costs", "may"),
+    [
+        (20.0, {}, True),
+        (20.0, {"compiled": 25.0, "compiled graph": 99.0}, True),
+        (20.0, {"compiled": 31.0}, False),
+        (34.0, {}, False),
+    ],
+)
+def test_a_compiler_begins_only_if_one_like_the_last_would_end_in_time(spent_s, costs, may):
+    import time
+    from types import SimpleNamespace
+
+    automatic = object.__new__(_Automatic)
+    automatic.begin, automatic.budget_s = time.monotonic() - spent_s, 50.0
+    assert automatic._may_compile(SimpleNamespace(cost_s=costs)) is may
+
+
+def test_a_compiler_that_warns_is_not_lost_where_warnings_are_errors(simulated_gpu, monkeypatch):
+    import warnings
+
+    from joulemark.merged import automatic
+
+    def warn(inner, mode):
+        warnings.warn("torch.jit is deprecated", FutureWarning, stacklevel=1)
+        return Wrapped(inner, mode)
+
+    monkeypatch.setattr(automatic, "compiled", warn)
+    assert set(merged_there(*model_and_input()).problems) == {"fused graph"}
+
+
+def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
+    from joulemark.merged import automatic
+
+    def fail(inner, mode):
+        raise TypeError("unhashable\nsomething")
+
+    monkeypatch.setattr(automatic, "compiled", fail)
+    model, x = model_and_input()
+    merged = merged_there(model, x)
+    assert merged.problems["compiled"] == merged.problems["compiled graph"] == "TypeError: unhashable"
+    assert "the whole: not compiled (TypeError: unhashable)" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(monkeypatch):
+    pytest.importorskip("triton")
+    from joulemark.merged import plan
+    from joulemark.merged.graph import find_chains, range_segment, trace
+
+    compiled: list[tuple[str, str]] = []
+    monkeypatch.setattr(plan, "_run_small", lambda segment, path, _: compiled.append((segment.name, path)))
+    with torch.device("meta"):
+        layers = [nn.Conv2d(40, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.ReLU6()]
+        graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
+    segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
+    planner = plan.Planner(plan.Setting(torch.device("cuda"), "bf16", None, (), True))
+    for one in segments:
+        planner.candidates[planner._key(one)] = planner._candidates(one)
+    planner._compile_own(segments)
+    assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
+
+
+class PositionWise(nn.Module):
+    """A block of ConvNeXt as people write it by methods, a scale for each channel behind it."""
+
+    def __init__(self, scaled):
+        super().__init__()
+        self.wide, self.thin = nn.Linear(6, 24), nn.Linear(24, 6)
+        self.scale = nn.Parameter(torch.rand(*scaled))
+
+    def forward(self, x):
+        y = self.thin(nn.functional.silu(self.wide(x.permute(0, 2, 3, 1))))
+        return self.scale * y.permute(0, 3, 1, 2) + x
+
+
+@pytest.mark.parametrize(("scaled", "products"), [((6, 1, 1), 0), ((1, 5, 4), 1), ((1, 6, 1, 1), 1)])
+def test_linear_layers_over_positions_are_convolutions_with_all_that_follows(scaled, products):
+    torch.manual_seed(8)
+    model, x = PositionWise(scaled).eval(), torch.randn(2, 6, 5, 4).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        merged = merge(model, x, rates=RATES, families=(Family("none", "padded", lambda problem: ()),))
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(merged(x[:1]), model(x[:1]), rtol=1e-5, atol=1e-6)
+    assert [len(one.sequence.layers) for one in executed(merged)] == [1, 1]
+    targets = [str(node.target) for node in merged.inner.graph.nodes]
+    assert sum("mul" in one for one in targets) == products
+    assert not any("permute" in one for one in targets)
+
+
+class Gated(nn.Module):
+    """Squeeze-and-excitation in front of a projection; ``read_twice``: what is pooled is part of the output too."""
+
+    def __init__(self, gate, read_twice=False, activation=torch.relu):
+        super().__init__()
+        self.first, self.second, self.project = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1), nn.Conv2d(8, 4, 1)
+        self.gate, self.read_twice, self.activation = gate, read_twice, activation
+
+    def forward(self, x):
+        pooled = nn.functional.adaptive_avg_pool2d(x, 1)
+        y = self.project(self.gate(self.second(self.activation(self.first(pooled)))) * x)
+        return y + pooled[:, :4] if self.read_twice else y
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Gated(torch.sigmoid), 1),
+        (Gated(lambda x: x.sigmoid(), activation=nn.functional.silu), 1),
+        (Gated(nn.functional.hardsigmoid), 1),
+        (Gated(torch.tanh), 0),
+        (Gated(torch.sigmoid, read_twice=True), 0),
+        (Gated(torch.sigmoid, activation=torch.exp), 0),
+    ],
+)
+def test_what_is_and_what_is_not_a_squeeze_and_excitation(model, found):
+    torch.manual_seed(9)
+    model, x = model.eval(), torch.randn(3, 8, 6, 5)
+    with torch.no_grad():
+        merged = merge(model, x, rates=RATES, families=(Family("none", "padded", lambda problem: ()),))
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-5, atol=1e-6)
+    assert merged.explain().count("squeeze-and-excitation") == found
+    # The product with a gate is in the projection, whatever the gate comes from.
+    assert sum("gate" in node.kwargs for node in merged.inner.graph.nodes) == 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from functools import cache as remember
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from joulemark.merged import MergedSequence, cache, merge
+from joulemark.merged.families import Family
 from joulemark.merged.paths import Executed
 from joulemark.workloads import networks
 from tests.merged.fakes import RATES, fake_family
@@ -23,12 +27,25 @@ def torchvision(name):
     return lambda: models.get_model(name, weights=None)
 
 
+def vgg16():
+    """With a single small linear layer: its own take a gigabyte in float64."""
+    with torch.device("meta"):
+        model = models.vgg16(weights=None)
+    model.features.to_empty(device="cpu")
+    for module in model.features:
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.normal_(module.bias, std=0.1)
+    model.classifier = nn.Linear(512 * 7 * 7, 10)
+    return model
+
+
 NETWORKS = {
     "resnet50": (torchvision("resnet50"), (3, 3, 65, 57)),
     "drn_26": (networks.Drn26, (1, 3, 41, 37)),
     "resnet3d_34": (networks.ResNet3d34, (1, 3, 5, 33, 35)),
     "darknet_53": (networks.DarkNet53, (1, 3, 65, 49)),
-    "vgg16": (torchvision("vgg16"), (1, 3, 33, 47)),
+    "vgg16": (vgg16, (1, 3, 33, 47)),
     "deepcam": (deepcam, (1, 16, 49, 65)),
     "inception_v4": (networks.InceptionV4, (1, 3, 99, 81)),
     "mobilenet_v2": (torchvision("mobilenet_v2"), (3, 3, 65, 57)),
@@ -80,16 +97,48 @@ def test_bricks_keep_the_output(name, strategy):
     check(merged, name)
 
 
+class Turned(TorchDispatchMode):
+    """Collects copies that turn a tensor from one layout to the other: what a wrong one costs at a seam."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+            source = args[-1]
+            turned = (source.stride(1) == 1) != (out.stride(1) == 1) if source.dim() in (4, 5) else False
+            if turned and source[0, 0].numel() > 1:
+                self.shapes.append(tuple(source.shape))
+        return out
+
+
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_convolution_on_its_own_path_keeps_the_output(name):
-    """No kernel has float64: what is rewritten are all convolutions with what follows them."""
-    model, x, _ = settled(name)
+def test_every_convolution_on_its_own_path_keeps_the_output_and_turns_no_tensor(name, tmp_path, monkeypatch):
+    """In fp32, every convolution with what follows it executed alone; linear layers over positions are among them."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    model, x, expected = settled(name)
+    memory = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    single, given = copy.deepcopy(model).float(), x.float().contiguous(memory_format=memory)
     with torch.no_grad():
-        merged = merge(model, x, families=(fake_family(),), rates=RATES)
-    convolutions = [one for one in merged.modules() if isinstance(one, (nn.Conv2d, nn.Conv3d))]
-    assert not convolutions
-    assert any(isinstance(one, Executed) for one in merged.modules())
-    check(merged, name)
+        merged = merge(single, given, families=(Family("none", "padded", lambda problem: ()),), rates=RATES)
+        with Turned() as turned:
+            out = merged(given)
+        assert (out - expected).norm() <= 1e-5 * expected.norm()
+        assert (merged(given[:1]) - expected[:1]).norm() <= 1e-5 * expected[:1].norm()
+    assert not [one for one in merged.modules() if isinstance(one, (nn.Conv2d, nn.Conv3d))]
+    nodes = list(merged.inner.graph.nodes)
+    # What multiplies by a gate or a scale, and what adds a residual before an activation, does so in its layer.
+    gates = {"efficientnet_b0": 16}.get(name, 0)
+    assert merged.explain().count("squeeze-and-excitation") == sum("gate" in one.kwargs for one in nodes) == gates
+    assert not [one for one in nodes if one.target is operator.mul]
+    if name != "darknet_53":  # it adds behind the activation
+        assert not [one for one in nodes if one.target in (operator.add, operator.iadd)]
+    if name == "vgg16":  # its linear layers read the last activation in the order of the other layout: the exit
+        assert turned.shapes == [(1, 512, 7, 7)]
+    elif name != "resnet3d_34":  # on a CPU volumes are pooled and convolved in the other layout alone
+        assert turned.shapes == []
 
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "drn_26", "unet", "deepcam", "inception_v4"])

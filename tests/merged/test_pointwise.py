@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 ACTIVATIONS = ("none", "relu", "relu6", "silu", "gelu", "leaky", "hardswish")
 
 
-def run_interpreted(what):
-    """Triton reads the switch when kernels are defined: a process of its own."""
+def run_interpreted(*checks):
+    """Triton reads the switch when kernels are defined: a process of its own, one for all checks."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    code = f"import runpy; runpy.run_path({__file__!r})['{what}']()"
+    code = f"import runpy; there = runpy.run_path({__file__!r}); [there[name]() for name in {checks!r}]"
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([_SOURCE, *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -46,23 +46,110 @@ def check_depthwise():
     from joulemark.merged.pointwise import depthwise, taps_of
     from joulemark.merged.sequence import Conv, Sequence
 
-    for channels, kernel, stride, dilation in ((5, 3, 1, 1), (72, 5, 2, 1), (8, 7, 1, 1), (12, 3, 1, 2), (3, 3, 2, 1)):
+    wide = (2, 32)
+    for channels, kernel, stride, dilation, strip in (
+        (5, 3, 1, 1, (2, 16)), (72, 5, 2, 1, (2, 16)), (8, 7, 1, 1, wide), (12, 3, 1, 2, (1, 16)), (3, 3, 2, 1, wide),
+        (8, 3, 2, 1, (1, 16)),
+    ):  # fmt: skip
         padding = dilation * (kernel - 1) // 2
         layer = Conv(channels, channels, *((one,) * 2 for one in (kernel, stride, padding, dilation)), groups=channels,
                      activation="silu")  # fmt: skip
         sequence = Sequence((layer,))
-        x = torch.randn(2, channels, 11, 21).contiguous(memory_format=torch.channels_last)
+        x = torch.randn(2, channels, 6, 19).contiguous(memory_format=torch.channels_last)
         weight, bias = torch.randn(channels, 1, kernel, kernel), torch.randn(channels)
-        out = torch.empty(2, channels, *sequence.sizes((11, 21))[-1]).contiguous(memory_format=torch.channels_last)
+        out = torch.empty(2, channels, *sequence.sizes((6, 19))[-1]).contiguous(memory_format=torch.channels_last)
+        out.fill_(float("nan"))
         added = torch.randn_like(out)
         expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double(), added.double())
-        got = depthwise(layer, x, taps_of(weight), bias, added, out)
+        got = depthwise(layer, x, taps_of(weight), bias, added, out, strip)
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_epilogues():
-    run_interpreted("check_epilogues")
+def check_products():
+    from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
+    from joulemark.merged.pointwise import product
+
+    for inputs, outputs, gated, added, biased, activation, tile in (
+        (24, 40, True, True, True, "none", (64, 64)),
+        (5, 70, False, False, False, "silu", (16, 32)),
+        (96, 16, True, False, True, "relu6", (32, 16)),
+        (130, 33, False, True, True, "relu", (64, 16)),
+    ):
+        x = torch.randn(3, inputs, 7, 9).contiguous(memory_format=torch.channels_last)
+        weight, bias = torch.randn(outputs, inputs, 1, 1), torch.randn(outputs) if biased else None
+        gate = torch.rand(3, inputs, 1, 1) if gated else None
+        out = torch.full((3, outputs, 7, 9), float("nan")).contiguous(memory_format=torch.channels_last)
+        residual = torch.randn_like(out) if added else None
+        y = (x if gate is None else x * gate).double()
+        y = torch.nn.functional.conv2d(y, weight.double(), None if bias is None else bias.double())
+        expected = REFERENCE[activation](y if residual is None else y + residual.double())
+        got = product(x, weight, bias, residual, gate, out, activation, tile)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_depthwise_convolutions():
-    run_interpreted("check_depthwise")
+def check_gathered():
+    from joulemark.merged.bricks import Parameters, run_plain
+    from joulemark.merged.pointwise import gathered, gathers
+    from joulemark.merged.sequence import Conv, Sequence
+
+    for inputs, outputs, kernel, stride, padding, dilation, activation, tile in (
+        (3, 24, (3, 3), (2, 2), (1, 1), (1, 1), "silu", (16, 32)),
+        (1, 5, (5, 7), (1, 1), (0, 0), (1, 1), "none", (32, 16)),
+        (4, 40, (3, 2), (1, 3), (2, 1), (2, 1), "relu", (16, 16)),
+    ):
+        layer = Conv(inputs, outputs, kernel, stride, padding, dilation, activation=activation)
+        assert gathers(layer)
+        sequence = Sequence((layer,))
+        x = torch.randn(2, inputs, 11, 14).contiguous(memory_format=torch.channels_last)
+        weight, bias = torch.randn(outputs, inputs, *kernel), torch.randn(outputs)
+        out = torch.full((2, outputs, *sequence.sizes((11, 14))[-1]), float("nan"))
+        out = out.contiguous(memory_format=torch.channels_last)
+        added = torch.randn_like(out)
+        expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double(), added.double())
+        arranged = weight.contiguous(memory_format=torch.channels_last)
+        got = gathered(layer, x, arranged, bias, added, out, tile)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    assert not gathers(Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1)))
+    assert not gathers(Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1)))
+
+
+def check_excitations():
+    from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
+    from joulemark.merged.pointwise import squeeze_and_excite
+
+    sizes = ((3, 40, 10, (9, 7), False), (1, 300, 5, (30, 31), True), (2, 7, 3, (1, 1), False))
+    for batch, channels, squeezed, size, hard in sizes:
+        x = torch.randn(batch, channels, *size).contiguous(memory_format=torch.channels_last)
+        first = torch.randn(squeezed, channels) / 4, torch.randn(squeezed)
+        second = torch.randn(squeezed, channels) / 4, torch.randn(channels)
+        wide = [one.double() for one in (*first, *second)]
+        hidden = REFERENCE["silu"](x.double().mean((2, 3)) @ wide[0].t() + wide[1])
+        gate = (hidden @ wide[2] + wide[3])[:, :, None, None]
+        expected = torch.nn.functional.hardsigmoid(gate) if hard else torch.sigmoid(gate)
+        got = squeeze_and_excite(x, first, second, "silu", hard)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_every_kernel_gives_what_torch_gives():
+    run_interpreted("check_epilogues", "check_depthwise", "check_products", "check_gathered", "check_excitations")
+
+
+def test_tiles_are_no_larger_than_what_they_cover():
+    pytest.importorskip("triton")
+    from joulemark.merged.pointwise import tiles_for
+
+    assert tiles_for(1 << 20, 1280) == ((128, 128), (64, 64))
+    assert tiles_for(49, 1280) == ((64, 128), (64, 64))
+    assert tiles_for(1 << 20, 24) == ((128, 32), (64, 32))
+    assert tiles_for(49, 24) == ((64, 32),)
+
+
+def test_strips_fit_the_line_and_two_lines_need_taps_without_dilation():
+    pytest.importorskip("triton")
+    from joulemark.merged.pointwise import strips_for
+    from joulemark.merged.sequence import Conv
+
+    layers = [Conv(8, 8, (3, 3), (1, 1), (1, 1), (dilation,) * 2, 8) for dilation in (1, 2)]
+    assert strips_for(layers[0], 112) == ((2, 32), (2, 16), (1, 16))
+    assert strips_for(layers[0], 14) == ((2, 16), (1, 16))
+    assert strips_for(layers[1], 56) == ((1, 32), (1, 16))

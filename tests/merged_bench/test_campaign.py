@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,47 @@ def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
     main = runpy.run_path(stage.command[1])["main"]
     assert main([*command, "--only", "no such block", "--device", "cpu"]) == 0
     capsys.readouterr()
+
+
+NETWORKS = runpy.run_path(str(SCRIPTS / "merged_networks.py"))
+
+
+def work(out, codes, seconds=600.0, groups="32 1"):
+    """The jobs that were run on one GPU of a stand-in."""
+    ran = []
+
+    def run(job, command, gpu, left):
+        ran.append((job.name, command, gpu, left))
+        return codes.pop(0) if codes else 0
+
+    waiting = queue.Queue()
+    for job in NETWORKS["jobs"](["unet", "vgg16"], groups):
+        if not NETWORKS["done"](job, out):
+            waiting.put(job)
+    NETWORKS["work"](waiting, 3, out, time.monotonic() + seconds, run, ("--no-counters",))
+    return ran
+
+
+def test_networks_wait_in_order_and_a_cuda_error_is_tried_once_more(tmp_path):
+    ran = work(tmp_path, [4, 0, None, 4, 4])
+    assert [name for name, *_ in ran] == ["unet-b32", "unet-b32", "vgg16-b32", "unet-b1", "unet-b1", "vgg16-b1"]
+    _, command, gpu, left = ran[0]
+    assert gpu == 3
+    assert command[command.index("--out") + 1] == str(tmp_path / "parts" / "unet-b32.json")
+    assert float(command[command.index("--limit") + 1]) < left <= 600
+    assert command[-1] == "--no-counters"
+
+
+def test_jobs_whose_rows_are_there_are_not_begun_again(tmp_path):
+    (tmp_path / "parts").mkdir()
+    rows = {"rows": [{"subject": "unet-b32"}, {"subject": "unet-b1"}]}
+    (tmp_path / "parts" / "unet-b32-1.json").write_text(json.dumps(rows))
+    (tmp_path / "parts" / "vgg16-b32-1.json").write_text(json.dumps({"rows": [{"subject": "vgg16-b32"}]}))
+    assert [name for name, *_ in work(tmp_path, [], groups="32,1")] == ["vgg16-b32-1"]
+    assert work(tmp_path, [], seconds=30.0) == []
+
+
+def test_all_networks_of_the_bench_are_in_the_order():
+    from joulemark.merged_bench.subjects import NETWORKS as named
+
+    assert set(NETWORKS["ORDER"]) == set(named)

@@ -28,7 +28,7 @@ from joulemark.merged_bench.measure import (  # noqa: E402
     measure_subject,
     step_of,
 )
-from joulemark.merged_bench.prebuild import wanted  # noqa: E402
+from joulemark.merged_bench.prebuild import wanted, wanted_by_merge  # noqa: E402
 from joulemark.merged_bench.stage import Act, Stage, over_best  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
 from tests.merged.fakes import RATES  # noqa: E402
@@ -47,7 +47,6 @@ def block(name):
     return next(one for one in BLOCKS if one.name.startswith(name))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
 def test_a_row_says_what_was_measured_and_why_the_rest_is_missing():
     row = measure_subject(block("bottleneck"), Stage("cpu"), QUICK)
     assert set(row["rivals"]) == set(QUICK.names)
@@ -85,7 +84,6 @@ def test_networks_are_the_zoos(name):
     assert subject.name == f"{name}-b3"
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:`torch.jit:DeprecationWarning")
 def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
     path = tmp_path / "merged.json"
     facts = {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
@@ -222,11 +220,17 @@ def test_what_is_built_is_what_a_schedule_would_try():
     assert names == {"chain", "stream", "memoized", "wide"}
 
 
+def test_what_is_built_for_a_network_is_what_merging_would_try():
+    kernels = wanted_by_merge(block("inverted-16-96-16"), "bf16")
+    assert 0 < len(kernels) <= 3
+    assert {one.name.partition("_")[0] for one in kernels} == {"inverted"}
+
+
 def test_turns_change_who_begins():
     order: list[str] = []
     stage = Stage("cpu")
     acts = [Act(name, lambda name=name: order.append(name), 1, False) for name in "abc"]
-    stage.bursts(acts, 3)
+    stage.bursts(stage.standing(acts), 3)
     assert order == ["a", "b", "c", "a", "b", "c", "b", "c", "a", "c", "a", "b"]
 
 
@@ -310,24 +314,153 @@ def test_the_scripts_measure_on_a_cpu(script, more, tmp_path, capsys):
     assert "merged" in capsys.readouterr().out
 
 
-def test_the_published_table_stands_beside_ours():
-    from joulemark.merged_bench.published import BRICKDL, beside_brickdl, markdown
+def network_row(name, merged, batch=32, dram=None, **rival):
+    from joulemark.merged_bench.measure import _gains
 
-    def row(name, merged, **rival):
-        timed = {key: {"burst_s": value} for key, value in {"merged": merged, **rival}.items()}
-        return {"group": name, "subject": f"{name}-b32", "rivals": timed}
+    timed = {
+        key: {"burst_s": value, "build_s": 9.0, "missing": {}} for key, value in {"merged": merged, **rival}.items()
+    }
+    for key, value in (dram or {}).items():
+        timed[key] |= {"dram_read_bytes": value, "dram_write_bytes": 0}
+    row = {"subject": f"{name}-b{batch}", "group": name, "shape": [batch, 3, 8, 8], "dtype": "bf16", "took_s": 1.0}
+    return {**row, "calls_per_round": 2, "rivals": timed, "gains": _gains(timed), "floors": None}
 
-    document = {"rows": [row("resnet50", 1.0, eager=2.0, jit=1.25), row("vgg16", 2.0, eager=4.0), row("unet", 1.0)]}
-    first, second = beside_brickdl(document)
-    assert (first["brickdl"], first["cudnn"], first["torchscript"], first["xla"]) == (0.85, 0.5, 0.8, None)
-    assert second["cudnn"] == 0.5
-    said = markdown(document)
-    assert "| resnet50-b32 | 0.850 | 0.500 | 0.800 | – | – |" in said
-    assert "| geometric mean | 0.891 | 0.500 | 0.800 | – | – |" in said
+
+def network_document(*rows, **more):
+    facts = {"schema": "joulemark.merged/1", "kind": "networks", "gpu": "NVIDIA H200", "gpu_uuid": "GPU-1"}
+    software = {"driver": "580", "software": {"torch": "2"}, "rates": None, "model": None, "failed": {}}
+    return {**facts, **software, "rows": list(rows), **more}
+
+
+def test_the_published_table_stands_beside_ours(tmp_path, capsys):
+    from joulemark.merged_bench.published import BRICKDL, beside_brickdl
+
+    first = network_row("resnet50", 1.0, eager=2.0, jit=1.25, dram={"merged": 8, "eager": 10})
+    document = network_document(network_row("vgg16", 2.0, eager=4.0), first, network_row("unet", 1.0))
+    one, two = beside_brickdl(document)
+    assert (one["brickdl"], one["cudnn"], one["torchscript"], one["xla"]) == (0.85, 0.5, 0.8, None)
+    assert two["cudnn"] == 0.5
+    (tmp_path / "merged.json").write_text(json.dumps(document))
+    script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
+    assert script["main"](["table", str(tmp_path / "merged.json")]) == 0
+    said = capsys.readouterr().out
+    assert "| resnet50-b32 | 0.850 | 0.500 | 0.800 | – | – | 0.800 |" in said
+    assert "| geometric mean | 0.891 | 0.500 | 0.800 | – | – | 0.800 |" in said
+    assert "| BrickDL's, over its seven | 0.88" in said
     mean = 1.0
     for value in BRICKDL.values():
         mean *= value ** (-1 / len(BRICKDL))
     assert mean == pytest.approx(1.137, abs=0.005), "the published geometric mean"
+
+
+def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
+    from joulemark.merged_bench.networks import gains_table
+
+    rows = [
+        network_row("mobilenet_v2", 1.0, eager=2.0, compile=1.5),
+        network_row("unet", 1.0, eager=0.99),
+        network_row("vgg16", 1.0, 1, eager=0.5),
+        network_row("drn_26", None),
+    ]
+    table = gains_table(network_document(*rows, failed={"deepcam-b128": "out of memory"}))
+    cells = {row[0]: row for row in table.rows}
+    assert cells["mobilenet_v2-b32"][2:5] == ("compile", "1.5e+03 ms", "1.5 ×")
+    assert cells["mobilenet_v2-b32"][-1] == "1.7×: missed by 0.20"
+    assert cells["unet-b32"][-1] == "0.98×: reached"
+    assert cells["vgg16-b1"][-1] == "0.98×: missed by 0.48"
+    assert cells["drn_26-b32"][-1] == "0.98×: not measured"
+    assert any("batch 32" in note and "1.219× (2)" in note for note in table.notes)
+    assert "deepcam-b128: out of memory" in table.notes
+
+
+def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsys):
+    rows = [network_row("unet", 1.0, eager=2.0), network_row("vgg16", 1.0, eager=2.0)]
+    parts = [network_document(row, gpu_uuid=f"GPU-{n}") for n, row in enumerate(rows)]
+    paths = [tmp_path / f"{n}.json" for n in range(3)]
+    for path, part in zip(paths, [*parts, network_document(driver="570")], strict=True):
+        path.write_text(json.dumps(part))
+    script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
+    out = tmp_path / "out.json"
+    assert script["main"](["join", str(out), *map(str, paths[:2])]) == 0
+    whole = json.loads(out.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(whole)
+    assert [row["gpu_uuid"] for row in whole["rows"]] == ["GPU-0", "GPU-1"]
+    assert whole["gpu_uuid"] is None
+    assert script["main"](["join", str(out), *map(str, paths)]) == 2
+    assert "files differ in driver" in capsys.readouterr().err
+
+
+def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
+    import time
+
+    def stubborn(task):
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:
+                continue
+
+    monkeypatch.setitem(rivals.RIVALS, "compile", stubborn)
+    options = replace(QUICK, names=("eager", "compile", "merged"), rival_s=0.3)
+    row = measure_subject(block("residual"), Stage("cpu"), options)
+    assert row["rivals"]["compile"] == {"missing": {"all": "it was not built within 0.3 s"}}
+    assert row["gains"]["best_rival"] == "eager"
+
+
+def test_a_rival_that_fails_in_its_rounds_costs_itself_alone(monkeypatch):
+    class Late(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return torch.relu(x)
+
+    monkeypatch.setitem(rivals.RIVALS, "jit", lambda task: Late())
+    row = measure_subject(block("residual"), Stage("cpu"), replace(QUICK, names=("eager", "jit", "merged")))
+    assert row["rivals"]["jit"] == {"missing": {"all": "out of memory: CUDA out of memory"}}
+    assert row["rivals"]["merged"]["burst_s"] > 0
+
+
+def test_what_ends_the_process_twice_is_left_out_the_third_time(tmp_path, monkeypatch):
+    """The process dies while a rival is built; the file knows, though no row was written."""
+    path, facts = tmp_path / "m.json", {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
+
+    def deadly(task):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(rivals.RIVALS, "jit", deadly)
+    options = replace(QUICK, names=("eager", "jit", "merged"))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measure_all(
+                [block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, 60.0, lambda _: None
+            )
+    document = Document(path, "blocks", facts)
+    assert measure_all([block("residual")], document, Stage("cpu"), options, 60.0, lambda _: None)
+    content = json.loads(path.read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(content)
+    found = content["rows"][0]["rivals"]
+    assert found["jit"] == {"missing": {"all": "2 times its process ended while it was built"}}
+    assert found["merged"]["burst_s"] > 0
+    assert content["failed"] == {}
+
+
+def test_a_subject_without_memory_is_kept_with_its_reason_and_the_next_one_follows(tmp_path):
+    def large():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+
+    subjects = [Subject("large", "none", large, (1,), (1, 1, 2, 2)), block("residual")]
+    document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
+    assert measure_all(subjects, document, Stage("cpu"), replace(QUICK, names=("eager",)), 60.0, lambda _: None)
+    assert document.content["failed"] == {"large": "out of memory: CUDA out of memory. Tried to allocate 1 TiB"}
+    assert len(document.content["rows"]) == 1
+
+
+def test_a_network_is_built_once_for_all_batch_sizes():
+    first, second = network("mobilenet_v2", 1).build(), network("mobilenet_v2", 32).build()
+    assert first is second
 
 
 def test_floors_of_a_chain_by_hand():

@@ -181,6 +181,8 @@ class CudaTimer:
         self._torch: Any = torch
         self.device = device
         self.side_streams = False
+        self.pool: Any = None
+        """Of memory that graphs captured from now on share; None gives each its own."""
         torch.cuda.set_device(device)
 
     def synchronize(self) -> None:
@@ -393,7 +395,7 @@ class CudaTimer:
         torch.cuda.current_stream().wait_stream(side)
         self.synchronize()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self.pool):
                 run()
         except RuntimeError as error:
             if is_out_of_memory(error):

@@ -15,18 +15,21 @@ from torch import Tensor, fx, nn
 
 from joulemark.merged import cache
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, tuned_cudnn, untraced
+from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
-from joulemark.merged.paths import format_of
-from joulemark.merged.plan import Choice, Planner, Setting, rewrite
+from joulemark.merged.linears import as_convolutions
+from joulemark.merged.paths import cudnn_tuning, format_of
+from joulemark.merged.plan import Choice, Planner, Setting, fused_by_cudnn, rewrite
 from joulemark.merged.rates import learn, rates_of
+from joulemark.merged.seams import keep_channels_last, weights_channels_last
+from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.whole import Referee, Replayed, compiled
 
-_FOR_SEGMENTS = 0.6
+_FOR_SEGMENTS = 0.5
 """Share of the budget after which no further segment is measured; compilers take the rest."""
 _FOR_TUNING_S = 180.0
 """A budget from which torch's compiler may tune convolutions too: minutes, for a gain that is seldom one here."""
-_FOR_COMPILING = 0.55
+_FOR_COMPILING = 0.65
 """No compiler is started after this share of the budget: it cannot be interrupted."""
 
 
@@ -48,7 +51,7 @@ def merge_automatically(
             setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
-            with tuned_cudnn():
+            with cudnn_tuning(True):
                 merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
         except Exception as error:  # whatever a device or a compiler says: the model itself still works
             said = next(iter(str(error).strip().splitlines()), "")
@@ -97,7 +100,12 @@ class _Automatic:
         begin: float,
         budget_s: float,
     ) -> None:
-        self.model, self.graph, self.inputs, self.setting = model, _channels_last(graph), inputs, setting
+        self.model, self.graph, self.inputs, self.setting = model, weights_channels_last(graph), inputs, setting
+        self.rewritten = copy.deepcopy(self.graph)
+        as_convolutions(self.rewritten)
+        self.excitations = replace_excitations(self.rewritten)
+        with cudnn_tuning(False):
+            keep_channels_last(weights_channels_last(self.rewritten), inputs)
         self.begin, self.budget_s = begin, budget_s
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
@@ -115,19 +123,24 @@ class _Automatic:
             except (KeyError, TypeError, RuntimeError):  # an entry of another meaning, or that CUDA refuses today
                 self.kept = None
         planner = Planner(self.setting)
-        choices, left = planner.plan(self.graph)
+        choices, left = planner.plan(self.rewritten)
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.points(), self.setting.rates, self.setting.device)
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:
         decisions = [_decision(one) for one in choices]
+        decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
         decisions += [Decision(name, "plain", why) for name, why in left.items()]
         if not decisions:
             decisions = [nothing_in(self.model)]
-        rewritten = copy.deepcopy(self.graph)
+        rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
-        referee = Referee(self.setting, self.inputs, self.graph(*self.inputs))
+        # The model's own output, so that folding is refereed too; one that trains gives another each time.
+        plain = self.graph if any(one.training for one in self.model.modules()) else self.model
+        with cudnn_tuning(False):
+            expected = plain(*self.inputs)
+        referee = Referee(self.setting, self.inputs, expected)
         if kept is not None:
             variant = str(kept["variant"])
             self._build(referee, variant, rewritten)
@@ -153,21 +166,29 @@ class _Automatic:
             return
         names = ["folded"]
         if self.setting.device.type == "cuda":
-            names += ["graph", "folded graph"]
+            names += ["graph", "folded graph", "fused graph"]
             names += ["compiled", "compiled graph", "folded compiled", "folded compiled graph"]
         if self.budget_s >= _FOR_TUNING_S:
-            names += ["folded compiled tuned", "folded compiled tuned graph"]
+            names += ["compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph"]
         for name in names:
-            if "compiled" in name and "graph" not in name and self._spent() > _FOR_COMPILING:
+            if "compiled" in name and "graph" not in name and not self._may_compile(referee):
                 referee.problems[name] = f"no time left to compile within {self.budget_s:g} s"
                 continue
             self._build(referee, name, rewritten)
+
+    def _may_compile(self, referee: Referee) -> bool:
+        """Whether a compiler may begin: there is time for one that takes as long as those before it."""
+        taken = [cost for name, cost in referee.cost_s.items() if "compiled" in name and "graph" not in name]
+        return self._spent() <= _FOR_COMPILING and self._spent() + max(taken, default=0.0) / self.budget_s <= 1.0
 
     def _spent(self) -> float:
         return (time.monotonic() - self.begin) / self.budget_s
 
     def _build(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
         """One variant by its name; a graph is captured of the variant without it."""
+        if name.startswith("fused"):
+            self._build_fused(referee, name)
+            return
         inner = self.graph if name.startswith("folded") else rewritten
         plain = name.removesuffix("graph").strip() or "launches"
         build: Callable[[], nn.Module]
@@ -181,20 +202,20 @@ class _Automatic:
             if base is None:
                 referee.problems[name] = referee.problems.get(plain, f"{plain} does not work")
                 return
-            build = lambda: Replayed(base, self.inputs)  # noqa: E731
+            build = lambda: Replayed(base, self.inputs, referee.pool)  # noqa: E731
             referee.try_(name, build)
         else:
             referee.try_(name, lambda: compiled(inner, _mode(name)))
 
-
-def _channels_last(graph: fx.GraphModule) -> fx.GraphModule:
-    """Weights in the layout that every path reads, so that no transposes appear where paths meet."""
-    for module in graph.modules():
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
-            module.to(memory_format=torch.channels_last)
-        elif isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
-            module.to(memory_format=torch.channels_last_3d)
-    return graph
+    def _build_fused(self, referee: Referee, name: str) -> None:
+        """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""
+        graph = copy.deepcopy(self.graph)
+        choices = fused_by_cudnn(graph)
+        if not any(one.path == "fused" for one in choices):
+            referee.problems[name] = "no convolution ends in a ReLU"
+            return
+        rewrite(graph, choices, self.setting)
+        referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
 
 
 def _mode(name: str) -> str:
@@ -203,7 +224,7 @@ def _mode(name: str) -> str:
 
 def _of_the_whole(variant: str) -> list[Decision]:
     """That a rival was faster than what is merged, where it was."""
-    if not variant.startswith("folded"):
+    if not variant.startswith(("folded", "fused")):
         return []
     return [Decision("the whole model", "plain", f"measured faster as {variant!r} than with what follows merged")]
 

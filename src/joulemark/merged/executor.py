@@ -4,19 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as List
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
 from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family
 from joulemark.merged.graph import Segment, find_segments, trace
+from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.sequence import Sequence, Shape
 
 Strategy = Literal["auto", "padded", "memoized"]
@@ -124,7 +122,7 @@ class MergedModel(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model's output."""
-        with tuned_cudnn():
+        with cudnn_tuning(True):
             return self.inner(*inputs)
 
     def explain(self) -> str:
@@ -135,17 +133,6 @@ class MergedModel(nn.Module):
             lines.append(f"the whole: {self.variant} (measured per call: {told})")
         lines += [f"the whole: not {name} ({why})" for name, why in self.problems.items()]
         return "\n".join(lines)
-
-
-@contextmanager
-def tuned_cudnn() -> Iterator[None]:
-    """CuDNN picks its algorithms by trial, as it did when paths were measured; the user's setting comes back."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def merge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -36,6 +36,7 @@ _ACTIVATION_FUNCTIONS: dict[Callable[..., Any], Activation] = {
     F.hardswish: "hardswish",
 }
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
+_PRODUCTS = (operator.mul, operator.imul, torch.mul)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Segment:
         source: the node whose value it takes.
         nodes: that it replaces, the last one gives its output.
         adds: the node from outside whose value is added before the last activation; None without.
+        gate: the node whose value, one number for each image and channel, ``source`` is multiplied by; None without.
+            The product is among ``nodes`` where nothing else reads it.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Segment:
     source: fx.Node
     nodes: tuple[fx.Node, ...]
     adds: fx.Node | None = None
+    gate: fx.Node | None = None
 
     @property
     def batch(self) -> int:
@@ -97,7 +101,7 @@ def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModul
     graph = fx.symbolic_trace(copy.deepcopy(model).eval())
     ShapeProp(graph).propagate(*example_inputs)
     for node in list(graph.graph.nodes):
-        module = _module(node)
+        module = module_of(node)
         if isinstance(module, _NOTHING) or _is_stochastic_depth(node):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
@@ -118,7 +122,9 @@ def _fold(graph: fx.GraphModule, node: fx.Node, norm: nn.Module) -> None:
     before = node.args[0]
     if not isinstance(before, fx.Node) or len(before.users) != 1 or not _is_convolution(before):
         return
-    fused = fuse_conv_bn_eval(cast(Any, _module(before)), cast(Any, norm))
+    if not called_once(before):  # its weights are those of its other calls too
+        return
+    fused = fuse_conv_bn_eval(cast(Any, module_of(before)), cast(Any, norm))
     graph.set_submodule(str(before.target), fused)
     node.replace_all_uses_with(before)
     graph.graph.erase_node(node)
@@ -184,7 +190,7 @@ def find_chains(graph: fx.GraphModule) -> tuple[list[list[Unit]], dict[str, str]
 
 
 def range_segment(units: list[Unit]) -> Segment | None:
-    """Consecutive units of a chain as one segment.
+    """Consecutive units of a chain as one segment, with the gate of its input where there is one.
 
     None where something outside reads an inner output, or an inner unit adds a tensor from outside.
     """
@@ -195,7 +201,25 @@ def range_segment(units: list[Unit]) -> Segment | None:
         inside = unit.added is None or unit.added in tensors[: number + 1]
         if not inside and number + 1 < len(units):
             return None
-    return _segment(units)
+    return _gated(_segment(units))
+
+
+def _gated(segment: Segment) -> Segment:
+    """A segment that takes along the product of its input with a gate, where it alone reads that product."""
+    node = segment.source
+    if node.op != "call_function" or node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+        return segment
+    if set(node.users) != {segment.nodes[0]} or any(one.residual == 0 for one in segment.sequence.layers):
+        return segment
+    whole = node.meta["tensor_meta"]
+    opened = (*whole.shape[:2], *(1,) * (len(whole.shape) - 2))
+    for x, gate in (node.args, reversed(node.args)):
+        metas = [one.meta.get("tensor_meta") if isinstance(one, fx.Node) else None for one in (x, gate)]
+        shapes = [(tuple(one.shape), one.dtype) for one in metas if isinstance(one, TensorMetadata)]
+        if shapes == [(tuple(whole.shape), whole.dtype), (opened, whole.dtype)] and opened != tuple(whole.shape):
+            source, by = cast(fx.Node, x), cast(fx.Node, gate)
+            return replace(segment, source=source, nodes=(node, *segment.nodes), gate=by)
+    return segment
 
 
 def _follow(node: fx.Node) -> list[Unit]:
@@ -222,7 +246,7 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
         taken: nodes that belong to other units.
     """
     nodes, added = [convolution], None
-    follower = _only_user(convolution)
+    follower = only_user(convolution)
     if taken and follower in taken:
         return Unit(convolution, None, "none", tuple(nodes))
     if follower is not None and follower.target in _ADDITIONS and len(follower.args) == 2 and not follower.kwargs:
@@ -230,8 +254,8 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
         if len(others) == 1 and _may_be_added(others[0], convolution, tensors):
             added = cast(fx.Node, others[0])
             nodes.append(follower)
-            follower = _only_user(follower)
-    activation = _activation(follower)
+            follower = only_user(follower)
+    activation = activation_of(follower)
     if activation is not None and follower is not None:
         nodes.append(follower)
     return Unit(convolution, added, activation or "none", tuple(nodes))
@@ -257,7 +281,7 @@ def _segment(units: list[Unit]) -> Segment:
     layers, parameters = [], []
     adds: fx.Node | None = None
     for number, unit in enumerate(units):
-        module = cast(nn.Conv2d, _module(unit.convolution))
+        module = cast(nn.Conv2d, module_of(unit.convolution))
         residual = None
         if unit.added in tensors[: number + 1]:
             residual = tensors.index(unit.added)
@@ -292,7 +316,7 @@ def _padding(module: nn.Conv2d) -> tuple[int, ...]:
 
 
 def _unsuited(node: fx.Node) -> str | None:
-    module = cast(nn.Conv2d, _module(node))
+    module = cast(nn.Conv2d, module_of(node))
     if module.padding_mode != "zeros":
         return f"padding_mode={module.padding_mode!r}: bricks know zeros only"
     if module.padding == "same" and any(
@@ -302,25 +326,32 @@ def _unsuited(node: fx.Node) -> str | None:
     return None
 
 
-def _module(node: fx.Node) -> nn.Module | None:
+def module_of(node: fx.Node) -> nn.Module | None:
+    """The module that a node calls; None for any other node."""
     if node.op != "call_module":
         return None
     return node.graph.owning_module.get_submodule(str(node.target)) if node.graph.owning_module else None
 
 
 def _is_convolution(node: fx.Node) -> bool:
-    return type(_module(node)) in _CONVOLUTIONS and len(node.args) == 1 and isinstance(node.args[0], fx.Node)
+    return type(module_of(node)) in _CONVOLUTIONS and len(node.args) == 1 and isinstance(node.args[0], fx.Node)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def called_once(node: fx.Node) -> bool:
+    """Whether no other node calls the same module."""
+    return len([one for one in node.graph.nodes if one.op == "call_module" and one.target == node.target]) == 1
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that reads a node; None where there are several, or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _activation(node: fx.Node | None) -> Activation | None:
+def activation_of(node: fx.Node | None) -> Activation | None:
     """The activation that a node is; None for anything else."""
     if node is None:
         return None
-    module = _module(node)
+    module = module_of(node)
     if module is not None:
         name = _ACTIVATION_MODULES.get(type(module))
         if name == "gelu" and getattr(module, "approximate", "none") != "none":

@@ -6,7 +6,12 @@ A path is a string. Those of a library execute one layer:
 - ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it;
 - ``product``: a pointwise convolution as a matrix product whose epilogue adds the bias;
 - ``epilogue``: the convolution alone, then bias, addition and activation in one kernel of our own;
-- ``taps``: a depthwise convolution, bias, addition and activation in one kernel of our own.
+- ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
+  of each at a time;
+- ``gather RxC``: a convolution of few channels and taps, bias, addition and activation in one kernel of our own, R
+  positions and C channels at a time;
+- ``tiles RxC``: a pointwise convolution with gate, bias, addition and activation in one kernel of our own, R pixels and
+  C channels at a time.
 
 Any other path names a generated kernel (:mod:`joulemark.merged.families`).
 """
@@ -15,12 +20,15 @@ Any other path names a generated kernel (:mod:`joulemark.merged.families`).
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as List
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +37,14 @@ from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import layout
-from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged.sequence import Conv, Sequence, Shape
 
-LIBRARY = ("library", "fused", "product", "epilogue", "taps")
+LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles", "gather")
+OWN = ("epilogue", "taps", "tiles", "gather")
+"""Those that hold a kernel of our own."""
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
-_numbers = itertools.count()
-_executed: WeakValueDictionary[int, Executed] = WeakValueDictionary()
+_recipes: dict[int, Recipe] = {}
 
 
 def format_of(x: Tensor) -> Format | None:
@@ -54,8 +63,42 @@ def _convolutions_round() -> bool:
     return bool(torch.backends.cudnn.allow_tf32)
 
 
-def library_paths(layer: Conv, adds: bool, device: torch.device, form: Format | None) -> tuple[str, ...]:
-    """The paths that may execute a single layer on a device, the one to take unseen first."""
+@contextmanager
+def cudnn_tuning(on: bool) -> Iterator[None]:
+    """Whether cuDNN picks its algorithms by trial; the user's setting comes back.
+
+    Where times count it does, when paths are measured as well as when they run. Where only an output counts it need
+    not: each shape costs it a fraction of a second.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def kind_of_path(path: str) -> str:
+    """A path without its sizes."""
+    return path.partition(" ")[0]
+
+
+def library_paths(
+    layer: Conv,
+    adds: bool,
+    device: torch.device,
+    form: Format | None,
+    gated: bool = False,
+    batch: int = 1,
+    size: Shape = (1, 1),
+) -> tuple[str, ...]:
+    """The paths that may execute a single layer on a device, the one to take unseen first, torch's operators last.
+
+    Args:
+        adds: whether a tensor from outside is added.
+        gated: whether its input is multiplied by a gate for each image and channel.
+        batch, size: of its output.
+    """
     if device.type != "cuda" or form is None:
         return ("library",)
     residual = adds or layer.residual is not None
@@ -63,9 +106,23 @@ def library_paths(layer: Conv, adds: bool, device: torch.device, form: Format | 
     square = set(layer.stride) == {1} and not any(layer.padding)
     pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square
     depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
+    sized: list[str] = []
+    if own and pointwise and form != "fp32" and (gated or residual or layer.activation != "none"):
+        from joulemark.merged.pointwise import tiles_for
+
+        sized += [f"tiles {rows}x{columns}" for rows, columns in tiles_for(batch * prod(size), layer.out_channels)]
+    if own and depthwise:
+        from joulemark.merged.pointwise import strips_for
+
+        sized += [f"taps {lines}x{columns}" for lines, columns in strips_for(layer, size[-1])]
+    if own and form != "fp32" and not gated:
+        from joulemark.merged.pointwise import gathers
+
+        columns = max(16, min(64, 1 << (layer.out_channels - 1).bit_length()))
+        sized += [f"gather {rows}x{columns}" for rows in (64, 128) if gathers(layer)]
     possible = {
         "fused": layer.activation == "relu",
-        "taps": own and depthwise,
+        **dict.fromkeys(sized, True),
         "epilogue": own and (layer.activation != "none" or residual),
         "product": pointwise and not residual and layer.activation in ("none", "relu"),
         "library": True,
@@ -73,11 +130,135 @@ def library_paths(layer: Conv, adds: bool, device: torch.device, form: Format | 
     return tuple(path for path, there in possible.items() if there)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a segment is executed, whatever its weights are.
+
+    Two segments of one recipe share it, and a compiler that has seen it in another process knows it again.
+
+    Args:
+        sequence: the layers.
+        path: see the module.
+        adds: whether another tensor is added before the last activation.
+        kernel: that the path names; None for a library's.
+    """
+
+    sequence: Sequence
+    path: str
+    adds: bool
+    kernel: Kernel | None = None
+    _ready: dict[tuple[Any, ...], tuple[Any, Tensor | None]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def format(self) -> torch.memory_format:
+        """Of input and output."""
+        return layout(self.sequence.dimensions) if self.sequence.dimensions > 1 else torch.contiguous_format
+
+    @cached_property
+    def number(self) -> int:
+        """What names the recipe in a compiled graph, the same in every process."""
+        text = repr((self.sequence, self.path, self.adds, self.kernel and (self.kernel.name, self.kernel.source)))
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        _recipes.setdefault(number, self)
+        return number
+
+    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The segment's output, launch by launch; weights as :meth:`Executed` holds them."""
+        x = x.contiguous(memory_format=self.format)
+        if added is not None:
+            added = added.contiguous(memory_format=self.format)
+        layer = self.sequence.layers[0]
+        kind = kind_of_path(self.path)
+        if kind == "tiles":
+            return self._tiles(layer, x, added if layer.residual is None else x, gate, weight, bias)
+        if gate is not None:
+            x = x * gate
+        if self.kernel is not None:
+            return self._generated(self.kernel, x, added, weight)
+        residual = added if layer.residual is None else x
+        if kind == "fused":
+            return _fused(layer, x, residual, weight, bias)
+        if kind == "product":
+            return _product(layer, x, weight, bias)
+        if kind in ("taps", "gather"):
+            return self._sized(layer, x, residual, weight, bias)
+        if kind == "epilogue":
+            return self._epilogue(layer, x, residual, weight, bias)
+        return self.in_operators(x, added, None, weight, bias)
+
+    def like(self, x: Tensor) -> Tensor:
+        """An uninitialized output for x."""
+        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
+        channels = self.sequence.channels(len(self.sequence.layers))
+        out: Tensor = torch.empty(
+            (x.shape[0], channels, *size), dtype=x.dtype, device=x.device, memory_format=self.format
+        )
+        return out
+
+    def in_operators(
+        self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """A single layer in torch's operators."""
+        layer = self.sequence.layers[0]
+        x = x if gate is None else x * gate
+        convolve = CONVOLUTIONS[self.sequence.dimensions]
+        y = convolve(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        residual = added if layer.residual is None else x
+        return ACTIVATIONS[layer.activation](y if residual is None else y + residual)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """The two sizes that its path names."""
+        first, _, second = self.path.partition(" ")[2].partition("x")
+        return int(first), int(second)
+
+    def _tiles(
+        self, layer: Conv, x: Tensor, residual: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        from joulemark.merged import pointwise
+
+        tile = self._sizes
+        with torch.cuda.device(x.device):
+            gate = None if gate is None else gate.contiguous()
+            return pointwise.product(x, weight, bias, residual, gate, self.like(x), layer.activation, tile)
+
+    def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from joulemark.merged import pointwise
+
+        run = pointwise.gathered if kind_of_path(self.path) == "gather" else pointwise.depthwise
+        with torch.cuda.device(x.device):
+            return run(layer, x, weight, bias, residual, self.like(x), self._sizes)
+
+    def _epilogue(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from joulemark.merged import pointwise
+
+        with torch.cuda.device(x.device):
+            convolve = CONVOLUTIONS[self.sequence.dimensions]
+            y = convolve(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+            # The kernel goes through memory in order, so the layout must be the one it counts on.
+            return pointwise.epilogue(y.contiguous(memory_format=self.format), bias, residual, layer.activation)
+
+    def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return kernel.run(x, packed, added)
+        from joulemark.merged.kernels.launch import loaded, scratch_of
+
+        kernel.check(x, added)
+        # Scratch is each segment's own: segments of one recipe may run on several streams at once.
+        out, key = self.like(x), (*x.shape, x.device, packed.data_ptr())
+        with torch.cuda.device(x.device):
+            if key not in self._ready:
+                self._ready[key] = (loaded(kernel, x.device), scratch_of(kernel, x))
+            on_device, scratch = self._ready[key]
+            on_device.prepare(x, packed, added, out, scratch)()
+        return out
+
+
 class Executed(nn.Module):
     """A segment of a model and the path by which it is executed.
 
-    Takes x [batch, channels, *size] and, where the segment adds a tensor from outside, that tensor; gives a tensor in
-    channels-last layout.
+    Takes x [batch, channels, *size], where the segment adds a tensor from outside that tensor, and where its input is
+    gated the gate [batch, channels, 1, …]; gives a tensor in channels-last layout.
 
     Args:
         sequence: the layers.
@@ -93,124 +274,75 @@ class Executed(nn.Module):
         super().__init__()
         if kernel is None and len(sequence.layers) != 1:
             raise ValueError(f"{path!r} executes one layer, this segment has {len(sequence.layers)}")
+        self.recipe = Recipe(sequence, path, adds, kernel)
         self.sequence, self.path, self.adds, self.kernel = sequence, path, adds, kernel
-        self.format = layout(sequence.dimensions) if sequence.dimensions > 1 else torch.contiguous_format
-        self.number = next(_numbers)
-        _executed[self.number] = self
-        self._ready: dict[tuple[Any, ...], tuple[Any, Tensor | None]] = {}
-        if kernel is not None:
-            packed = kernel.pack(list(parameters)).to(parameters[0].weight.device)
-            self.register_buffer("packed", packed, persistent=False)
-            return
+        self.visible = kernel is None and kind_of_path(path) in _VISIBLE
+        self.number = self.recipe.number
         weight, bias = parameters[0].weight, parameters[0].bias
-        if sequence.dimensions > 1:
-            weight = weight.contiguous(memory_format=self.format)
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-        if path == "taps":
+        if kernel is not None:
+            weight, bias = kernel.pack(list(parameters)).to(weight.device), None
+        elif kind_of_path(path) == "taps":
             from joulemark.merged import pointwise
 
-            self.register_buffer("taps", pointwise.taps_of(weight), persistent=False)
+            weight = pointwise.taps_of(weight)
+        elif sequence.dimensions > 1:
+            weight = weight.contiguous(memory_format=self.recipe.format)
+        self.register_buffer("weight", weight, persistent=kernel is None)
+        self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, added: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
         """The segment's output."""
         if torch.compiler.is_compiling():
-            if self.path in _VISIBLE:
-                return self._layer(x, added)
-            out: Tensor = torch.ops.joulemark.executed(x, added, self.number)
+            if self.visible:
+                return self.recipe.in_operators(x, added, gate, self.weight, self.bias)
+            out: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)
             return out
-        return self.run(x, added)
+        return self.run(x, added, gate)
 
-    def run(self, x: Tensor, added: Tensor | None) -> Tensor:
+    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None) -> Tensor:
         """The segment's output, launch by launch."""
-        x = x.contiguous(memory_format=self.format)
-        if added is not None:
-            added = added.contiguous(memory_format=self.format)
-        if self.kernel is not None:
-            return self._generated(self.kernel, x, added)
-        layer = self.sequence.layers[0]
-        residual = added if layer.residual is None else x
-        if self.path == "fused":
-            return self._fused(layer, x, residual)
-        if self.path == "product":
-            return self._product(layer, x)
-        if self.path in ("epilogue", "taps"):
-            return self._own(layer, x, residual)
-        return self._layer(x, added)
+        return self.recipe.run(x, added, gate, self.weight, self.bias)
 
-    def like(self, x: Tensor) -> Tensor:
-        """An uninitialized output for x."""
-        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
-        channels = self.sequence.channels(len(self.sequence.layers))
-        out: Tensor = torch.empty(
-            (x.shape[0], channels, *size), dtype=x.dtype, device=x.device, memory_format=self.format
-        )
-        return out
 
-    def _layer(self, x: Tensor, added: Tensor | None) -> Tensor:
-        layer = self.sequence.layers[0]
-        convolve = CONVOLUTIONS[self.sequence.dimensions]
-        y = convolve(x, self.weight, self.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-        residual = added if layer.residual is None else x
-        return ACTIVATIONS[layer.activation](y if residual is None else y + residual)
+def _fused(layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    shape = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
+    if residual is None:
+        y: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *shape)
+        return y
+    z: Tensor = torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape)
+    return z
 
-    def _fused(self, layer: Conv, x: Tensor, residual: Tensor | None) -> Tensor:
-        shape = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
-        if residual is None:
-            y: Tensor = torch.cudnn_convolution_relu(x, self.weight, self.bias, *shape)
-            return y
-        z: Tensor = torch.cudnn_convolution_add_relu(x, self.weight, residual, 1.0, self.bias, *shape)
-        return z
 
-    def _product(self, layer: Conv, x: Tensor) -> Tensor:
-        order = (0, *range(2, x.dim()), 1)
-        rows = x.permute(order).reshape(-1, layer.in_channels)
-        weight = self.weight.reshape(layer.out_channels, layer.in_channels).t()
-        if self.bias is None:
-            y = rows @ weight
-            y = y.relu_() if layer.activation == "relu" else y
-        elif layer.activation == "relu":
-            y = torch._addmm_activation(self.bias, rows, weight)
-        else:
-            y = torch.addmm(self.bias, rows, weight)
-        back: Tensor = y.view(x.shape[0], *x.shape[2:], layer.out_channels).permute(0, -1, *range(1, x.dim() - 1))
-        return back
-
-    def _own(self, layer: Conv, x: Tensor, residual: Tensor | None) -> Tensor:
-        from joulemark.merged import pointwise
-
-        with torch.cuda.device(x.device):
-            if self.path == "taps":
-                return pointwise.depthwise(layer, x, self.taps, self.bias, residual, self.like(x))
-            convolve = CONVOLUTIONS[self.sequence.dimensions]
-            y = convolve(x, self.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
-            # The kernel goes through memory in order, so the layout must be the one it counts on.
-            return pointwise.epilogue(y.contiguous(memory_format=self.format), self.bias, residual, layer.activation)
-
-    def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None) -> Tensor:
-        if not x.is_cuda:
-            return kernel.run(x, self.packed, added)
-        from joulemark.merged.kernels.launch import loaded, scratch_of
-
-        kernel.check(x, added)
-        out, shape = self.like(x), (*x.shape, x.device)
-        with torch.cuda.device(x.device):
-            if shape not in self._ready:
-                self._ready[shape] = (loaded(kernel, x.device), scratch_of(kernel, x))
-            on_device, scratch = self._ready[shape]
-            on_device.prepare(x, self.packed, added, out, scratch)()
-        return out
+def _product(layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    order = (0, *range(2, x.dim()), 1)
+    rows = x.permute(order).reshape(-1, layer.in_channels)
+    weight = weight.reshape(layer.out_channels, layer.in_channels).t()
+    if bias is None:
+        y = rows @ weight
+        y = y.relu_() if layer.activation == "relu" else y
+    elif layer.activation == "relu":
+        y = torch._addmm_activation(bias, rows, weight)
+    else:
+        y = torch.addmm(bias, rows, weight)
+    back: Tensor = y.view(x.shape[0], *x.shape[2:], layer.out_channels).permute(0, -1, *range(1, x.dim() - 1))
+    return back
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator]
-    "joulemark::executed", mutates_args=(), schema="(Tensor x, Tensor? added, int number) -> Tensor"
+    "joulemark::executed",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? added, Tensor? gate, Tensor weight, Tensor? bias, int number) -> Tensor",
 )
-def _run(x: Tensor, added: Tensor | None, number: int) -> Tensor:
+def _run(
+    x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None, number: int
+) -> Tensor:
     """A segment as one operator, for compilers that need not look inside."""
-    return _executed[number].run(x, added)
+    return _recipes[number].run(x, added, gate, weight, bias)
 
 
 @_run.register_fake  # type: ignore[untyped-decorator]
-def _shape(x: Tensor, added: Tensor | None, number: int) -> Tensor:
-    del added
-    return _executed[number].like(x)
+def _shape(
+    x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None, number: int
+) -> Tensor:
+    del added, gate, weight, bias
+    return _recipes[number].like(x)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from math import inf, log
+from math import inf, log, prod
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.paths import LIBRARY, Executed, library_paths
+from joulemark.merged.paths import LIBRARY, OWN, Executed, cudnn_tuning, kind_of_path, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
 
@@ -35,12 +36,16 @@ DEPTH = 6
 """Most layers that are executed as one; BrickDL's best depth was 3, and six at once lost there."""
 _PROMISING = 1.5
 """A range is measured when its prediction is at most this much above its layers one by one."""
-_MEASURED = 6
-"""Kernels for a range that are measured, the best predicted first."""
+_MEASURED = 3
+"""Kernels for a range that are measured, the best predicted first: of 27 blocks these held the best one in 25."""
 _FEWEST = 2
 """Kernels of a family that are measured at least."""
 _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
+_FLOPS_PER_ELEMENT = 400
+"""FLOPs in bf16 in the time of an element's way through memory (an H200's 790 TFLOP/s and 4.3 TB/s): for an order."""
+_FOR_LAYERS = 0.6
+"""Share of the time for measuring that layers alone may take."""
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
@@ -208,10 +213,38 @@ class Planner:
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason."""
         chains, left = find_chains(graph)
-        self._prepare((one, inf) for chain in chains for unit in chain if (one := range_segment([unit])) is not None)
+        alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
+        self._prepare((one, inf) for one in alone)
+        self._compile_own(alone)
+        self._measure_alone(_heaviest_first(alone))
         singles = [[self._single(unit) for unit in chain] for chain in chains]
         self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
+
+    def _compile_own(self, segments: Iterable[Segment]) -> None:
+        """Compile the kernels of paths of our own, all together: one after another they take longer than measuring."""
+        if self.setting.device.type != "cuda" or not self.setting.measured:
+            return
+        tasks: dict[tuple[object, ...], tuple[Segment, str]] = {}
+        for segment in segments:
+            for one in self.candidates.get(self._key(segment), ()):
+                if one.kernel is None and kind_of_path(one.path) in OWN:
+                    tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
+        with cudnn_tuning(False), ThreadPoolExecutor(_COMPILERS) as pool:
+            started = [pool.submit(_run_small, *task, self.setting.device) for task in tasks.values()]
+            wait(started, None if self.setting.deadline == inf else max(self.setting.deadline - time.monotonic(), 0.0))
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _measure_alone(self, segments: List[Segment]) -> None:
+        """Measure layers alone, in order, for a part of the time: without any left, no range would be merged."""
+        begin = time.monotonic()
+        until = begin + _FOR_LAYERS * (self.setting.deadline - begin)
+        for segment in segments:
+            if self.setting.measured and time.monotonic() > until:
+                key = self._key(segment)
+                trials = self.candidates.pop(key, None) or self._candidates(segment)
+                self.found[key], self.ranges[key] = trials, segment
+            self._trials(segment, inf)
 
     def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[Segment, float]]:
         """Every range of a chain that may be executed as one, with the time of its layers one by one."""
@@ -267,9 +300,14 @@ class Planner:
         segment = range_segment([unit])
         assert segment is not None
         trials = self._trials(segment, inf)
-        best = self._best(trials) or next(one for one in trials if one.kernel is None and one.problem is None)
+        best = self._best(trials) or self._unmeasured(trials)
         why = "its best path" if best.measured_s is not None else "a single layer"
         return _choice(unit_names([unit]), segment, best, None, why)
+
+    def _unmeasured(self, trials: Iterable[_Trial]) -> _Trial:
+        """A library's path for a layer alone: torch's own operators where measuring was wanted, they need no check."""
+        possible = [one for one in trials if one.kernel is None and one.problem is None]
+        return possible[-1 if self.setting.measured else 0]
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
         segment = range_segment(list(units))
@@ -302,14 +340,15 @@ class Planner:
         return self.found[key]
 
     def _key(self, segment: Segment) -> str:
-        return repr((segment.sequence, segment.size, segment.batch, segment.adds is not None, self.setting.form))
+        return repr((*_shape(segment), self.setting.form))
 
     def _candidates(self, segment: Segment) -> list[_Trial]:
         sequence, form, adds = segment.sequence, self.setting.form, segment.adds is not None
         trials = []
         if len(sequence.layers) == 1:
-            for path in library_paths(sequence.layers[0], adds, self.setting.device, form):
-                family = f"{path}/{kind_of(sequence.layers[0])}"
+            layer, gated, out = sequence.layers[0], segment.gate is not None, sequence.sizes(segment.size)[-1]
+            for path in library_paths(layer, adds, self.setting.device, form, gated, segment.batch, out):
+                family = f"{kind_of_path(path)}/{kind_of(layer)}"
                 trials.append(
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
                 )
@@ -340,10 +379,7 @@ class Planner:
             return
         key = cache.key_of(
             cache.device_key(self.setting.device),
-            segment.sequence,
-            segment.size,
-            segment.batch,
-            segment.adds is not None,
+            *_shape(segment),
             self.setting.form,
             [(one.path, one.kernel and one.kernel.source) for one in chosen],
         )
@@ -351,7 +387,12 @@ class Planner:
         if kept is None:
             if not self.setting.in_time:
                 return
-            self._race(segment, chosen)
+            try:
+                self._race(segment, chosen)
+            except torch.OutOfMemoryError:  # beside what else the process holds: nothing is kept of it
+                for one in chosen:
+                    one.problem = None if one.path == "library" else "out of memory when it was measured"
+                return
             cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
             return
         for one in chosen:
@@ -360,7 +401,8 @@ class Planner:
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
         """What is measured: all paths of a library, and of each family of kernels the best predicted.
 
-        Every family has its turn: how far each stays behind the rates is not known before it was measured.
+        Every family has its turn: how far each stays behind the rates is not known before it was measured. Torch's own
+        operators have none where an epilogue of our own does the same with fewer kernels, unless schedules are forced.
         """
         trials = list(trials)
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
@@ -371,17 +413,21 @@ class Planner:
             families.setdefault(one.path.partition("/")[0], []).append(one)
         each = max(_FEWEST, -(-self.most // max(len(families), 1)))
         chosen = [one for members in families.values() for one in members[:each]]
-        return [one for one in trials if one.kernel is None] + chosen
+        library = [one for one in trials if one.kernel is None]
+        if not self.forced and any(one.path == "epilogue" for one in library):
+            library = [one for one in library if one.path != "library"]
+        return library + chosen
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
-        added = _added(segment, x)
-        expected = run_reference(segment, _ends(x), None if added is None else _ends(added))
+        added, gate = _added(segment, x), _gate(segment, x)
+        opened = _ends(x) if gate is None else _ends(x) * _ends(gate)
+        expected = run_reference(segment, opened, None if added is None else _ends(added))
         calls: dict[str, Callable[[], object]] = {}
         for one in trials:
             try:
-                calls[one.path] = _checked(segment, one, x, added, expected, self.setting.form)
-            except (RuntimeError, ValueError, NotImplementedError) as error:  # KernelError is a RuntimeError
+                calls[one.path] = _checked(segment, one, (x, added, gate), expected, self.setting.form)
+            except Exception as error:  # a compiler of kernels raises anything; the path is one of several
                 said = str(error).strip().splitlines()
                 one.problem = f"{type(error).__name__}: {said[0] if said else ''}"
         with torch.no_grad():
@@ -390,22 +436,64 @@ class Planner:
             one.measured_s = times.get(one.path)
 
 
+def _shape(segment: Segment) -> tuple[object, ...]:
+    """What a segment's time depends on."""
+    return (segment.sequence, segment.size, segment.batch, segment.adds is not None, segment.gate is not None)
+
+
+def compiled_as(segment: Segment, path: str) -> tuple[object, ...]:
+    """What the kernel of a path of our own is compiled for, for a layer alone."""
+    from joulemark.merged.pointwise import compiled_for
+
+    parameters = segment.parameters[0]
+    shape = (segment.adds is not None, segment.gate is not None, parameters.weight.dtype.itemsize)
+    biased = parameters.bias is not None
+    return (biased, parameters.weight.dtype, *compiled_for(path, segment.sequence.layers[0], *shape))
+
+
+def _run_small(segment: Segment, path: str, device: torch.device) -> None:
+    """Run a path once for one image, so that its kernel is compiled; that it cannot be is told when it is measured."""
+    with suppress(Exception), torch.no_grad(), torch.cuda.device(device):
+        x = _example(segment, device, segment.parameters[0].weight.dtype, batch=1)
+        module = Executed(segment.sequence, segment.parameters, path, segment.adds is not None)
+        module.run(x, _added(segment, x), _gate(segment, x))
+
+
+def _heaviest_first(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments by the FLOPs and the elements that all of one shape have together."""
+    weights: dict[str, float] = {}
+    first: dict[str, Segment] = {}
+    for one in segments:
+        sizes, key = one.sequence.sizes(one.size), repr(_shape(one))
+        moved = sum(prod(size) * one.sequence.channels(n) for n, size in enumerate(sizes))
+        first.setdefault(key, one)
+        weights[key] = weights.get(key, 0.0) + one.sequence.flops(one.size) + _FLOPS_PER_ELEMENT * moved
+    return [first[key] for key in sorted(first, key=weights.__getitem__, reverse=True)]
+
+
 def _checked(
-    segment: Segment, one: _Trial, x: Tensor, added: Tensor | None, expected: Tensor, form: Format | None
+    segment: Segment,
+    one: _Trial,
+    given: tuple[Tensor, Tensor | None, Tensor | None],
+    expected: Tensor,
+    form: Format | None,
 ) -> Callable[[], Tensor]:
     """A call of a trial whose output was right once.
+
+    Args:
+        given: input, what is added, gate.
 
     Raises:
         KernelError: its output is wrong.
     """
     module = Executed(segment.sequence, segment.parameters, one.path, segment.adds is not None, one.kernel)
     with torch.no_grad():
-        out = module.run(x, added)
+        out = module.run(*given)
         error = relative_error(_ends(out), expected)
     limit = TOLERANCE[form] if form is not None else 1e-9
     if not error <= limit:
         raise KernelError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
-    return lambda: module.run(x, added)
+    return lambda: module.run(*given)
 
 
 def _ends(tensor: Tensor) -> Tensor:
@@ -428,14 +516,14 @@ def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
         return None if tensor is None else tensor.to(wide)
 
     parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
-    with torch.no_grad():
+    with torch.no_grad(), cudnn_tuning(False):
         return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
 
 
-def _example(segment: Segment, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Random input of a segment's shape, channels-last."""
+def _example(segment: Segment, device: torch.device, dtype: torch.dtype, batch: int | None = None) -> Tensor:
+    """Random input of a segment's shape, channels-last, of another batch where one is given."""
     dimensions = segment.sequence.dimensions
-    shape = (segment.batch, segment.sequence.channels(0), *segment.size)
+    shape = (batch or segment.batch, segment.sequence.channels(0), *segment.size)
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
     x = torch.randn(shape, device=device).to(dtype)
     return x.contiguous(memory_format=formats.get(dimensions, torch.contiguous_format))
@@ -445,10 +533,16 @@ def _added(segment: Segment, x: Tensor) -> Tensor | None:
     if segment.adds is None:
         return None
     size = segment.sequence.sizes(segment.size)[-1]
-    shape = (segment.batch, segment.sequence.channels(len(segment.sequence.layers)), *size)
+    shape = (x.shape[0], segment.sequence.channels(len(segment.sequence.layers)), *size)
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
     memory = formats.get(segment.sequence.dimensions, torch.contiguous_format)
     return torch.randn(shape, device=x.device).to(x.dtype).contiguous(memory_format=memory)
+
+
+def _gate(segment: Segment, x: Tensor) -> Tensor | None:
+    if segment.gate is None:
+        return None
+    return torch.rand((*x.shape[:2], *(1,) * (x.dim() - 2)), device=x.device).to(x.dtype)
 
 
 def _known(choice: Choice) -> float:
@@ -486,13 +580,24 @@ def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
     return tuple(one.convolution.name for one in units)
 
 
+def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:
+    """Every convolution that ends in a ReLU by cuDNN's fused kernels, the others as torch has them."""
+    choices = []
+    for unit in (unit for chain in find_chains(graph)[0] for unit in chain):
+        segment = range_segment([unit])
+        assert segment is not None
+        path = "fused" if unit.activation == "relu" else "library"
+        choices.append(Choice(unit_names([unit]), segment.name, path, "unmerged", None, None, None, None, "asked for"))
+    return choices
+
+
 def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | None:
     """The kernel that a choice names; None for a library's path.
 
     Raises:
         KernelError: no family offers it any more.
     """
-    if choice.path in LIBRARY:
+    if kind_of_path(choice.path) in LIBRARY:
         return None
     assert setting.form is not None
     named = [one for one in setting.families if one.name == choice.path.partition("/")[0]]
@@ -519,8 +624,9 @@ def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) 
         graph.add_submodule(name, module)
         last = segment.nodes[-1]
         arguments = [segment.source] if adds is None else [segment.source, adds]
+        gate = {} if segment.gate is None else {"gate": replaced.get(segment.gate, segment.gate)}
         with graph.graph.inserting_after(last):
-            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments))
+            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments), gate)
         last.replace_all_uses_with(new)
         replaced[last] = new
         new.meta = dict(last.meta)
@@ -531,4 +637,4 @@ def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) 
     graph.recompile()
 
 
-__all__ = ["Choice", "Planner", "Sequence", "Setting", "kernel_of", "relative_error", "rewrite"]
+__all__ = ["Choice", "Planner", "Sequence", "Setting", "fused_by_cudnn", "kernel_of", "relative_error", "rewrite"]

@@ -1,7 +1,9 @@
-"""Two plain kernels in Triton for what stands between merged sequences: an epilogue, and a depthwise convolution.
+"""Plain kernels in Triton for what stands between merged sequences.
 
-Both read and write channels-last tensors once and keep sums in fp32. They import Triton, which comes with torch for
-CUDA: only :mod:`joulemark.merged.paths` imports this module, and only where Triton is there.
+An epilogue; a depthwise convolution; a pointwise convolution, of a gated input too; one of few channels, as networks
+begin with; squeeze-and-excitation. All read and write channels-last tensors once and keep sums in fp32. They import
+Triton, which comes with torch for CUDA: only :mod:`joulemark.merged.paths`, :mod:`joulemark.merged.plan` and
+:mod:`joulemark.merged.squeeze` import this module, and only where Triton is there.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"
@@ -26,9 +28,18 @@ _NUMBERS: dict[Activation, int] = {
     "leaky": 5,
     "hardswish": 6,
 }
+# Sizes are not compiled in (``do_not_specialize``): one kernel serves all batches and resolutions.
 _SLOPE = tl.constexpr(LEAKY_SLOPE)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _ELEMENTS = 2048
+_OCTET = 8
+_POOLED = 4 * 132
+"""Blocks that a pooling is cut into at least, where there are as many rows: four for each multiprocessor of an H200."""
+_GATHERED = 64
+"""Taps times channels, at most, that a product takes in one step."""
+_POOL_ROWS, _POOL_LANES = 32, 64
+_EXCITED = 8192
+"""Weights that an excitation takes at a time: 32 for each of its threads."""
 
 
 @triton.jit
@@ -51,10 +62,11 @@ def _activate(y, activation: tl.constexpr):
 
 @triton.jit
 def _epilogue(
-    y, bias, residual, count, channels,
-    biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr, block: tl.constexpr,
+    y, bias, residual, count, units,
+    unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """In place ``activation(y + bias + residual)`` over ``count`` elements, channels innermost."""
+    channels = units * unit
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     there = at < count
     value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
@@ -76,48 +88,83 @@ def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation
     count = y.numel()
     grid = (triton.cdiv(count, _ELEMENTS),)
     _epilogue[grid](
-        y, y if bias is None else bias, y if residual is None else residual, count, y.shape[1],
+        y, y if bias is None else bias, y if residual is None else residual, count, *_units(y.shape[1]),
         bias is not None, residual is not None, _NUMBERS[activation], _ELEMENTS,
     )  # fmt: skip
     return y
 
 
 @triton.jit
-def _depthwise(
-    x, weight, bias, residual, out, channels, height, width, out_height, out_width,
-    rows: tl.constexpr, columns: tl.constexpr, stride_y: tl.constexpr, stride_x: tl.constexpr,
-    pad_y: tl.constexpr, pad_x: tl.constexpr, step_y: tl.constexpr, step_x: tl.constexpr,
-    biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr, pixels: tl.constexpr, lanes: tl.constexpr,
+def _tapped(
+    total, value, weight, channel, real, channels, dy, dx: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr
+):
+    """A sum and what a row of the input adds to it, ``dy`` rows below the line's first tap; nothing beyond the last."""
+    tap = tl.load(weight + (dy * columns + dx) * channels + channel, mask=real & (dy >= 0) & (dy < rows), other=0.0)
+    return total + value * tap.to(tl.float32)[None, :]
+
+
+@triton.jit
+def _finished(
+    total, place, there, bias, residual, out, channel, real,
+    biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr,
 ):  # fmt: skip
-    """``pixels`` neighbouring outputs of one row and ``lanes`` channels of a depthwise convolution."""
-    strips = tl.cdiv(out_width, pixels)
-    line = tl.program_id(0) // strips
-    column = (tl.program_id(0) % strips) * pixels + tl.arange(0, pixels)
-    channel = tl.program_id(1) * lanes + tl.arange(0, lanes)
-    image, row = (line // out_height).to(tl.int64), line % out_height
-    real = channel < channels
-    total = tl.zeros((pixels, lanes), tl.float32)
+    """Stores ``activation(total + bias + residual)``."""
     if biased:
         total += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-    for dy in tl.static_range(rows):
-        y = row * stride_y - pad_y + dy * step_y
+    if added:
+        total += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + place, _activate(total, activation).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=("units", "height", "width", "out_height", "out_width"))
+def _depthwise(
+    x, weight, bias, residual, out, units, height, width, out_height, out_width,
+    unit: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, stride_y: tl.constexpr, stride_x: tl.constexpr,
+    pad_y: tl.constexpr, pad_x: tl.constexpr, step_y: tl.constexpr, step_x: tl.constexpr,
+    biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr,
+    lines: tl.constexpr, pixels: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """``pixels`` neighbouring outputs of one or two lines and ``lanes`` channels of a depthwise convolution.
+
+    Two lines share each load of the input; they need taps without dilation.
+    """
+    channels = units * unit
+    strips, bands = tl.cdiv(out_width, pixels), tl.cdiv(out_height, lines)
+    band = tl.program_id(0) // strips
+    column = (tl.program_id(0) % strips) * pixels + tl.arange(0, pixels)
+    channel = tl.program_id(1) * lanes + tl.arange(0, lanes)
+    image, row = (band // bands).to(tl.int64), (band % bands) * lines
+    real = channel < channels
+    first = tl.zeros((pixels, lanes), tl.float32)
+    second = tl.zeros((pixels, lanes), tl.float32)
+    for down in range(rows + (lines - 1) * stride_y):  # a loop: unrolled, the loads of 49 taps take all registers
+        y = row * stride_y - pad_y + down * step_y
         inside_y = (y >= 0) & (y < height)
         for dx in tl.static_range(columns):
             at = column * stride_x - pad_x + dx * step_x
             inside = ((at >= 0) & (at < width) & inside_y)[:, None] & real[None, :]
             place = ((image * height + y) * width + at)[:, None] * channels + channel[None, :]
             value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-            tap = tl.load(weight + (dy * columns + dx) * channels + channel, mask=real, other=0.0).to(tl.float32)
-            total += value * tap[None, :]
+            first = _tapped(first, value, weight, channel, real, channels, down, dx, rows, columns)
+            if lines == 2:
+                second = _tapped(second, value, weight, channel, real, channels, down - stride_y, dx, rows, columns)
     place = ((image * out_height + row) * out_width + column)[:, None] * channels + channel[None, :]
     there = (column < out_width)[:, None] & real[None, :]
-    if added:
-        total += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + place, _activate(total, activation).to(out.dtype.element_ty), mask=there)
+    _finished(first, place, there, bias, residual, out, channel, real, biased, added, activation)
+    if lines == 2:
+        place += out_width * channels
+        there = there & (row + 1 < out_height)
+        _finished(second, place, there, bias, residual, out, channel, real, biased, added, activation)
 
 
 def depthwise(
-    layer: Conv, x: Tensor, taps: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor
+    layer: Conv,
+    x: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    strip: tuple[int, int] = (2, 16),
 ) -> Tensor:
     """A depthwise convolution in two dimensions with what follows it.
 
@@ -128,21 +175,314 @@ def depthwise(
         bias: [channels].
         residual: like out.
         out: where to, channels-last.
+        strip: lines of the output and positions of each that a program makes; 2 lines for taps that are not dilated.
     """
     batch, channels, height, width = x.shape
     out_height, out_width = out.shape[2:]
+    lines, pixels = strip
     lanes = min(64, triton.next_power_of_2(channels))
-    pixels = max(1, min(16, triton.next_power_of_2(out_width)))
-    grid = (batch * out_height * triton.cdiv(out_width, pixels), triton.cdiv(channels, lanes))
+    pixels = max(1, min(pixels, triton.next_power_of_2(out_width)))
+    grid = (batch * triton.cdiv(out_height, lines) * triton.cdiv(out_width, pixels), triton.cdiv(channels, lanes))
+    units, unit = _units(channels)
     shape: tuple[Any, ...] = (*layer.kernel, *layer.stride, *layer.padding, *layer.dilation)
     _depthwise[grid](
         x, taps, x if bias is None else bias, x if residual is None else residual, out,
-        channels, height, width, out_height, out_width, *shape,
-        bias is not None, residual is not None, _NUMBERS[layer.activation], pixels, lanes,
+        units, height, width, out_height, out_width, unit, *shape,
+        bias is not None, residual is not None, _NUMBERS[layer.activation], lines, pixels, lanes,
     )  # fmt: skip
     return out
 
 
+def strips_for(layer: Conv, width: int) -> tuple[tuple[int, int], ...]:
+    """The strips (lines, positions) that are worth trying for a depthwise convolution, the most promising first.
+
+    Positions of one thread share its loads of taps, lines its loads of the input.
+
+    Args:
+        width: of the output.
+    """
+    lines = 2 if layer.dilation[0] == 1 else 1
+    wide = ((lines, 32),) if width > 16 else ()
+    return (*wide, (lines, 16), *(((1, 16),) if lines == 2 else ()))
+
+
 def taps_of(weight: Tensor) -> Tensor:
     """[channels, 1, rows, columns] → [rows * columns, channels], so that neighbouring lanes read neighbours."""
-    return weight.flatten(1).t().contiguous().to(torch.float32)
+    return weight.flatten(1).t().contiguous()
+
+
+def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int) -> tuple[object, ...]:
+    """What the kernel of a path is compiled for: layers that agree in it share one.
+
+    Args:
+        path: see :mod:`joulemark.merged.paths`, one of our own.
+        itemsize: bytes of an element.
+    """
+    activation, unit = (layer.activation, adds or layer.residual is not None, gated), _units(layer.out_channels)[1]
+    if path.startswith("tiles"):
+        return (path, activation, _units(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
+    if path.startswith("gather"):
+        return (path, activation, unit, layer.in_channels, layer.kernel, layer.stride, layer.padding, layer.dilation)
+    if path.startswith("taps"):
+        shape = (layer.kernel, layer.stride, layer.padding, layer.dilation)
+        return (path, activation, unit, shape, min(64, triton.next_power_of_2(layer.out_channels)))
+    return (path, activation, unit)
+
+
+def _units(channels: int) -> tuple[int, int]:
+    """Channels as a product whose second factor kernels are compiled for: eight neighbours can be loaded at once."""
+    return (channels // _OCTET, _OCTET) if channels % _OCTET == 0 else (channels, 1)
+
+
+@triton.jit(do_not_specialize=("pixels", "input_units", "output_units"))
+def _product(
+    x, weight, bias, residual, gate, out, pixels, input_units, output_units,
+    input_unit: tl.constexpr, output_unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
+    activation: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """``rows`` pixels of an image and ``columns`` channels of a pointwise convolution; weights [outputs, inputs]."""
+    inputs, outputs = input_units * input_unit, output_units * output_unit
+    across, strips = tl.cdiv(outputs, columns), tl.cdiv(pixels, rows)
+    strip = tl.program_id(0) // across
+    column = (tl.program_id(0) % across) * columns + tl.arange(0, columns)
+    image, row = (strip // strips).to(tl.int64), (strip % strips) * rows + tl.arange(0, rows)
+    there = (row < pixels)[:, None]
+    real = (column < outputs)[None, :]
+    at = (image * pixels + row)[:, None]
+    total = tl.zeros((rows, columns), tl.float32)
+    for start in range(0, inputs, depth):
+        inner = start + tl.arange(0, depth)
+        left = tl.load(x + at * inputs + inner[None, :], mask=there & (inner < inputs)[None, :], other=0.0)
+        if gated:
+            opened = tl.load(gate + image * inputs + inner, mask=inner < inputs, other=0.0).to(tl.float32)
+            left = (left.to(tl.float32) * opened[None, :]).to(left.dtype)
+        right = tl.load(
+            weight + column[None, :] * inputs + inner[:, None], mask=(inner < inputs)[:, None] & real, other=0.0
+        )
+        total = tl.dot(left, right, total, input_precision=precision)
+    if biased:
+        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+    place = at * outputs + column[None, :]
+    if added:
+        total += tl.load(residual + place, mask=there & real, other=0.0).to(tl.float32)
+    tl.store(out + place, _activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+
+
+def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:
+    """The tiles (rows, columns) that are worth trying for a pointwise convolution, the most promising first.
+
+    Args:
+        pixels: of all images.
+        outputs: channels.
+    """
+    wide = 128 if outputs > 64 else max(16, 1 << (outputs - 1).bit_length())
+    tall = 128 if -(-pixels // 128) * -(-outputs // wide) >= 132 else 64
+    return ((tall, wide), (64, min(wide, 64))) if (tall, wide) != (64, min(wide, 64)) else ((tall, wide),)
+
+
+def _depth(inputs: int, itemsize: int) -> int:
+    """Input channels that a product takes at a time."""
+    return max(16, min(128 // itemsize, 1 << (inputs - 1).bit_length()))
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor,
+    activation: Activation,
+    tile: tuple[int, int],
+) -> Tensor:
+    """``activation(weight · (gate * x) + bias + residual)`` at every position.
+
+    Args:
+        x: [batch, inputs, *size], channels-last.
+        weight: [outputs, inputs, 1, …].
+        bias: [outputs].
+        residual: like out.
+        gate: [batch, inputs, 1, …], contiguous; None for ones.
+        out: where to, channels-last.
+        activation: of the result.
+        tile: rows and columns that a program computes.
+    """
+    outputs, inputs = weight.shape[:2]
+    images = 1 if gate is None else x.shape[0]
+    pixels = x.numel() // (inputs * images)
+    rows, columns = tile
+    grid = (images * triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)
+    (input_units, input_unit), (output_units, output_unit) = _units(inputs), _units(outputs)
+    depth = _depth(inputs, x.dtype.itemsize)
+    _product[grid](
+        x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
+        pixels, input_units, output_units, input_unit, output_unit,
+        bias is not None, residual is not None, gate is not None, _NUMBERS[activation], rows, columns, depth, "tf32",
+        num_warps=8 if rows * columns >= 128 * 128 else 4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=("pixels", "height", "width", "out_height", "out_width", "output_units"))
+def _gathered(
+    x, weight, bias, residual, out, pixels, height, width, out_height, out_width, output_units,
+    output_unit: tl.constexpr, inputs: tl.constexpr, taps_y: tl.constexpr, taps_x: tl.constexpr,
+    stride_y: tl.constexpr, stride_x: tl.constexpr, pad_y: tl.constexpr, pad_x: tl.constexpr,
+    step_y: tl.constexpr, step_x: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """``rows`` outputs and ``columns`` channels of a convolution whose taps of all channels are one step of a product.
+
+    Weights lie as [outputs, taps_y, taps_x, inputs].
+    """
+    outputs = output_units * output_unit
+    pixel = tl.program_id(0) * rows + tl.arange(0, rows)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    there, real = (pixel < pixels)[:, None], (column < outputs)[None, :]
+    image, place = (pixel // (out_height * out_width)).to(tl.int64), pixel % (out_height * out_width)
+    inner = tl.arange(0, depth)
+    y = (place // out_width)[:, None] * stride_y - pad_y + (inner // (taps_x * inputs))[None, :] * step_y
+    at = (place % out_width)[:, None] * stride_x - pad_x + ((inner // inputs) % taps_x)[None, :] * step_x
+    tap = inner < taps_y * taps_x * inputs
+    inside = there & tap[None, :] & (y >= 0) & (y < height) & (at >= 0) & (at < width)
+    left = tl.load(x + ((image[:, None] * height + y) * width + at) * inputs + (inner % inputs)[None, :], mask=inside,
+                   other=0.0)  # fmt: skip
+    right = tl.load(
+        weight + column[None, :] * (taps_y * taps_x * inputs) + inner[:, None], mask=tap[:, None] & real, other=0.0
+    )
+    total = tl.dot(left, right, input_precision=precision)
+    if biased:
+        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+    position = pixel.to(tl.int64)[:, None] * outputs + column[None, :]
+    if added:
+        total += tl.load(residual + position, mask=there & real, other=0.0).to(tl.float32)
+    tl.store(out + position, _activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+
+
+def gathers(layer: Conv) -> bool:
+    """Whether :func:`gathered` is made for a layer: two dimensions, one group, all taps one step of a product."""
+    taps = layer.kernel[0] * layer.kernel[-1] * layer.in_channels
+    return len(layer.kernel) == 2 and layer.groups == 1 and taps <= _GATHERED and max(layer.kernel) > 1
+
+
+def gathered(
+    layer: Conv,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    tile: tuple[int, int],
+) -> Tensor:
+    """A convolution of few channels, as networks begin with, and what follows it.
+
+    Args:
+        layer: that :func:`gathers` admits.
+        x: [batch, inputs, height, width], channels-last.
+        weight: [outputs, inputs, rows, columns], channels-last.
+        bias: [outputs].
+        residual: like out.
+        out: where to, channels-last.
+        tile: outputs and channels that a program computes.
+    """
+    batch, inputs, height, width = x.shape
+    out_height, out_width = out.shape[2:]
+    rows, columns = tile
+    pixels = batch * out_height * out_width
+    units, unit = _units(layer.out_channels)
+    grid = (triton.cdiv(pixels, rows), triton.cdiv(layer.out_channels, columns))
+    shape: tuple[Any, ...] = (*layer.kernel, *layer.stride, *layer.padding, *layer.dilation)
+    depth = max(16, triton.next_power_of_2(layer.kernel[0] * layer.kernel[1] * inputs))
+    _gathered[grid](
+        x, weight, x if bias is None else bias, x if residual is None else residual, out,
+        pixels, height, width, out_height, out_width, units, unit, inputs, *shape,
+        bias is not None, residual is not None, _NUMBERS[layer.activation], rows, columns, depth, "tf32",
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=("pixels", "parts", "units"))
+def _pool(x, sums, pixels, parts, units, unit: tl.constexpr, rows: tl.constexpr, lanes: tl.constexpr):
+    """Sums over one of ``parts`` parts of an image's pixels."""
+    channels = units * unit
+    image, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    channel = tl.program_id(1) * lanes + tl.arange(0, lanes)
+    share = tl.cdiv(pixels, parts)
+    end = tl.minimum((part + 1) * share, pixels)
+    total = tl.zeros((rows, lanes), tl.float32)
+    for start in range(part * share, end, rows):
+        row = start + tl.arange(0, rows)
+        place = (image * pixels + row)[:, None] * channels + channel[None, :]
+        there = (row < end)[:, None] & (channel < channels)[None, :]
+        total += tl.load(x + place, mask=there, other=0.0).to(tl.float32)
+    place = (image * parts + part) * channels + channel
+    tl.store(sums + place, tl.sum(total, 0), mask=channel < channels)
+
+
+@triton.jit(do_not_specialize=("pixels", "parts", "units", "squeezed"))
+def _excite(
+    sums, squeeze, squeeze_bias, excite, excite_bias, gate, pixels, parts, units, squeezed,
+    unit: tl.constexpr, activation: tl.constexpr, hard: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """The gate of one image from the sums of its pixels: two small products, an activation, a sigmoid.
+
+    The weights of both products lie as [squeezed, channels].
+    """
+    channels = units * unit
+    image = tl.program_id(0)
+    inner = tl.arange(0, width)
+    hidden = tl.load(squeeze_bias + inner, mask=inner < squeezed, other=0.0).to(tl.float32)
+    for start in range(0, channels, lanes):
+        channel = start + tl.arange(0, lanes)
+        real = channel < channels
+        mean = tl.zeros((lanes,), tl.float32)
+        for part in range(parts):
+            mean += tl.load(sums + (image * parts + part) * channels + channel, mask=real, other=0.0)
+        place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
+        weight = tl.load(squeeze + place, mask=there, other=0.0).to(tl.float32)
+        hidden += tl.sum(weight * (mean / pixels)[None, :], 1)
+    hidden = _activate(hidden, activation)
+    for start in range(0, channels, lanes):
+        channel = start + tl.arange(0, lanes)
+        real = channel < channels
+        place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
+        weight = tl.load(excite + place, mask=there, other=0.0).to(tl.float32)
+        value = tl.sum(weight * hidden[:, None], 0)
+        value += tl.load(excite_bias + channel, mask=real, other=0.0).to(tl.float32)
+        if hard:
+            value = tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) / 6.0
+        if not hard:
+            value = 1.0 / (1.0 + tl.exp(-value))
+        tl.store(gate + image * channels + channel, value.to(gate.dtype.element_ty), mask=real)
+
+
+def squeeze_and_excite(
+    x: Tensor, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], activation: Activation, hard: bool
+) -> Tensor:
+    """The gate of every image and channel (Hu et al., *Squeeze-and-Excitation Networks*, CVPR 2018), by two kernels.
+
+    Args:
+        x: [batch, channels, *size], channels-last.
+        first: weight [squeezed, channels] and bias [squeezed].
+        second: weight [squeezed, channels], turned, and bias [channels].
+        activation: between them.
+        hard: whether a hard sigmoid ends it.
+
+    Returns:
+        [batch, channels, 1, …], contiguous.
+    """
+    batch, channels = x.shape[:2]
+    pixels, squeezed = x.numel() // (batch * channels), first[0].shape[0]
+    across = triton.cdiv(channels, _POOL_LANES)
+    parts = max(1, min(triton.cdiv(_POOLED, batch * across), triton.cdiv(pixels, 2 * _POOL_ROWS)))
+    sums = torch.empty((batch, parts, channels), dtype=torch.float32, device=x.device)
+    _pool[(batch * parts, across)](x, sums, pixels, parts, *_units(channels), _POOL_ROWS, _POOL_LANES)
+    gate = torch.empty((batch, channels, *(1,) * (x.dim() - 2)), dtype=x.dtype, device=x.device)
+    width = max(16, triton.next_power_of_2(squeezed))
+    lanes = max(16, min(_EXCITED // width, triton.next_power_of_2(channels)))
+    units, unit = _units(channels)
+    _excite[(batch,)](
+        sums, *first, *second, gate, pixels, parts, units, squeezed, unit, _NUMBERS[activation], hard, width, lanes,
+        num_warps=8,
+    )  # fmt: skip
+    return gate

@@ -53,6 +53,7 @@ def main(
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument("--limit", type=float, default=540.0, metavar="S", help="begin no subject that may end later")
     parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
+    parser.add_argument("--rival-limit", type=float, default=200.0, metavar="S", help="of building one rival")
     merge_s = 15.0 if kind == "blocks" else BUDGET_S
     parser.add_argument("--merge-budget", type=float, default=merge_s, metavar="S", help="of merging a subject")
     parser.add_argument("--rounds", type=int, default=25, help="bursts of each rival")
@@ -71,7 +72,7 @@ def main(
     try:
         if args.build is not None:
             chosen = [one for one in subjects(args) if args.only in one.name]
-            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build)))
+            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
         return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
     except JoulemarkError as error:
@@ -95,6 +96,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         args.sustain,
         args.turns,
         limit_s=args.subject_limit,
+        rival_s=args.rival_limit,
         merge_s=args.merge_budget,
         kernels=args.kernels,
         sustain_best=args.sustain_best,

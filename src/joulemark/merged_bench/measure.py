@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.plan import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.floors import floors_of
+from joulemark.merged_bench.limits import TooLong, within
 from joulemark.merged_bench.stage import Act, Stage, over_best
 from joulemark.merged_bench.subjects import Shape, Subject
 from joulemark.workloads import precision
@@ -46,6 +47,7 @@ class Options:
         turns: sustained windows of each rival.
         most_inputs: that rotate.
         limit_s: after which no further rival of a subject is built.
+        rival_s: of building one rival.
         merge_s: budget of merging.
         kernels: of a range that a forced schedule measures.
         sustain_best: rivals that get sustained windows beside our own, the fastest in bursts; None for all.
@@ -59,14 +61,37 @@ class Options:
     turns: int = 1
     most_inputs: int = 16
     limit_s: float = 400.0
+    rival_s: float = 200.0
     merge_s: float = BUDGET_S
     kernels: int = rivals.EVERY_KERNEL
     sustain_best: int | None = None
     tiny: bool = False
 
 
+class Watch(Protocol):
+    """Who is told what begins and ends, so that what ends the process is known when it starts again."""
+
+    def begins(self, rival: str) -> str | None:
+        """A rival is going to be built; why it had better not be, or None."""
+
+    def ends(self, rival: str) -> None:
+        """It was built, or failed alone."""
+
+
+class _Nobody:
+    def begins(self, rival: str) -> str | None:
+        del rival
+        return None
+
+    def ends(self, rival: str) -> None: ...
+
+
 def measure_subject(
-    subject: Subject, stage: Stage, options: Options, tell: Callable[[str], None] = lambda _: None
+    subject: Subject,
+    stage: Stage,
+    options: Options,
+    tell: Callable[[str], None] = lambda _: None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """A row: every rival's figures in SI units, what is missing and why, and the gains over the best rival.
 
@@ -80,6 +105,7 @@ def measure_subject(
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1)
     shape = subject.tiny if options.tiny else subject.shape
+    stage.share_memory()
     reference = subject.build().eval()
     xs = _inputs(shape, options, stage.device)
     model = _arranged(reference, options.dtype, stage.device)
@@ -89,18 +115,26 @@ def measure_subject(
     del reference
     found: dict[str, dict[str, Any]] = {}
     acts: list[Act] = []
+    watch = watch or _Nobody()
     for name in options.names:
-        if time.perf_counter() - begin > options.limit_s:
-            found[name] = {"missing": {"all": f"no time left after {options.limit_s:g} s"}}
+        why = f"no time left after {options.limit_s:g} s" if time.perf_counter() - begin > options.limit_s else None
+        why = why or watch.begins(name)
+        if why is not None:
+            found[name] = {"missing": {"all": why}}
             continue
-        row, act = _prepare(name, rivals.Task(model, xs[0], options.merge_s, options.kernels), xs, expected, stage)
+        task = rivals.Task(model, xs[0], options.merge_s, options.kernels)
+        row, act = _prepare(name, task, xs, expected, stage, options.rival_s)
         found[name] = row
+        watch.ends(name)
         if act is not None:
             acts.append(act)
         tell(f"  {name}: {row.get('missing', {}).get('all') or 'built'}, {time.perf_counter() - begin:.0f} s")
     with torch.no_grad():
         _perform(stage, acts, options)
     for act in acts:
+        if "all" in act.missing:
+            found[act.name] = {"missing": act.missing}
+            continue
         found[act.name].update(act.figures, graphed=act.graphed)
         found[act.name]["missing"] |= act.missing
     return {
@@ -136,6 +170,7 @@ def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> t
 
 
 def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> None:
+    acts = stage.standing(acts)
     if not acts:
         return
     stage.bursts(acts, options.rounds)
@@ -178,24 +213,26 @@ def _gains(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _prepare(
-    name: str, task: rivals.Task, xs: Sequence[Tensor], expected: Tensor | None, stage: Stage
+    name: str, task: rivals.Task, xs: Sequence[Tensor], expected: Tensor | None, stage: Stage, limit_s: float
 ) -> tuple[dict[str, Any], Act | None]:
     """A rival built, checked and captured, or why it is not."""
     on_gpu = stage.device.startswith("cuda")
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if on_gpu else 0
+    before = _allocated(on_gpu)
     try:
-        built = rivals.build(name, task)
+        with within(limit_s):
+            built = rivals.build(name, task)
+        _allocated(on_gpu)
         with torch.no_grad():
             out = built.call(*built.inputs(xs[:1]))
             out = out if built.restore is None else built.restore(out)
         error = None if expected is None else _error(out, expected)
         peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
+        del out
         act = stage.act(name, built.call, built.inputs(xs), built.wait)
     except Unsupported as reason:
         return {"missing": {"all": str(reason)}}, None
+    except TooLong:
+        return {"missing": {"all": f"it was not built within {limit_s:g} s"}}, None
     except Exception as reason:  # a compiler or CUDA may raise anything; one rival of many is lost
         if is_poisoned(reason):
             raise RuntimeError(f"{name} left CUDA unusable: {first_line(reason)}") from reason
@@ -203,6 +240,16 @@ def _prepare(
         return {"missing": {"all": f"{what}: {first_line(reason)}"[:400]}}, None
     row = {"build_s": built.build_s, "relative_error": error, "peak_bytes": peak, "missing": {}, **built.facts}
     return row, act
+
+
+def _allocated(on_gpu: bool) -> int:
+    """Bytes that tensors hold, once nothing is left of what was given up; the peak is counted from here."""
+    if not on_gpu:
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
 
 
 def _error(out: Any, expected: Tensor) -> float | None:
@@ -276,7 +323,9 @@ class Document:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a row and write the file."""
-        self.content["failed"].pop(row["subject"], None)
+        failed = self.content["failed"]
+        for name in [one for one in failed if one.partition(":")[0] == row["subject"]]:
+            del failed[name]
         self.content["rows"].append(dict(row))
         self.write()
 
@@ -293,6 +342,33 @@ class Document:
         part.replace(self.path)
 
 
+class _Attempts:
+    """Keeps in the file which rival is being built: one that has ended the process twice is left out.
+
+    A kernel that never returns, or an access that CUDA does not forgive, would else meet every new start.
+    """
+
+    most = 2
+
+    def __init__(self, document: Document, subject: Subject) -> None:
+        self.document, self.subject = document, subject
+
+    def _key(self, rival: str) -> str:
+        return f"{self.subject.name}:{rival}"
+
+    def begins(self, rival: str) -> str | None:
+        failed = self.document.content["failed"]
+        count = int(failed.get(self._key(rival), "0").partition(" ")[0])
+        if count >= self.most:
+            return f"{count} times its process ended while it was built"
+        failed[self._key(rival)] = f"{count + 1} times begun and not ended"
+        self.document.write()
+        return None
+
+    def ends(self, rival: str) -> None:
+        self.document.content["failed"].pop(self._key(rival), None)
+
+
 def measure_all(
     subjects: Sequence[Subject],
     document: Document,
@@ -307,7 +383,8 @@ def measure_all(
         RuntimeError: a CUDA error has left the process unusable; start the command again to go on.
     """
     begin, longest = time.perf_counter(), 0.0
-    for subject in subjects:
+    failed = set(document.content["failed"])
+    for subject in sorted(subjects, key=lambda one: one.name in failed):
         if not document.lacks(subject, options.dtype):
             continue
         started = time.perf_counter()
@@ -316,10 +393,16 @@ def measure_all(
         tell(subject.name)
         with _clean():
             try:
-                row = measure_subject(subject, stage, options, tell)
+                row = measure_subject(subject, stage, options, tell, _Attempts(document, subject))
             except JoulemarkError as error:
                 document.fail(subject, str(error))
                 tell(f"  {error}")
+                continue
+            except RuntimeError as error:
+                if is_poisoned(error) or not is_out_of_memory(error):
+                    raise
+                document.fail(subject, f"out of memory: {first_line(error)}"[:400])
+                tell(f"  out of memory: {first_line(error)}")
                 continue
         document.add(row)
         longest = max(longest, time.perf_counter() - started)

@@ -16,7 +16,7 @@ import torch
 
 from joulemark.collect.energy import conditions_of, energy_of
 from joulemark.collect.power import PowerSampler
-from joulemark.collect.timing import Timer, timer_for
+from joulemark.collect.timing import CudaTimer, Timer, first_line, is_out_of_memory, is_poisoned, timer_for
 from joulemark.counter_series import CounterSource
 from joulemark.errors import DeviceError, Unsupported
 from joulemark.merged.cost import Rates
@@ -81,6 +81,14 @@ class Stage:
     def __post_init__(self) -> None:
         self.timer: Timer = timer_for(self.device)
 
+    def share_memory(self) -> None:
+        """Graphs captured from now on share one pool of memory: of a large model five rivals' would not fit beside.
+
+        They never run at the same time, and none reads what another left.
+        """
+        if isinstance(self.timer, CudaTimer):
+            self.timer.pool = torch.cuda.graph_pool_handle()
+
     def act(
         self,
         name: str,
@@ -114,11 +122,24 @@ class Stage:
                 act.missing["graph"] = str(error)
         return act
 
+    def standing(self, acts: Sequence[Act]) -> list[Act]:
+        """Those that run a round beside all others' memory; the others say why not in ``missing``."""
+        found = []
+        for act in acts:
+            try:
+                self._seconds(act)
+            except RuntimeError as error:
+                if is_poisoned(error):
+                    raise
+                what = "out of memory" if is_out_of_memory(error) else type(error).__name__
+                act.missing["all"] = f"{what}: {first_line(error)}"[:400]
+                continue
+            found.append(act)
+        return found
+
     def bursts(self, acts: Sequence[Act], rounds: int) -> None:
         """Rounds in turns, each after a rest; ``burst_s`` per call with its interval. Who begins changes."""
         times: dict[str, list[float]] = {act.name: [] for act in acts}
-        for act in acts:
-            self._seconds(act)
         for turn in range(rounds):
             first = turn % len(acts)
             for act in (*acts[first:], *acts[:first]):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod, sqrt
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joulemark.workloads import zoo
-from joulemark.workloads.spec import as_tensors
+from joulemark.workloads.spec import ModelSpec, as_tensors
 from joulemark.workloads.steps import TorchWorkload
 
 Shape = tuple[int, ...]
@@ -189,8 +189,19 @@ def network(name: str, batch: int) -> Subject:
     Raises:
         ConfigurationError: the zoo has none of this name.
     """
+    spec = _spec(name)
+    shape = tuple(as_tensors(spec.inputs(1, torch.Generator(), "cpu"))[0].shape[1:])
+    build = partial(_built, spec.name)
+    return Subject(f"{spec.name}-b{batch}", spec.name, build, (batch, *shape), (2, *_TINY.get(spec.name, _SMALL)))
+
+
+def _spec(name: str) -> ModelSpec:
     workload = zoo.find(name)
     assert isinstance(workload, TorchWorkload)
-    spec = workload.spec
-    shape = tuple(as_tensors(spec.inputs(1, torch.Generator(), "cpu"))[0].shape[1:])
-    return Subject(f"{spec.name}-b{batch}", spec.name, spec.model, (batch, *shape), (2, *_TINY.get(spec.name, _SMALL)))
+    return workload.spec
+
+
+@lru_cache(maxsize=1)
+def _built(name: str) -> nn.Module:
+    """The network, once for all batch sizes: settling its batch norms takes seconds. It is copied, never changed."""
+    return _spec(name).model()

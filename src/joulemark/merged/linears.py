@@ -1,0 +1,165 @@
+"""Linear layers over the positions of an image as the pointwise convolutions that they are.
+
+ConvNeXt (Liu et al., *A ConvNet for the 2020s*, CVPR 2022) turns its activations to (batch, height, width, channels),
+and back behind two linear layers. In memory nothing moves: channels are innermost before and after. As convolutions
+they are executed with their activation, and the second one with the block's scale and its residual.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from joulemark.merged.graph import activation_of, called_once, module_of
+
+_CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
+_PRODUCTS = (operator.mul, torch.mul)
+
+
+def as_convolutions(graph: fx.GraphModule) -> int:
+    """Turn the linear layers of a traced model that see positions into convolutions; how many there were.
+
+    Args:
+        graph: with shapes; what is new has none.
+    """
+    found = [node for node in graph.graph.nodes if _is_linear(node)]
+    for node in found:
+        _turn(graph, node)
+    if not found:
+        return 0
+    for node in list(graph.graph.nodes):
+        _as_function(graph, node)
+    for node in list(graph.graph.nodes):
+        _behind_activation(graph, node)
+    for node in list(graph.graph.nodes):
+        _cancel(graph, node)
+    for node in list(graph.graph.nodes):
+        _take_scale(graph, node)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return len(found)
+
+
+def _is_linear(node: fx.Node) -> bool:
+    if type(module_of(node)) is not nn.Linear or len(node.args) != 1 or not called_once(node):
+        return False
+    meta = cast(fx.Node, node.args[0]).meta.get("tensor_meta")
+    return meta is not None and len(meta.shape) in _CONVOLUTIONS
+
+
+def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
+    """A linear layer as permutation, convolution, permutation back."""
+    linear = cast(nn.Linear, module_of(node))
+    source = cast(fx.Node, node.args[0])
+    rank = len(source.meta["tensor_meta"].shape)
+    weight = linear.weight
+    made = _CONVOLUTIONS[rank](linear.in_features, linear.out_features, 1, bias=linear.bias is not None)
+    made = made.to(weight.device, weight.dtype).requires_grad_(False)
+    made.weight.data = weight.detach().reshape(made.weight.shape)
+    if linear.bias is not None:
+        made.bias.data = linear.bias.detach()
+    graph.set_submodule(str(node.target), made)
+    with graph.graph.inserting_before(node):
+        turned = graph.graph.call_function(torch.permute, (source, (0, rank - 1, *range(1, rank - 1))))
+    node.args = (turned,)
+    with graph.graph.inserting_after(node):
+        back = graph.graph.call_function(torch.permute, (node, (0, *range(2, rank), 1)))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
+def _as_function(graph: fx.GraphModule, node: fx.Node) -> None:
+    """``x.permute(0, 2, 3, 1)`` as ``torch.permute(x, (0, 2, 3, 1))``."""
+    if node.op != "call_method" or node.target != "permute" or node.kwargs:
+        return
+    given = node.args[1:]
+    order = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if not all(isinstance(one, int) for one in order):
+        return
+    with graph.graph.inserting_before(node):
+        made = graph.graph.call_function(torch.permute, (node.args[0], tuple(order)))
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.graph.erase_node(node)
+
+
+def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
+    """An activation of what is turned as what is turned of an activation: it looks at each element alone."""
+    source = node.args[0] if node.args else None
+    if activation_of(node) is None or not _permutes(source) or set(cast(fx.Node, source).users) != {node}:
+        return
+    permuted = cast(fx.Node, source)
+    node.replace_input_with(permuted, cast(fx.Node, permuted.args[0]))
+    with graph.graph.inserting_after(node):
+        back = graph.graph.call_function(torch.permute, (node, permuted.args[1]))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    graph.graph.erase_node(permuted)
+
+
+def _permutes(node: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch.permute
+
+
+def _cancel(graph: fx.GraphModule, node: fx.Node) -> None:
+    """Nothing in the place of two permutations that undo each other."""
+    if not _permutes(node) or not _permutes(node.args[0]):
+        return
+    first = cast(fx.Node, node.args[0])
+    one, two = (cast("tuple[int, ...]", permuted.args[1]) for permuted in (first, node))
+    rank = len(one)
+    if [one[at % rank] % rank for at in two] != list(range(rank)):
+        return
+    node.replace_all_uses_with(cast(fx.Node, first.args[0]))
+    graph.graph.erase_node(node)
+    if not first.users:
+        graph.graph.erase_node(first)
+
+
+def _take_scale(graph: fx.GraphModule, node: fx.Node) -> None:
+    """A parameter that scales each channel of a convolution's output goes into its weights."""
+    found = _scaled(graph, node)
+    if found is None:
+        return
+    scale, convolution, module = found
+    value = _attribute(graph, str(scale.target)).detach().flatten()
+    wide = value.double()
+    with torch.no_grad():
+        module.weight.data = (module.weight.double() * wide.view(-1, *(1,) * (module.weight.dim() - 1))).to(value.dtype)
+        if module.bias is not None:
+            module.bias.data = (module.bias.double() * wide).to(value.dtype)
+    node.replace_all_uses_with(convolution)
+    graph.graph.erase_node(node)
+    if not scale.users:
+        graph.graph.erase_node(scale)
+
+
+def _scaled(graph: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node, nn.Conv2d | nn.Conv3d] | None:
+    """The scale, the convolution whose output a node multiplies by it, and its module; None where it does not.
+
+    In fp16 a scale stays apart: ConvNeXt's first ones are so small that weights times them vanish.
+    """
+    if node.op != "call_function" or node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+        return None
+    scale, convolution = node.args if _is_scale(node.args[0]) else reversed(node.args)
+    if not isinstance(scale, fx.Node) or not isinstance(convolution, fx.Node) or not _is_scale(scale):
+        return None
+    module = module_of(convolution)
+    if not isinstance(module, (nn.Conv2d, nn.Conv3d)) or module.weight.dtype == torch.float16:
+        return None
+    shape = (module.out_channels, *(1,) * (module.weight.dim() - 2))
+    alone = set(convolution.users) == {node} and called_once(convolution)
+    return (scale, convolution, module) if alone and _attribute(graph, str(scale.target)).shape == shape else None
+
+
+def _is_scale(node: object) -> bool:
+    return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def _attribute(graph: fx.GraphModule, name: str) -> Tensor:
+    found: object = graph
+    for part in name.split("."):
+        found = getattr(found, part)
+    return cast(Tensor, found)

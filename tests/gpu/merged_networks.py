@@ -1,0 +1,170 @@
+"""All networks against all rivals, on one GPU or on several of a machine at once.
+
+    python tests/gpu/merged_networks.py OUT --seconds 560 [--batches "32 128 1"] [--networks mobilenet_v2,resnet50]
+
+Each job is a command of its own, ``bench_merged.py`` for one network and a group of batches, with its part of the
+result in OUT/parts; jobs wait in order of weight for the next free GPU. Started again with the same OUT it goes on:
+what the parts hold is not measured again. At the end the parts are joined to OUT/merged.json and shown. ``--batches``
+are groups apart by spaces: "32 128 1" measures all networks at 32 first, "32,128,1" one network at all three in one
+process. Compilers' and our own caches are kept beside, so that a job that is begun again finds what it has compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
+ORDER = (
+    "mobilenet_v2", "efficientnet_b0", "resnet50", "convnext_tiny", "unet", "vgg16", "darknet_53", "drn_26",
+    "resnet3d_34", "deepcam", "inception_v4",
+)  # fmt: skip
+"""Networks with a bar of their own first, those whose compilers take longest last."""
+SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "2")
+CACHES = {
+    "JOULEMARK_KERNEL_CACHE": "joulemark-kernels",
+    "JOULEMARK_MERGED_CACHE": "joulemark-merged-cache",
+    "TORCHINDUCTOR_CACHE_DIR": "joulemark-inductor",
+    "TRITON_CACHE_DIR": "joulemark-triton",
+}
+_CUDA_ERROR = 4
+_LEAST_S = 60.0
+"""No job begins with less time than this."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network and the batches that one process measures.
+
+    Args:
+        network: of the zoo.
+        batches: as the command takes them.
+    """
+
+    network: str
+    batches: str
+
+    @property
+    def name(self) -> str:
+        """Of its part and its log."""
+        return f"{self.network}-b{self.batches.replace(',', '-')}"
+
+
+Run = Callable[[Job, tuple[str, ...], int, float], int | None]
+"""Runs a job's command on a GPU by its number for so many seconds; its exit code, None when it was ended."""
+
+
+def jobs(networks: Sequence[str], groups: str) -> list[Job]:
+    """All jobs, in the order in which they are begun."""
+    return [Job(network, batches) for batches in groups.split() for network in networks]
+
+
+def command_of(job: Job, out: Path, left: float, more: Sequence[str]) -> tuple[str, ...]:
+    """What is run for a job that may take ``left`` seconds."""
+    part = str(out / "parts" / f"{job.name}.json")
+    what = ("--network", job.network, "--batches", job.batches, "--out", part)
+    return (sys.executable, str(SCRIPT), *what, "--limit", f"{left - 10:.0f}", *SHORT, *more)
+
+
+def done(job: Job, out: Path) -> bool:
+    """Whether a job's part holds a row for each of its batches: a process to find that out takes a GPU's time."""
+    part = out / "parts" / f"{job.name}.json"
+    if not part.exists():
+        return False
+    there = {row["subject"] for row in json.loads(part.read_text(encoding="utf-8"))["rows"]}
+    return {f"{job.network}-b{batch}" for batch in job.batches.split(",")} <= there
+
+
+def work(waiting: Queue[Job], gpu: int, out: Path, end: float, run: Run, more: Sequence[str]) -> None:
+    """One GPU: job after job until there is none, or no time."""
+    while (left := end - time.monotonic()) > _LEAST_S:
+        try:
+            job = waiting.get_nowait()
+        except Empty:
+            return
+        begin = time.monotonic()
+        code = run(job, command_of(job, out, left, more), gpu, left)
+        if code == _CUDA_ERROR and (left := end - time.monotonic()) > _LEAST_S:
+            # The part knows which rival it was; a new process goes on behind it.
+            code = run(job, command_of(job, out, left, more), gpu, left)
+        print(f"== {job.name} on GPU {gpu}: {code}, {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def run_here(out: Path, gpus: int) -> Run:
+    """Commands as processes that see one GPU each and share the processors."""
+    cores = len(os.sched_getaffinity(0))
+
+    def run(job: Job, command: tuple[str, ...], gpu: int, left: float) -> int | None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else [str(one) for one in range(gpus)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": names[gpu]}
+        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(2, cores // gpus)))
+        for name, folder in CACHES.items():
+            environment.setdefault(name, f"/var/tmp/{folder}")
+        with (out / "logs" / f"{job.name}.log").open("a") as log:
+            child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                return child.wait(timeout=left)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                return None
+
+    return run
+
+
+def show(out: Path) -> None:
+    """Join the parts and print their tables."""
+    parts = [one for one in sorted((out / "parts").glob("*.json")) if json.loads(one.read_text())["rows"]]
+    if not parts:
+        print("nothing was measured", flush=True)
+        return
+    whole = str(out / "merged.json")
+    for arguments in (("join", whole, *map(str, parts)), ("table", whole)):
+        subprocess.run(
+            [sys.executable, str(SCRIPT), *arguments], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False
+        )
+
+
+def main() -> None:
+    """All jobs for which there is time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--networks", default=",".join(ORDER))
+    parser.add_argument("--batches", default="32 128 1")
+    parser.add_argument("--gpus", type=int, help="by default all that are visible")
+    options, more = parser.parse_known_args()
+    end = time.monotonic() + options.seconds
+    for folder in ("parts", "logs"):
+        (options.out / folder).mkdir(parents=True, exist_ok=True)
+    gpus = options.gpus
+    if gpus is None:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    waiting: Queue[Job] = Queue()
+    for job in jobs(options.networks.split(","), options.batches):
+        if not done(job, options.out):
+            waiting.put(job)
+    run = run_here(options.out, max(gpus, 1))
+    workers = [Thread(target=work, args=(waiting, gpu, options.out, end - 15, run, more)) for gpu in range(gpus)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    show(options.out)
+
+
+if __name__ == "__main__":
+    main()
