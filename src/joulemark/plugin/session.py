@@ -70,6 +70,7 @@ class BenchSession:
         self.measuring: Measuring | None = None
         self.leases: Leases | None = None
         self.cluster: RayCluster | None = None
+        self.targets: list[Target] = []
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
         self.plan: Sequence[Planned] = ()
