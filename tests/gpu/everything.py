@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ DONE, FAILED, UNFINISHED, OVERRAN = 0, 1, 3, -9
 TRIES = 2
 _GRACE_S = 10.0
 _PACK_S = 8.0
+_NO_END_S = 1e4
 
 
 @dataclass(frozen=True)
@@ -230,25 +231,27 @@ def last_line(log: Path) -> str:
 def steps() -> tuple[Step, ...]:
     """What is measured, in order of weight."""
     energy = _script("energy_campaign.py", "{dir}", "--limit", "{left}", "--resume", "--work", "{dir}/work")
-    verdicts = _script("aa_cells.py", "--parts", "{dir}/parts", "--out", "{dir}", "--limit", "{left}")
+    gate = _script("aa_cells.py", "--parts", "{dir}/parts", "--out", "{dir}", "--limit", "{left}")
     outputs = _script("merged_models.py", "{dir}/merged-models.json", "--limit", "{left}")
     return (
-        Step("energy", (energy,), 1e4, 90.0),
+        Step("energy", (energy,), _NO_END_S, 90.0),
         Step("counters", (_training("timing,power"), _training("timing,power,counters")), 200.0, 70.0),
-        Step("tandem", tuple(_tandem(model) for model in TANDEM), 60.0, 45.0, cores="20"),
-        Step("aa", (verdicts,), 1e4, 60.0),
-        Step("attribution", (_script("attribution.py", "{dir}", "--seconds", "{left}"),), 1e4, 60.0),
-        Step("merged-blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), 1e4, 60.0),
-        Step("merged-tests", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 120.0, 60.0),
-        Step("merged-networks", tuple(_network(name) for name in NETWORKS), 240.0, 60.0),
-        Step("merged-outputs", (outputs,), 1e4, 60.0),
-        Step("counters-cost", (_script("counters_cost.py", "{dir}"),), 200.0, 60.0),
+        Step("tandem", (_TURNS,), 120.0, 60.0, cores="20"),
+        Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
+        Step("gate", (gate,), _NO_END_S, 60.0),
+        Step("attribution", (_script("attribution.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
+        *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
+        Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 120.0, 60.0),
+        Step("outputs", (outputs,), _NO_END_S, 60.0),
+        Step("counters-cost", (_script("counters_cost.py", "{dir}"),), 200.0, 70.0),
     )
 
 
-TANDEM = ("lenet5", "resnet50", "bert_base")
-NETWORKS = ("mobilenet_v2", "resnet50", "efficientnet_b0", "unet", "vgg16", "darknet_53", "drn_26", "convnext_tiny",
-            "inception_v4", "resnet3d_34", "deepcam")  # fmt: skip
+NETWORKS = (
+    ("mobilenet_v2", "resnet50", "unet", "darknet_53", "resnet3d_34", "inception_v4"),
+    ("efficientnet_b0", "convnext_tiny", "vgg16", "drn_26", "deepcam"),
+)
+"""In two steps, for two GPUs."""
 
 
 def _script(name: str, *arguments: str) -> tuple[str, ...]:
@@ -267,19 +270,14 @@ def _training(collect: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _tandem(model: str) -> tuple[str, ...]:
-    """The sweep that question 1 is answered with, of one model in eager mode."""
-    return _bench(
-        "bench_inference/bench_tandem.py", "--bench-models", model, "--bench-modes", "eager",
-        "--bench-collect", "timing,profiler",
-    )  # fmt: skip
+def _networks(names: Sequence[str]) -> tuple[str, ...]:
+    """All rivals of some networks."""
+    chosen = ("--networks", ",".join(names), "--gpus", "1")
+    return _script("merged_networks.py", "{dir}", "--seconds", "{left}", *chosen)
 
 
-def _network(name: str) -> tuple[str, ...]:
-    return (
-        PYTHON, "bench_inference/bench_merged.py", "--network", name, "--out", "{dir}/merged.json",
-        "--batches", "1,32,128", "--limit", "{left}",
-    )  # fmt: skip
+_TURNS = _bench("bench_inference/bench_tandem.py::bench_issue_in_turns", "--bench-collect", "timing")
+"""What question 1 still lacks: the host's issue time over batches, in turns."""
 
 
 def main(given: tuple[Step, ...] | None = None, arguments: list[str] | None = None) -> int:

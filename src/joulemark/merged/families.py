@@ -89,6 +89,7 @@ def offers(families: Iterable[Family], problem: Problem) -> list[Offer]:
                 kernel.block,
                 kernel.persistent,
                 kernel.parts,
+                kernel.images,
                 counted_s=_counted_s(family, kernel, problem),
             )
             found.append(Offer(candidate, kernel, rank))
@@ -112,6 +113,7 @@ _SCHEDULES: dict[str, How] = {
     "stream": "rows",
     "memoized": "memoized",
     "inverted_residual": "padded",
+    "inverted_residual_warpgroup": "padded",
     "wide": "rows",
     "planes": "rows",
     "bottleneck": "padded",

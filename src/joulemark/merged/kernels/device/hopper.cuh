@@ -24,15 +24,15 @@ template <int PIXEL> DEVICE u64 matrix_descriptor(u32 at) {
 // octet of columns. Products run on their own: between fence and wait nobody touches d or a; a wait for all but N commits
 // gives the a of the others free. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 // After a wait for all: d is what the products have made, and nothing of it is read before.
-DEVICE void group_settle(float (&d)[8][4]) {
-    UNROLL for (int i = 0; i < 8; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+template <int N> DEVICE void group_settle(float (&d)[N][4]) {
+    UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
 }
 // A matrix in shared memory: blocks of 8 rows × 16 bytes, 128 contiguous bytes each; the next 8 rows follow after
 // `rows` bytes, the next 16 bytes of all rows after `columns` bytes.
 DEVICE u64 plain_matrix(u32 at, u32 columns, u32 rows) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)(columns >> 4) << 16 | (u64)(rows >> 4) << 32;
 }
-DEVICE u64 matrix_behind(u64 matrix, int bytes) { return matrix + (bytes >> 4); }
+DEVICE u64 matrix_behind(u64 matrix, int bytes) { return matrix >> 32 << 32 | (u32)((u32)matrix + (bytes >> 4)); }
 #define WARPGROUP_D "{" \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define WARPGROUP_ROW(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])

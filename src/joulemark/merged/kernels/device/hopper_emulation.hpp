@@ -45,7 +45,7 @@ template <class T, int N> void wgmma(float (&d)[N / 2], const u32 (&a)[4], u64 d
 // Products of a warpgroup: each warp makes its rows when it comes to them.
 DEVICE void group_commit() {}
 template <int N> void group_wait() {}
-DEVICE void group_settle(float (&)[8][4]) {}
+template <int N> void group_settle(float (&)[N][4]) {}
 DEVICE u64 plain_matrix(u32 at, u32 columns, u32 rows) { return (u64)at | (u64)(columns >> 4) << 32 | (u64)(rows >> 4) << 48; }
 DEVICE u64 matrix_behind(u64 matrix, int bytes) { return matrix + bytes; }
 template <class T> float emulated_element(u64 matrix, int row, int column) {
@@ -53,14 +53,14 @@ template <class T> float emulated_element(u64 matrix, int row, int column) {
     const u32 at = (u32)matrix + column / 8 * columns + row / 8 * rows + row % 8 * 16 + column % 8 * 2;
     return T::widen(emulated_load<u16>(at));
 }
-template <class T> void warpgroup_multiply(float (&d)[8][4], const u32 (&a)[4], u64 b, bool add) {
+template <class T, int N> void warpgroup_multiply(float (&d)[N][4], const u32 (&a)[4], u64 b, bool add) {
     auto& warp = emulation::warp();
     const int me = emulation::lane(), pair = me & 3;
     for (int i = 0; i < 4; i++) warp.words[me][i] = a[i];
     emulated_together([](emulation::Warp& w) { for (auto& one : w.words) for (int i = 0; i < 4; i++) one[4 + i] = one[i]; });
     u32 row[8][4];  // of both rows of this lane, from the lanes that hold them
     for (int lane = 0; lane < 4; lane++) memcpy(row[lane], &warp.words[(me & ~3) + lane][4], 16);
-    for (int n = 0; n < 8; n++)
+    for (int n = 0; n < N; n++)
         for (int i = 0; i < 4; i++) {
             float sum = add ? d[n][i] : 0;
             for (int k = 0; k < 16; k++)
@@ -69,9 +69,9 @@ template <class T> void warpgroup_multiply(float (&d)[8][4], const u32 (&a)[4], 
         }
     warp_sync();
 }
-template <class T> void warpgroup_multiply(float (&d)[8][4], u64 a, u64 b, bool add) {
+template <class T, int N> void warpgroup_multiply(float (&d)[N][4], u64 a, u64 b, bool add) {
     const int me = emulation::lane(), first = (emulation::me->thread >> 5 & 3) * 16 + (me >> 2);
-    for (int n = 0; n < 8; n++)
+    for (int n = 0; n < N; n++)
         for (int i = 0; i < 4; i++) {
             float sum = add ? d[n][i] : 0;
             for (int k = 0; k < 16; k++)
