@@ -44,7 +44,9 @@ def test_a_documented_command_is_one(page, command):
     else:
         given = {word.partition("=")[0] for word in command if word.startswith("--bench")}
         assert given <= BENCH_OPTIONS
-        assert all((ROOT / word).exists() for word in command if word.startswith("bench_"))
+        for file, _, function in (word.partition("::") for word in command if word.startswith("bench_")):
+            assert (ROOT / file).exists()
+            assert not function or f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
