@@ -16,6 +16,7 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours
+from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
 
 _MIDDLE = 64
@@ -163,7 +164,7 @@ def _source(name: str, description: Description, plan: Plan) -> str:
             f"using Element = {description.format};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             f"constexpr bool RESIDUAL = {str(layers[2].residual is not None).lower()};",
-            f"#ifdef EMULATED\n{device_text('hopper_emulation.hpp')}#else\n{device_text('hopper.cuh')}#endif",
+            vocabulary(description.format, registers=[_MIDDLE], shared=[_MIDDLE]),
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {layer.activation.upper()};" for stage, layer in stages),
             device_text("bottleneck_warpgroup.cuh"),

@@ -26,10 +26,11 @@ template <class F> struct WideRing {
     }
     DEVICE void filled(int number) const { barrier_arrive(full(number)); }
     DEVICE void give_back(int number) const { barrier_arrive(empty(number)); }
-    // The rows PACKED · pair + row − 1 of a group for all its pairs: row 0 … PACKED + 1.
-    DEVICE u32 operand(int number, int row) const {
-        const int plane = (row + F::PACKED - 1) % F::PACKED, further = (row + F::PACKED - 1) / F::PACKED - 1;
-        return start + plane * PLANE + (number % SLOTS * F::PAIRS + further + 1) * ROW;
+    // The rows PACKED · pair + row − 1 of a group for all its pairs, row 0 … PACKED + 1: where those of row 0 would be in the
+    // first plane, and how far behind it those of a row are.
+    DEVICE u32 operand(int number) const { return start + number % SLOTS * (F::PAIRS * ROW); }
+    DEVICE static constexpr int distance(int row) {
+        return (row + F::PACKED - 1) % F::PACKED * PLANE + (row + F::PACKED - 1) / F::PACKED * ROW;
     }
     // Calls act(address) for the place of a group's row, and for its second place where it has one.
     template <class Act> DEVICE void each_place(int number, int row, Act act) const {
@@ -47,7 +48,7 @@ template <class F> struct Wide {
     static constexpr int N = F::PAIRS * F::WIDTH, ROWS = F::PAIRS * F::PACKED, STEPS = F::CHANNELS / 16;
     static constexpr int FRAGMENTS = (F::PACKED + 2) * 3 * STEPS, CHUNKS = F::CHANNELS / 8;
     using Fragments = u32[FRAGMENTS][4];
-    using Sums = float[N / 2];
+    using Sums = float[N / 8][4];
     const Arguments& a;
     u32 shared;
     int groups, image, y0, x0;  // of the present brick
@@ -93,12 +94,14 @@ template <class F> struct Wide {
 
     // D = bias + Σ over input rows, columns of taps and steps of weights · shifted pixels.
     DEVICE void multiply(Sums& d, const Fragments& weights, const Ring& ring, int number, const float (&bias)[2]) {
-        UNROLL for (int i = 0; i < N / 2; i++) d[i] = bias[i / 2 % 2];
+        UNROLL for (int i = 0; i < N / 2; i++) d[i / 4][i % 4] = bias[i / 2 % 2];
+        const u64 pixels = matrix_descriptor<F::CHANNELS * 2>(ring.operand(number) - F::CHANNELS * 2);
         group_fence();
         UNROLL for (int row = 0; row < F::PACKED + 2; row++) UNROLL for (int dx = 0; dx < 3; dx++) UNROLL for (int k = 0; k < STEPS; k++)
             wgmma<T, N>(d, weights[(row * 3 + dx) * STEPS + k],
-                        matrix_descriptor<F::CHANNELS * 2>(ring.operand(number, row) + (dx - 1) * F::CHANNELS * 2 + k * 32));
-        group_finish();
+                        matrix_behind(pixels, Ring::distance(row) + dx * F::CHANNELS * 2 + k * 32));
+        group_commit();
+        group_finish(d);
     }
     DEVICE void take_weights(Fragments& weights, float (&bias)[2], int layer, int warp) {
         const int lane = threadIdx.x & 31;
@@ -126,7 +129,7 @@ template <class F> struct Wide {
             u32 w[4];
             UNROLL for (int m = 0; m < 4; m++) {
                 const int tile = (p * F::WIDTH + q) / 8 + m / 2;
-                w[m] = pair<ACTIVATION>(d[4 * tile + 2 * (m % 2)], d[4 * tile + 2 * (m % 2) + 1]);
+                w[m] = pair<ACTIVATION>(d[tile][2 * (m % 2)], d[tile][2 * (m % 2) + 1]);
             }
             act(p * F::PACKED + warp / STEPS, q, w);
         }
