@@ -38,6 +38,12 @@ def test_residuals() -> None:
     assert error_of(kernel, (1, 5, 9)) < LIMITS["bf16"]
 
 
+@pytest.mark.parametrize(("channels", "plan"), first(2, [([16] * 3, Plan(64, 1, 1)), ([32] * 4, Plan(32, 2, 1))]))
+def test_rows_that_nobody_brought_reach_no_output(channels: list[int], plan: Plan) -> None:
+    kernel = wide(Description(chain_of(channels, activation="none"), "bf16"), plan)
+    assert error_of(kernel, (1, 8, 20), resident=9) < LIMITS["bf16"]  # one brick for each block, most amid the image
+
+
 @pytest.mark.parametrize(
     ("channels", "plan"),
     first(

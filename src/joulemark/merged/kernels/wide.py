@@ -111,7 +111,7 @@ def _constants(description: Description, plan: Plan) -> tuple[dict[str, object],
         "TILE_HEIGHT": plan.groups * plan.pairs * packed, "TILE_WIDTH": plan.width - 2 * depth,
         "TAKEN": layers[0].in_channels, "MADE": layers[-1].out_channels,
         "LAYER_BYTES": (packed + 2) * 3 * (channels // 16) * 4 * 32 * 16 + channels * 4,
-        "RINGS": 2 * ALIGNMENT, "RING_BYTES": ring, "STAGED": staged,
+        "RINGS": 2 * ALIGNMENT, "RING_BYTES": ring, "STAGED": staged, "THREADS": 128 * (depth + 1),
         "LAST_ACTIVATION": ACTIVATIONS[layers[-1].activation], "RESIDUAL": "GLOBAL" if adds else "NOTHING",
         **brick_constants(None),
     }  # fmt: skip
@@ -130,9 +130,10 @@ def _body(description: Description) -> str:
         f"        if (group == {n}) run.template inner_layer<{n}, {ACTIVATIONS[layers[n].activation]}>(warp % 4);\n"
         for n in range(depth - 1)
     )
+    clears = "".join(f"    run.template ring<{n}>().clear();\n" for n in range(depth))
     return (
-        f"    Wide<Field> run(a);\n    if (threadIdx.x == 0) {{\n{starts}        fence_async();\n    }}\n"
-        f"    block_sync();\n"
+        f"    Wide<Field> run(a);\n    if (threadIdx.x == 0) {{\n{starts}    }}\n"
+        f"{clears}    fence_async();\n    block_sync();\n"
         f"    const int warp = own_warp(), group = warp / 4;\n"
         f"    if (group == {depth}) {{\n        registers_down<{few}>();\n        run.load(warp % 4);\n    }} else {{\n"
         f"        registers_up<{many}>();\n{inner}"

@@ -279,7 +279,7 @@ template <class T> struct EmulatedHalf {
     static constexpr int bytes = 2;
     static float element(u32 word, int which) { return T::widen((u16)(word >> (16 * which))); }
     static u32 pack(float low, float high) { return T::narrow(low) | (u32)T::narrow(high) << 16; }
-    static u32 pack_relu(float low, float high) { return pack(low > 0 ? low : 0, high > 0 ? high : 0); }
+    static u32 pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }  // a NaN stays
     static u32 minimum(u32 v, u32 limit) { return pack(std::fmin(low(v), low(limit)), std::fmin(high(v), high(limit))); }
     static u32 minimum_6(u32 v) { return minimum(v, T::SIX); }
     static float low(u32 v) { return element(v, 0); }

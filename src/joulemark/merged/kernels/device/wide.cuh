@@ -32,6 +32,15 @@ template <class F> struct WideRing {
     DEVICE static constexpr int distance(int row) {
         return (row + F::PACKED - 1) % F::PACKED * PLANE + (row + F::PACKED - 1) / F::PACKED * ROW;
     }
+    // Rows that products of weights of zero read before a group has come there: finite, since NaN · 0 is no zero.
+    DEVICE void clear() const {
+        constexpr int CHUNKS = ROW / 16;
+        for (int i = threadIdx.x; i < (SLOTS + 2) * CHUNKS; i += F::THREADS) {
+            const int row = i / CHUNKS;  // the first of the last plane; of the first plane those with which slots begin
+            const u32 first = row == 0 ? (F::PACKED - 1) * PLANE : ((row - 1) * F::PAIRS + 1) * ROW;
+            store_shared_4(start + first + i % CHUNKS * 16, uint4{0, 0, 0, 0});
+        }
+    }
     // Calls act(address) for the place of a group's row, and for its second place where it has one.
     template <class Act> DEVICE void each_place(int number, int row, Act act) const {
         const int plane = row % F::PACKED, place = number % SLOTS * F::PAIRS + row / F::PACKED;
