@@ -112,6 +112,7 @@ _SCHEDULES: dict[str, How] = {
     "stream": "rows",
     "memoized": "memoized",
     "inverted_residual": "padded",
+    "stream_warpgroup": "rows",
     "wide": "rows",
     "planes": "rows",
     "bottleneck": "padded",

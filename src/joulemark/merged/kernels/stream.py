@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
@@ -32,8 +33,6 @@ from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.sequence import Shape
 
 _MOST_WARPS = 32
-_BARRIER_BYTES = 16
-"""Two barriers of each row of a ring: written, read."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,11 @@ def unsuited(description: Description) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Ring:
+class Ring:
     """Rows of a tensor in shared memory; offsets in bytes."""
+
+    BARRIER_BYTES: ClassVar[int] = 16
+    """Two barriers of each row: written, read."""
 
     rows: int
     pitch: int
@@ -100,8 +102,8 @@ class _Stream(Lines):
             raise ValueError(f"a band of {plan.width} columns takes {self.warps} warps: too many")
         self.rings, self.shared = self._place_rings()
 
-    def _place_rings(self) -> tuple[list[_Ring], int]:
-        rings: list[_Ring] = []
+    def _place_rings(self) -> tuple[list[Ring], int]:
+        rings: list[Ring] = []
         at = ALIGNMENT
         for tensor in range(self.depth):
             adders = [n for n, layer in enumerate(self.layers) if layer.residual == tensor]
@@ -114,11 +116,11 @@ class _Stream(Lines):
             readers = self.groups[tensor] + sum(self.groups[n] for n in adders)
             writers = 32 * self.groups[0] if tensor == 0 else self.groups[tensor - 1]
             pitch = self.plan.width * self.chunks(tensor) * 16
-            barriers = sum(ring.rows for ring in rings) * _BARRIER_BYTES
-            rings.append(_Ring(rows, pitch, readers, writers, at, barriers))
+            barriers = sum(ring.rows for ring in rings) * Ring.BARRIER_BYTES
+            rings.append(Ring(rows, pitch, readers, writers, at, barriers))
             at += rows * pitch + 2 * GUARD * self.chunks(tensor) * 16
             at = -(-at // ALIGNMENT) * ALIGNMENT
-        if rings[-1].barriers + rings[-1].rows * _BARRIER_BYTES > ALIGNMENT:
+        if rings[-1].barriers + rings[-1].rows * Ring.BARRIER_BYTES > ALIGNMENT:
             raise ValueError(f"{sum(ring.rows for ring in rings)} rows in rings: too many barriers")
         return rings, at
 
@@ -158,6 +160,7 @@ class _Stream(Lines):
                 "SOURCE": read.slots, "SOURCE_BARRIERS": read.barriers, "TARGET": written.slots,
                 "TARGET_BARRIERS": written.barriers, "ADDED": added.slots, "ADDED_BARRIERS": added.barriers,
                 "ADDED_LEVEL": layer.residual or 0, "TAKEN": layer.in_channels, "LAG": self.lag,
+                "BRINGERS": self.groups[0],
             }  # fmt: skip
             types = f" using InRing = {read.type}; using OutRing = {written.type}; using AddedRing = {added.type};"
             layers.append(self.layer_text(number, places, types))
