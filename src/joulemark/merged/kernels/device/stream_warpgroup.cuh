@@ -76,6 +76,8 @@ template <class Y, class F> DEVICE void bring_input(const Arguments& a, u32 shar
     StreamedInput<Y, F> input{a, shared + Y::SOURCE, shared + Y::SOURCE_BARRIERS};
     input.begin(warp);
     NO_UNROLL while (input.brick < a.count) input.bring();
+    copy_commit();
+    copy_wait<0>();  // nobody leaves before what it has asked for is there
 }
 // All weights into shared memory, by all threads.
 template <int BYTES, int THREADS> DEVICE void bring_weights(const Arguments& a, u32 to) {
