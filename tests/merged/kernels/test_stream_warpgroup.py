@@ -11,6 +11,7 @@ from joulemark.merged.kernels.stream_warpgroup import Plan, candidates, stream_w
 from joulemark.merged.sequence import Shape
 from tests.merged.every_kernel import crossed, first
 from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
+from tests.merged.kernels.machine_code import products_of_warpgroups
 
 CHAINS: list[tuple[list[int], Plan, Shape]] = [
     ([32] * 3, Plan(1, 5), (2, 9, 66)),
@@ -56,6 +57,12 @@ def test_best_candidates_build_without_spills(channels: list[int], size: int, ba
     assert kernel.shared <= Device().block_shared
     made = build(kernel, "sm_90a")
     assert (made.spilled, made.stack) == (0, 0)
+
+
+def test_products_of_a_row_run_without_a_wait_between_them() -> None:
+    kernel = stream_warpgroup(Description(chain_of([32] * 3), "bf16"), Plan(2, 64, 1, 12))
+    # Two layers; the text holds five rows of each: two that begin a brick, three that repeat; six products in each.
+    assert products_of_warpgroups(kernel) == (2 * 5 * 6, 2 * 5)
 
 
 def test_candidates_of_32_channels_keep_enough_warpgroups_at_work() -> None:

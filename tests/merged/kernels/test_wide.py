@@ -8,6 +8,7 @@ from joulemark.merged.kernels import Description, build
 from joulemark.merged.kernels.wide import REGISTERS, Plan, unsuited, wide
 from tests.merged.every_kernel import crossed, first
 from tests.merged.kernels.chain_cases import LIMITS, chain_of, error_of
+from tests.merged.kernels.machine_code import products_of_warpgroups
 
 CHAINS = [
     ([32] * 4, Plan(32, 2, 2)),
@@ -64,6 +65,11 @@ def test_builds_without_spills_and_within_the_registers_that_change_hands(channe
     few, many = REGISTERS[len(channels) - 1]
     # setmaxnreg waits for ever where what some give back is less than what others ask for.
     assert 128 * few + (kernel.block - 128) * many <= made.registers * kernel.block
+
+
+def test_products_of_a_group_run_without_a_wait_between_them() -> None:
+    kernel = wide(Description(chain_of([32] * 3), "bf16"), Plan(32, 4))
+    assert products_of_warpgroups(kernel) == (2 * 24, 2)  # two layers; four rows, three columns of taps, two steps
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import column_channels, pad_channels
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.seconds import Counts, cheapest, varied
 from joulemark.merged.kernels.stream import Ring
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
@@ -228,13 +228,18 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"no kernel of rows by warpgroups for this chain: {why}")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
-    return cheapest(
+    ranked = cheapest(
         "stream_warpgroup",
         plans,
         lambda plan: _fitting(description, plan).counts(size, batch, device),
         limit,
-        lambda plan: (plan.tiles, plan.blocks),
+        _kind,
     )
+    return varied(ranked, _kind)
+
+
+def _kind(plan: Plan) -> tuple[int, int]:
+    return plan.tiles, plan.blocks
 
 
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
