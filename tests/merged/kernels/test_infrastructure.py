@@ -32,8 +32,8 @@ KERNEL(product, 32, 1) {
 """
 
 
-def one_layer(channels: int, out: int, format_: Format) -> Description:
-    return Description(Sequence((Conv(channels, out, (1, 1), (1, 1), (0, 0), (1, 1)),)), format_)
+def one_layer(channels: int, out: int, format_: Format, adds: bool = False) -> Description:
+    return Description(Sequence((Conv(channels, out, (1, 1), (1, 1), (0, 0), (1, 1)),)), format_, adds)
 
 
 def product(format_: Format) -> Kernel:
@@ -49,9 +49,11 @@ def product(format_: Format) -> Kernel:
     )
 
 
-def small(body: str, shared: int = 1024, block: int = 64, **more: object) -> Kernel:
+def small(body: str, shared: int = 1024, block: int = 64, adds: bool = False, **more: object) -> Kernel:
     source = f"KERNEL(small, {block}, 1) {{ {body} }}"
-    return Kernel("small", one_layer(8, 8, "fp32"), source, block, shared, (1, 16), lambda _: torch.zeros(1), **more)  # type: ignore[arg-type]
+    return Kernel(
+        "small", one_layer(8, 8, "fp32", adds), source, block, shared, (1, 16), lambda _: torch.zeros(1), **more
+    )  # type: ignore[arg-type]
 
 
 def run_small(kernel: Kernel, **more: bool | int) -> torch.Tensor:
@@ -178,3 +180,11 @@ def test_bad_tensors_are_refused() -> None:
     x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match="adds none"):
         kernel.run(x, weights, residual=x)
+
+
+def test_a_residual_that_would_be_misread_is_refused() -> None:
+    kernel, weights = small("", adds=True), torch.zeros(1)
+    x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)
+    for residual in (x[..., :1].clone(memory_format=torch.channels_last), x.half()):
+        with pytest.raises(ValueError, match=r"adds a tensor of \(1, 8, 1, 16\) in torch\.float32, got"):
+            kernel.run(x, weights, residual=residual)
