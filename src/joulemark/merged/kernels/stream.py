@@ -17,11 +17,12 @@ from typing import ClassVar
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
     ALIGNMENT,
-    BLOCK_SHARED,
     GUARD,
-    MOST_SHARED,
     Lines,
+    best_plans,
     brick_constants,
+    check_room,
+    refuse,
     registers_for,
     struct,
 )
@@ -29,7 +30,7 @@ from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.seconds import Counts
 from joulemark.merged.sequence import Shape
 
 _MOST_WARPS = 32
@@ -85,7 +86,7 @@ class _Stream(Lines):
     """Works out a kernel of streamed rows."""
 
     def __init__(self, description: Description, plan: Plan) -> None:
-        self.plan, self.strips = plan, plan.width // 16
+        self.plan, self.blocks, self.strips = plan, plan.blocks, plan.width // 16
         for most in (16, 8):  # channels of a warp: more of them take more registers, fewer of them more warps
             warps = sum(-(-layer.out_channels // most) for layer in description.sequence.layers) * self.strips
             super().__init__(description, registers_for(warps, plan.blocks), _MOST_WARPS)
@@ -187,11 +188,9 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no streaming kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no streaming kernel for this chain: {why}")
+    refuse(unsuited(description), "streaming kernel")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
-    return cheapest("stream", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    return best_plans("stream", plans, lambda plan: _fitting(description, plan), (size, batch, device), limit)
 
 
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
@@ -229,15 +228,10 @@ def stream(description: Description, plan: Plan) -> Kernel:
 
 
 def _fitting(description: Description, plan: Plan) -> _Stream:
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no streaming kernel for this chain: {why}")
+    refuse(unsuited(description), "streaming kernel")
     depth = len(description.sequence.layers)
     if plan.width % 16 or plan.width <= 2 * depth:
         raise ValueError(f"a band of {plan.width} columns: give a multiple of 16 above {2 * depth}")
     made = _Stream(description, plan)
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"the rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
-        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    check_room(made.shared, made.blocks)
     return made

@@ -19,12 +19,13 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
     ALIGNMENT,
-    BLOCK_SHARED,
-    MOST_SHARED,
     MOST_THREADS,
     LayerPlan,
     Lines,
+    best_plans,
     brick_constants,
+    check_room,
+    refuse,
     registers_for,
     struct,
 )
@@ -33,7 +34,7 @@ from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import column_channels, pad_channels
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, cheapest, varied
+from joulemark.merged.kernels.seconds import Counts, varied
 from joulemark.merged.kernels.stream import Ring
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
@@ -88,7 +89,7 @@ class _Thirds(Lines):
     """Works out a kernel of rows streamed by warpgroups."""
 
     def __init__(self, description: Description, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.blocks = plan, plan.blocks
         self.group = 4 * plan.tiles
         """Warps of a layer."""
         self.warps = self.group * len(description.sequence.layers) + _BRINGERS
@@ -224,16 +225,10 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no such kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no kernel of rows by warpgroups for this chain: {why}")
+    refuse(unsuited(description), "kernel of rows by warpgroups")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
-    ranked = cheapest(
-        "stream_warpgroup",
-        plans,
-        lambda plan: _fitting(description, plan).counts(size, batch, device),
-        limit,
-        _kind,
+    ranked = best_plans(
+        "stream_warpgroup", plans, lambda plan: _fitting(description, plan), (size, batch, device), limit, _kind
     )
     return varied(ranked, _kind)
 
@@ -287,9 +282,7 @@ def stream_warpgroup(description: Description, plan: Plan) -> Kernel:
 
 
 def _fitting(description: Description, plan: Plan) -> _Thirds:
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no kernel of rows by warpgroups for this chain: {why}")
+    refuse(unsuited(description), "kernel of rows by warpgroups")
     if min(plan.tiles, plan.rows, plan.blocks) < 1 or min(plan.ahead, plan.between) < 2:
         raise ValueError(f"{plan}: give a tile, a row and a block at least, and rings of two rows")
     made = _Thirds(description, plan)
@@ -298,8 +291,5 @@ def _fitting(description: Description, plan: Plan) -> _Thirds:
             f"{made.warps} warps and {plan.blocks} blocks leave a thread {made.registers} registers, "
             f"{made.registers_wanted()} are needed"
         )
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"weights and rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
-        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    check_room(made.shared, made.blocks)
     return made

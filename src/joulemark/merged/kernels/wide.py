@@ -15,7 +15,7 @@ from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import ACTIVATIONS, ALIGNMENT, MOST_SHARED, brick_constants, struct
+from joulemark.merged.kernels.chain import ACTIVATIONS, ALIGNMENT, brick_constants, check_room, refuse, struct
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.device_limits import Device
@@ -150,9 +150,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no wide kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no wide kernel for this chain: {why}")
+    refuse(unsuited(description), "wide kernel")
     out, depth = description.sequence.sizes(size)[-1], len(description.sequence.layers)
     ranked: list[tuple[int, int, Plan]] = []
     for width, pairs in ((32, 4), (32, 3), (64, 2), (32, 2), (64, 1)):
@@ -162,7 +160,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         for groups in sorted({-(-most // n) for n in (1, 2, 3, 4, 6, 8)}, reverse=True):
             plan = Plan(width, pairs, groups)
             _, shared = _constants(description, plan)
-            if rows < depth or shared > min(device.block_shared, MOST_SHARED):
+            if rows < depth or shared > device.block_shared:
                 continue
             rounds = -(-bands * -(-most // groups) // device.multiprocessors)
             ranked.append((rounds * (groups + depth) * pairs * width, len(ranked), plan))
@@ -175,9 +173,7 @@ def wide(description: Description, plan: Plan) -> Kernel:
     Raises:
         ValueError: there is none for this sequence or plan.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no wide kernel for this chain: {why}")
+    refuse(unsuited(description), "wide kernel")
     layers = description.sequence.layers
     depth, columns = len(layers), plan.width * plan.pairs
     if plan.width not in (32, 64) or not plan.pairs >= 1 or columns > 128 or plan.groups < 1:
@@ -186,8 +182,7 @@ def wide(description: Description, plan: Plan) -> Kernel:
     rows = plan.pairs * int(str(constants["PACKED"]))
     if rows < depth:
         raise ValueError(f"a group of {rows} rows is lower than the halo of {depth} layers")
-    if shared > MOST_SHARED:
-        raise ValueError(f"the rings take {shared} bytes of shared memory, {MOST_SHARED} are there")
+    check_room(shared)
     edge = (rows * plan.groups, plan.width - 2 * depth)
     name = f"wide_{description}_{plan.width}x{plan.pairs}x{plan.groups}"
     source = (
