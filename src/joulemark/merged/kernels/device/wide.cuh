@@ -217,7 +217,8 @@ template <class F> struct Wide {
         constexpr int BYTES = F::MADE * T::bytes;
         using Out = GlobalPiece<T, 4, F::MADE, F::CHANNELS>;
         const int bottom = y0 + F::TILE_HEIGHT < a.size[1] ? y0 + F::TILE_HEIGHT : a.size[1];
-        NO_UNROLL for (int item = threadIdx.x & 127; item < ROWS * F::WIDTH * CHUNKS; item += 128) {
+        // Four at a time where a piece is one store: its loads and stores wait less for each other.
+        _Pragma("unroll (F::MADE % 8 ? 1 : 4)") for (int item = threadIdx.x & 127; item < ROWS * F::WIDTH * CHUNKS; item += 128) {
             const int pixel = item / CHUNKS, chunk = item % CHUNKS, row = y + pixel / F::WIDTH, q = pixel % F::WIDTH, x = x0 + q;
             if (q < F::LEVELS || q >= F::LEVELS + F::TILE_WIDTH || row >= bottom || x >= a.size[2]) continue;
             u32 w[4];
