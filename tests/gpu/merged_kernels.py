@@ -43,6 +43,7 @@ from joulemark.merged.kernels import (
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
 from joulemark.merged.kernels import planes as volumes
+from joulemark.merged.kernels import planes_warpgroup as slices
 from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels import stream_warpgroup as thirds
 from joulemark.merged.kernels import wide as wides
@@ -122,6 +123,7 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "memoized": memos.memoized,
     "wide": wides.wide,
     "planes": volumes.planes,
+    "planes_warpgroup": slices.planes_warpgroup,
     "inverted_residual": inverted_residual.inverted_residual,
     "bottleneck": bottleneck.bottleneck,
     "bottleneck_warpgroup": bottleneck_warpgroup.bottleneck_warpgroup,
@@ -286,6 +288,24 @@ def plane_checks(format_: Format) -> Iterator[Check]:
         yield Check(plane_variant(sequence, edge, warps, format_=format_), shape)
 
 
+def slice_variant(sequence: Sequence, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of the volumes streamed by warpgroups."""
+    return Variant("planes_warpgroup", Description(sequence, format_), slices.Plan(*plan))
+
+
+def slice_checks(format_: Format) -> Iterator[Check]:
+    """Volumes streamed by warpgroups of one format."""
+    if format_ in ("tf32", "fp32"):
+        return
+    for channels, shape, plan, more in (
+        ([16] * 3, (2, 19, 37, 45), (1, 3, 7), {}),
+        ([16] * 4, (3, 9, 27, 31), (2, 1, 20), {"activation": "none"}),
+        ([32] * 2, (2, 17, 40, 40), (2, 2, 9), {"activation": "relu6"}),
+        ([3, 8, 24, 5], (1, 29, 13, 15), (1, 1, 5, 1, 3, 2), {}),
+    ):
+        yield Check(slice_variant(sequence_of(channels, 3, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
 def pointwise(inputs: int, outputs: int, activation: str, residual: int | None = None) -> Conv:
     """A 1×1 convolution."""
     return Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, residual)
@@ -326,6 +346,7 @@ class Block:
     wide: list[tuple[int, ...]] = field(default_factory=list)
     thirds: list[tuple[int, ...]] = field(default_factory=list)
     planes: list[tuple[Any, ...]] = field(default_factory=list)
+    slices: list[tuple[int, ...]] = field(default_factory=list)
 
 
 BLOCKS = {
@@ -408,12 +429,14 @@ BLOCKS = {
             ((32, 12, 12), 4),
             ((26, 14, 28), 6),
         ],
+        slices=[(1, 3, 128), (3, 1, 128), (1, 2, 64)],
     ),
     "3d 3x16@128b1": Block(
         [16] * 4,
         (1, 128, 128, 128),
         [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)],
         planes=[((26, 10, 26), 4), ((43, 10, 10), 4), ((32, 16, 10), 4)],
+        slices=[(1, 2, 128), (2, 1, 128)],
     ),
     "3d 2x8@128b1": Block(
         [8] * 3,
@@ -444,7 +467,12 @@ BRICKED: dict[str, list[Shape]] = {
     "3x32@224b64": [(8, 8), (16, 16), (8, 32)],
 }
 """Layouts of activations in bricks, measured with a block's first plan."""
-SINGLE_THIRDS = {(16, 2): [(4, 128), (2, 128, 2)], (32, 2): [(4, 128), (2, 128, 2), (1, 171, 3)]}
+SINGLE_THIRDS = {
+    (16, 2): [(4, 128), (2, 128, 2)],
+    (32, 2): [(4, 128), (2, 128, 2), (1, 171, 3)],
+    (16, 3): [(1, 2, 43, 3), (2, 2, 64), (1, 4, 64)],
+    (8, 3): [(2, 2, 64)],
+}
 SINGLE_STREAMED = {(16, 2): [(128, 128, 2), (256, 128)], (32, 2): [(96, 128)]}
 
 
@@ -462,16 +490,27 @@ def chain_timings() -> Iterator[Timing]:
         variants += [wide_variant(sequence, *plan) for plan in block.wide]
         variants += [third_variant(sequence, *plan) for plan in block.thirds]
         variants += [plane_variant(sequence, *plan) for plan in block.planes]
+        variants += [slice_variant(sequence, *plan) for plan in block.slices]
         variants += [chain_variant(one, *plan) for plan in SINGLE[key]]
         variants += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
-        variants += [third_variant(one, *plan) for plan in SINGLE_THIRDS.get(key, ())]
+        singles = slice_variant if dimensions == 3 else third_variant
+        variants += [singles(one, *plan) for plan in SINGLE_THIRDS.get(key, ())]
         yield from (Timing(name, sequence, block.shape, variant) for variant in [*variants, None])
 
 
 def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
-    families = (chain_checks, stream_checks, third_checks, memo_checks, wide_checks, plane_checks, block_checks)
+    families = (
+        chain_checks,
+        stream_checks,
+        third_checks,
+        memo_checks,
+        wide_checks,
+        plane_checks,
+        slice_checks,
+        block_checks,
+    )
     for checks in families:
         for format_ in LIMITS:
             made += checks(format_)

@@ -21,7 +21,11 @@ SEQUENCES = {
         (224, 224),
         {"chain", "stream", "stream_warpgroup", "memoized", "wide"},
     ),
-    "volume": (Sequence((conv(16, 16, d=3, activation="relu"),) * 2), (64, 64, 64), {"chain", "planes"}),
+    "volume": (
+        Sequence((conv(16, 16, d=3, activation="relu"),) * 2),
+        (64, 64, 64),
+        {"chain", "planes", "planes_warpgroup"},
+    ),
     "inverted": (
         Sequence(
             (

@@ -115,6 +115,7 @@ _SCHEDULES: dict[str, How] = {
     "stream_warpgroup": "rows",
     "wide": "rows",
     "planes": "rows",
+    "planes_warpgroup": "rows",
     "bottleneck": "padded",
     "bottleneck_warpgroup": "padded",
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import torch
 from torch import Tensor
@@ -39,11 +40,11 @@ from joulemark.merged.kernels.stream import Ring
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
 
-_BRINGERS = 2
-"""Warps that bring the input."""
+_BRINGERS, _MOST_BRINGERS, _BROUGHT = 2, 8, 3
+"""Warps that bring rows; for planes at most so many, each about so many rows of it."""
 _MOST_CHANNELS, _MOST_LAYERS = 32, 4
-_KERNEL_ROWS = (2, 1, 0, 2, 1)
-"""Rows of a layer's weights as they lie: any three neighbours are the rows that three output rows take."""
+_SLICES = (2, 1, 0, 2, 1)
+"""Slices of a layer's weights as they lie: any three neighbours are what three output slices take."""
 _AHEAD = (12, 8, 6, 4)
 """Rows of the input's ring, the deepest first: what is under way hides the latency of memory."""
 _OTHER_REGISTERS = 24
@@ -71,10 +72,17 @@ class Plan:
 
 def unsuited(description: Description) -> str | None:
     """Why there is no such kernel for a sequence; None where there is one."""
+    if description.sequence.dimensions != 2:
+        return f"{description.sequence.dimensions} dimensions: rows are streamed in 2"
+    return unsuited_slices(description)
+
+
+def unsuited_slices(description: Description) -> str | None:
+    """Why slices of a sequence, rows or planes, cannot be streamed by warpgroups; None where they can."""
     sequence = description.sequence
     layers = sequence.layers
-    if sequence.dimensions != 2 or len(layers) > _MOST_LAYERS:
-        return f"{len(layers)} layers in {sequence.dimensions} dimensions: at most {_MOST_LAYERS} in 2"
+    if len(layers) > _MOST_LAYERS:
+        return f"{len(layers)} layers: at most {_MOST_LAYERS}"
     if description.format not in FORMATS:
         return f"{description.format}: there is one for bf16 and fp16"
     most = max(sequence.channels(tensor) for tensor in range(len(layers) + 1))
@@ -85,30 +93,51 @@ def unsuited(description: Description) -> str | None:
     return chain.unsuited(description)
 
 
-class _Thirds(Lines):
-    """Works out a kernel of rows streamed by warpgroups."""
+class Thirds(Lines):
+    """Works out a kernel of slices, rows or planes, streamed by warpgroups.
 
-    def __init__(self, description: Description, plan: Plan) -> None:
-        self.plan, self.blocks = plan, plan.blocks
-        self.group = 4 * plan.tiles
+    Args:
+        blocks: per multiprocessor.
+        warpgroups: of a layer, of which each makes 64 pixels of a slice.
+        field: rows and columns of a slice with what its taps need.
+        edge: of a brick.
+        rings: slices of the input's ring, and of the others.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        blocks: int,
+        warpgroups: int,
+        field: tuple[int, int],
+        edge: Shape,
+        rings: tuple[int, int],
+    ) -> None:
+        self.blocks, self.field, self.edge = blocks, field, edge
+        self.group = 4 * warpgroups
         """Warps of a layer."""
-        self.warps = self.group * len(description.sequence.layers) + _BRINGERS
-        super().__init__(description, registers_for(self.warps, plan.blocks), self.warps)
-        self.width = ROWS * plan.tiles + 8
-        self.edge = (plan.rows, ROWS * plan.tiles + 2 - 2 * self.depth)
-        self.rings, self.shared = self._place_rings()
+        volume = description.sequence.dimensions == 3
+        self.bringers = min(_MOST_BRINGERS, -(-field[0] // _BROUGHT)) if volume else _BRINGERS
+        self.warps = self.group * len(description.sequence.layers) + self.bringers
+        super().__init__(description, registers_for(self.warps, blocks), self.warps)
+        self.rings, self.shared = self._place_rings(*rings)
+
+    @property
+    def taps(self) -> int:
+        """Of a slice."""
+        return 9 if self.volume else 3
 
     def _plan_layers(self) -> list[LayerPlan]:
         """``weights`` is the place in shared memory, ``bias`` that in the packed weights."""
-        sizes = [len(_KERNEL_ROWS) * 3 * self._matrix(n) for n in range(self.depth)]
-        self.weight_bytes = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+        sizes = [-(-len(_SLICES) * self.taps * self._matrix(n) // ALIGNMENT) * ALIGNMENT for n in range(self.depth)]
+        self.weight_bytes = sum(sizes)
         out: list[LayerPlan] = []
-        start, bias = 0, self.weight_bytes
+        start, bias = ALIGNMENT, self.weight_bytes
         for layer, size in zip(self.layers, sizes, strict=True):
             cout = self.padded(layer.out_channels)
             steps = self.padded(layer.in_channels) // self.step
-            out.append(LayerPlan(steps, cout // 8, 1, False, ALIGNMENT + start, bias, bias + cout * 4))
-            start, bias = start + -(-size // ALIGNMENT) * ALIGNMENT, bias + cout * 4
+            out.append(LayerPlan(steps, cout // 8, 1, False, start, bias, bias + cout * 4))
+            start, bias = start + size, bias + cout * 4
         return out
 
     def _matrix(self, number: int) -> int:
@@ -116,49 +145,58 @@ class _Thirds(Lines):
         layer = self.layers[number]
         return self.padded(layer.out_channels) * self.padded(layer.in_channels) * self.description.itemsize
 
-    def _place_rings(self) -> tuple[list[Ring], int]:
+    def _place_rings(self, ahead: int, between: int) -> tuple[list[Ring], int]:
         rings: list[Ring] = []
         at = ALIGNMENT + self.weight_bytes
+        pixels = self.field[1] * (self.field[0] if self.volume else 1)
         for tensor in range(self.depth):
-            rows = self.plan.between if tensor else self.plan.ahead
-            pitch = self.width * self.chunks(tensor) * 16
-            writers = self.group if tensor else 32 * _BRINGERS
+            slices = between if tensor else ahead
+            pitch = pixels * self.chunks(tensor) * 16
+            writers = self.group if tensor else 32 * self.bringers
             barriers = sum(ring.rows for ring in rings) * Ring.BARRIER_BYTES
-            rings.append(Ring(rows, pitch, self.group, writers, at, barriers))
-            at = -(-(at + rows * pitch) // ALIGNMENT) * ALIGNMENT
+            rings.append(Ring(slices, pitch, self.group, writers, at, barriers))
+            at = -(-(at + slices * pitch) // ALIGNMENT) * ALIGNMENT
         return rings, at
 
-    def registers_wanted(self) -> int:
-        """Registers of a thread of the layer with most channels, about."""
-        return max(one.tiles for one in self.parameters) * 14 + _OTHER_REGISTERS
+    def check(self) -> None:
+        """ValueError where threads, registers or shared memory do not suffice."""
+        wanted = max(one.tiles for one in self.parameters) * 14 + _OTHER_REGISTERS
+        if 32 * self.warps > MOST_THREADS or self.registers < wanted:
+            raise ValueError(
+                f"{self.warps} warps and {self.blocks} blocks leave a thread {self.registers} registers, "
+                f"{wanted} are needed"
+            )
+        check_room(self.shared, self.blocks)
 
     def counts(self, size: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does, in the terms of ``stream``: products of 16 × 8 × 16."""
         out = self.description.sequence.sizes(size)[-1]
-        height = min(self.plan.rows, out[0])
-        bricks = batch * -(-out[0] // self.plan.rows) * -(-out[1] // self.edge[1])
-        rounds = -(-bricks // (device.multiprocessors * self.plan.blocks))
-        each = rounds * min(self.plan.blocks, -(-bricks // device.multiprocessors))
+        length = min(self.edge[0], out[0])
+        bricks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
+        rounds = -(-bricks // (device.multiprocessors * self.blocks))
+        each = rounds * min(self.blocks, -(-bricks // device.multiprocessors))
         products = stores = chained = 0.0
         for number, one in enumerate(self.parameters):
-            rows = height + 2 * (self.depth - number - 1)
-            products += (rows + 2) * self.group * 9 * one.steps * one.tiles
-            stores += rows * self.group * one.tiles
-            chained = max(chained, (rows + 2) * 9.0 * one.steps * one.tiles)
+            slices = length + 2 * (self.depth - number - 1)
+            alone = (slices + 2) * self.taps * 3.0 * one.steps * one.tiles
+            products += alone * self.group
+            stores += slices * self.group * one.tiles
+            chained = max(chained, alone)
         return {
             "product": each * products, "store": each * stores,
-            "step": rounds * (height + 2.0 * self.depth), "chained_product": rounds * chained,
+            "step": rounds * (length + 2.0 * self.depth), "chained_product": rounds * chained,
             "round": rounds, "launch": 1,
         }  # fmt: skip
 
     def pack(self, given: List[Parameters]) -> Tensor:
-        """Per layer [kernel column][5 kernel rows][out][in] as in shared memory, then a bias per channel."""
+        """Per layer [tap of a slice][5 slices][out][in] as in shared memory, then a bias per channel."""
         weights, biases = [], []
         for layer, plan, one in zip(self.layers, self.parameters, given, strict=True):
             cin, cout = self.padded(layer.in_channels), self.padded(layer.out_channels)
             weight = pad_channels(one.weight.detach().float().cpu(), cout, cin).to(STORED[self.description.format])
-            ordered = weight[column_channels(plan.tiles).flatten()].permute(3, 2, 0, 1)[:, list(_KERNEL_ROWS)]
-            packed = swizzled(ordered.reshape(-1, cin)).flatten().view(torch.uint8)
+            # [out, in, slice, *taps] → [taps, slice, out, in]
+            split = weight[column_channels(plan.tiles).flatten()].flatten(3).permute(3, 2, 0, 1)
+            packed = swizzled(split[:, list(_SLICES)].reshape(-1, cin)).flatten().view(torch.uint8)
             weights += [packed, packed.new_zeros(-packed.numel() % ALIGNMENT)]
             bias = torch.zeros(cout)
             if one.bias is not None:
@@ -168,10 +206,12 @@ class _Thirds(Lines):
 
     def source(self, name: str) -> str:
         """The kernel's text."""
+        height, width = self.field
         field: dict[str, object] = {
-            "DEPTH": 1, "HEIGHT": self.plan.rows + 2 * self.depth, "WIDTH": self.width, "GUARD": 0, "WARPS": self.warps,
-            "LEVELS": self.depth, "TILE_DEPTH": 1, "TILE_HEIGHT": self.edge[0], "TILE_WIDTH": self.edge[1],
-            **brick_constants(None),
+            "DEPTH": 1, "HEIGHT": height, "WIDTH": width, "GUARD": 0, "WARPS": self.warps, "LEVELS": self.depth,
+            "TILE_DEPTH": self.edge[0] if self.volume else 1, "TILE_HEIGHT": self.edge[-2], "TILE_WIDTH": self.edge[-1],
+            "ACROSS": (width - 8) // 8 if self.volume else self.group, "STEP": 8 if self.volume else ROWS,
+            "EIGHTS": width if self.volume else 8, **brick_constants(None),
         }  # fmt: skip
         layers, calls = [], ""
         for number, layer in enumerate(self.layers):
@@ -179,7 +219,7 @@ class _Thirds(Lines):
             places: dict[str, object] = {
                 "SOURCE": read.slots, "SOURCE_BARRIERS": read.barriers, "TARGET": written.slots,
                 "TARGET_BARRIERS": written.barriers, "ADDED": 0, "ADDED_BARRIERS": 0, "ADDED_LEVEL": 0,
-                "TAKEN": layer.in_channels, "LAG": 0, "BRINGERS": _BRINGERS,
+                "TAKEN": layer.in_channels, "LAG": 0, "BRINGERS": self.bringers,
             }  # fmt: skip
             types = f" using InRing = {read.type}; using OutRing = {written.type}; using AddedRing = InRing;"
             layers.append(self.layer_text(number, places, types, kept="GLOBAL"))
@@ -189,20 +229,28 @@ class _Thirds(Lines):
                 f"return thirds_layer<Layer{number}, Field>(a, shared, warp - {before});\n"
             )
         starts = "".join(f"        {ring.type}::start(shared + {ring.barriers});\n" for ring in self.rings)
-        columns = [3 * 8 * one.tiles for one in self.parameters]
+        parts = [
+            "rows",
+            "chain",
+            "planes",
+            "stream",
+            "stream_warpgroup",
+            *(["planes_warpgroup"] if self.volume else []),
+        ]
+        bring = "bring_planes" if self.volume else "bring_input"
         threads = 32 * self.warps
         return (
-            vocabulary(self.description.format, shared=columns)
-            + "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "stream", "stream_warpgroup"))
-            + struct("Field", field, {"VOLUME": False})
+            vocabulary(self.description.format, shared=[3 * 8 * one.tiles for one in self.parameters])
+            + "".join(device_text(f"{part}.cuh") for part in parts)
+            + struct("Field", field, {"VOLUME": self.volume})
             + "".join(layers)
-            + f"KERNEL({name}, {threads}, {self.plan.blocks}) {{\n"
+            + f"KERNEL({name}, {threads}, {self.blocks}) {{\n"
             f"    const u32 shared = shared_base();\n"
             f"    if (threadIdx.x == 0) {{\n{starts}    }}\n"
             f"    bring_weights<{self.weight_bytes}, {threads}>(a, shared + {ALIGNMENT});\n"
             f"    block_sync();\n"
             f"    const int warp = own_warp();\n{calls}"
-            f"    bring_input<Layer0, Field>(a, shared, warp - {self.depth * self.group});\n}}\n"
+            f"    {bring}<Layer0, Field>(a, shared, warp - {self.depth * self.group});\n}}\n"
         )
 
 
@@ -281,15 +329,12 @@ def stream_warpgroup(description: Description, plan: Plan) -> Kernel:
     )
 
 
-def _fitting(description: Description, plan: Plan) -> _Thirds:
+def _fitting(description: Description, plan: Plan) -> Thirds:
     refuse(unsuited(description), "kernel of rows by warpgroups")
     if min(plan.tiles, plan.rows, plan.blocks) < 1 or min(plan.ahead, plan.between) < 2:
         raise ValueError(f"{plan}: give a tile, a row and a block at least, and rings of two rows")
-    made = _Thirds(description, plan)
-    if 32 * made.warps > MOST_THREADS or made.registers < made.registers_wanted():
-        raise ValueError(
-            f"{made.warps} warps and {plan.blocks} blocks leave a thread {made.registers} registers, "
-            f"{made.registers_wanted()} are needed"
-        )
-    check_room(made.shared, made.blocks)
+    halo, columns = 2 * len(description.sequence.layers), ROWS * plan.tiles
+    field, edge = (plan.rows + halo, columns + 8), (plan.rows, columns + 2 - halo)
+    made = Thirds(description, plan.blocks, plan.tiles, field, edge, (plan.ahead, plan.between))
+    made.check()
     return made

@@ -20,9 +20,10 @@ template <class T, int N> DEVICE void wgmma(float (&d)[N / 8][4], u64 a, u64 b);
 
 // Rows of 32, 64 or 128 bytes, one behind the other, swizzled within eight of them as offset() in rows.cuh does: bits 4–6
 // of an address are changed by its bits 7–9, so a matrix may begin at any row, and 32 bytes on for the next 16 numbers.
-template <int ROW> DEVICE u64 matrix_descriptor(u32 at) {
+// The next eight rows follow after `eights` bytes.
+template <int ROW> DEVICE u64 matrix_descriptor(u32 at, u32 eights = 8 * ROW) {
     constexpr u64 SWIZZLE = ROW == 128 ? 1 : ROW == 64 ? 2 : 3;
-    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(ROW * 8 >> 4) << 32 | SWIZZLE << 62;
+    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(eights >> 4) << 32 | SWIZZLE << 62;
 }
 // Blocks of 8 rows × 16 bytes, 128 contiguous bytes each; the next 16 bytes of all rows follow after `columns` bytes, the
 // next 8 rows after `rows` bytes.
