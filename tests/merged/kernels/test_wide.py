@@ -93,3 +93,8 @@ def test_refusals(description: Description, said: str) -> None:
 def test_plans_that_do_not_fit(plan: Plan, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         wide(Description(chain_of([64] * 3), "bf16"), plan)
+
+
+def test_weights_and_sums_that_take_too_many_registers_are_refused() -> None:
+    with pytest.raises(ValueError, match="168 registers, 160 are there"):
+        wide(Description(chain_of([32] * 4), "bf16"), Plan(32, 3))

@@ -47,8 +47,8 @@ _SLICES = (2, 1, 0, 2, 1)
 """Slices of a layer's weights as they lie: any three neighbours are what three output slices take."""
 _AHEAD = (12, 8, 6, 4)
 """Rows of the input's ring, the deepest first: what is under way hides the latency of memory."""
-_OTHER_REGISTERS = 24
-"""Registers beside sums and biases."""
+_OTHER_REGISTERS = {2: 24, 3: 32}
+"""Registers beside sums and biases, by dimensions."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Thirds(Lines):
 
     def check(self) -> None:
         """ValueError where threads, registers or shared memory do not suffice."""
-        wanted = max(one.tiles for one in self.parameters) * 14 + _OTHER_REGISTERS
+        wanted = max(one.tiles for one in self.parameters) * 14 + _OTHER_REGISTERS[3 if self.volume else 2]
         if 32 * self.warps > MOST_THREADS or self.registers < wanted:
             raise ValueError(
                 f"{self.warps} warps and {self.blocks} blocks leave a thread {self.registers} registers, "

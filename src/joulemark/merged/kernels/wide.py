@@ -28,6 +28,8 @@ _LAYERS = range(2, 4)
 _SLOTS = 4
 REGISTERS = {2: (24, 240), 3: (24, 160)}
 """Of a thread that loads and of one that multiplies, by layers: together at most 65536."""
+_OTHER_REGISTERS = 24
+"""Of one that multiplies, beside weights and sums; with fewer the compiler waits for every product."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,13 @@ def _constants(description: Description, plan: Plan) -> tuple[dict[str, object],
     return constants, staged + plan.pairs * packed * row
 
 
+def _registers(description: Description, plan: Plan) -> int:
+    """Of a thread that multiplies: weights, sums, and others beside them."""
+    channels = channels_of(description)
+    weights = (ROWS // channels + 2) * 3 * (channels // 16) * 4
+    return weights + plan.width * plan.pairs // 2 + _OTHER_REGISTERS
+
+
 def _body(description: Description) -> str:
     """The kernel's body: who does what."""
     layers = description.sequence.layers
@@ -160,7 +169,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         for groups in sorted({-(-most // n) for n in (1, 2, 3, 4, 6, 8)}, reverse=True):
             plan = Plan(width, pairs, groups)
             _, shared = _constants(description, plan)
-            if rows < depth or shared > device.block_shared:
+            if rows < depth or shared > device.block_shared or _registers(description, plan) > REGISTERS[depth][1]:
                 continue
             rounds = -(-bands * -(-most // groups) // device.multiprocessors)
             ranked.append((rounds * (groups + depth) * pairs * width, len(ranked), plan))
@@ -183,6 +192,8 @@ def wide(description: Description, plan: Plan) -> Kernel:
     if rows < depth:
         raise ValueError(f"a group of {rows} rows is lower than the halo of {depth} layers")
     check_room(shared)
+    if _registers(description, plan) > REGISTERS[depth][1]:
+        raise ValueError(f"{plan} takes {_registers(description, plan)} registers, {REGISTERS[depth][1]} are there")
     edge = (rows * plan.groups, plan.width - 2 * depth)
     name = f"wide_{description}_{plan.width}x{plan.pairs}x{plan.groups}"
     source = (
