@@ -22,6 +22,7 @@ def engine_on(device):
     return CudaEngine(int(device.partition(":")[2] or 0))
 
 
+@pytest.mark.bench(needs_gpu="which launch CUDA kernels")
 @pytest.mark.parametrize("operands", ["zero", "random"])
 @pytest.mark.parametrize("name", WORKING)
 def bench_microbenchmark(bench, power, name, operands):
@@ -31,7 +32,7 @@ def bench_microbenchmark(bench, power, name, operands):
         facts = engine.facts
         if not benchmark.runs_on(facts.architecture):
             pytest.skip(f"{name} does not run on {facts.architecture}")
-        engine.load(benchmark, operands, tiles_for(benchmark, facts.l2_bytes // 2, facts.sms))
+        engine.load(benchmark, operands, tiles_for(benchmark, facts.l2_bytes // 2, facts.sms, facts.memory_bytes))
         launch = sized(engine, facts.sms, paused=False)
         counts = benchmark.counts_per_launch(
             facts.architecture, launch.blocks, launch.iterations, engine.instructions(benchmark, paused=False)

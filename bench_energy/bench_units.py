@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.bench(needs_gpu="which load the units of a GPU")
+
 
 @pytest.fixture
 def torch():

@@ -3,7 +3,8 @@
 python bench_energy/evaluate.py WINDOWS.jsonl MEASUREMENTS.json --out results
 
 Writes OUT/calibration/<gpu>.json with the windows beside it, and OUT/<gpu>/validation.json (the held-out workloads),
-energy-split.json (the splits) with energy-split.svg. Prints the calibration, every prediction and every split.
+energy-split.json (the splits), each with its picture (.svg). Prints the calibration, every prediction and every split,
+and at last what must hold and whether it does.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench_energy import bars
 from bench_energy.held_out import HELD_OUT
 from bench_energy.splits import SPLITS
 from joulemark.device.gpu import slug
 from joulemark.energy import trends, validation
 from joulemark.energy.calibration import Calibration, refit, write_calibration
+from joulemark.energy.windows import read_windows
 from joulemark.errors import JoulemarkError
 from joulemark.report import energy_plot, energy_view, formats, jsonout, output
 
@@ -49,18 +52,23 @@ def _write(windows: Path, measurements: Path, out: Path) -> None:
     source, rows = validation.read_measurements(measurements)
     folder = out / slug(str(calibration.gpu.get("gpu")))
     folder.mkdir(parents=True, exist_ok=True)
+    documents = {}
     for name, workloads in LISTS.items():
         wanted = {one.name for one in workloads}
         outcomes = validation.evaluate(calibration, [row for row in rows if row.workload in wanted])
-        document = validation.document(calibration, source, outcomes, {"what_if": [], "trends": beside})
+        document = documents[name] = validation.document(
+            calibration, source, outcomes, {"what_if": [], "trends": beside}
+        )
         output.write_text(jsonout.dumps(document), folder / f"{name}.json")
         energy_plot.draw(document, folder / f"{name}.svg")
         sys.stdout.write(formats.render(energy_view.workload_tables(document)))
+    found = bars.bars(calibration, *documents.values(), [one.name for one in HELD_OUT], source)
+    sys.stdout.write(formats.render([bars.table(found)]))
 
 
 def _calibration(windows: Path, out: Path) -> Calibration:
     """The fit of the windows, which come to stand beside it."""
-    gpu = slug(str(refit(windows).gpu.get("gpu")))
+    gpu = slug(str(read_windows(windows).header.get("gpu")))
     kept = out / "calibration" / f"{gpu}-windows.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
     if not kept.exists() or not kept.samefile(windows):

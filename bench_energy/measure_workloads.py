@@ -27,21 +27,30 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from bench_energy.held_out import HELD_OUT, HeldOut
+from bench_energy.held_out import ADDED, FIRST, HeldOut
 from bench_energy.splits import ALL, SPLITS
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import Gpu, probe_gpus
 from joulemark.energy.calibrate import SampledMeter
 from joulemark.energy.counting import Counting
 from joulemark.energy.validation import MEASUREMENTS_SCHEMA
-from joulemark.energy.workload_windows import WINDOW_S, Facts, Stepper, idle_power, measure_energy, with_counters
+from joulemark.energy.workload_windows import WINDOW_S, Facts, Idle, Stepper, measure_energy, weigh_idle, with_counters
 from joulemark.errors import ConfigurationError, JoulemarkError
 
-LISTS = {"held_out": HELD_OUT, "splits": SPLITS, "all": ALL}
-LAST_S = 12.0
-"""Time that one workload may take."""
-COOL_S = 3.0
+
+def taking_turns(*lists: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
+    """All of several lists, each at its own pace: whatever a broken-off run has measured holds all of them."""
+    placed = [((i + 0.5) / len(one), number, it) for number, one in enumerate(lists) for i, it in enumerate(one)]
+    return tuple(it for _, _, it in sorted(placed, key=lambda place: place[:2]))
+
+
+LISTS = {"held_out": taking_turns(FIRST, ADDED), "splits": SPLITS, "all": ALL}
+LAST_S = 4.0
+"""Time that most workloads take."""
+COOL_S = 1.0
 """Before the idle board is weighed for comparison."""
+IDLE_EVERY = 3
+"""Workloads after which the idle board is weighed again: some ten seconds."""
 EXIT_UNFINISHED, EXIT_LOST = 3, 4
 
 
@@ -93,14 +102,14 @@ def _counted(args: argparse.Namespace, on: Bench, document: dict[str, Any], end:
         return EXIT_UNFINISHED
     idle = document.setdefault("idle", {})
     time.sleep(COOL_S)
-    idle["before_counters_w"] = idle_power(on.meter)
+    idle["before_counters_w"] = weigh_idle(on.meter).power_w
     counters = importlib.import_module("joulemark.collect.counters")
     ladder = counters.open_counters(on.gpu.uuid, args.device, memory_requests=True)
     print(f"{len(lacking)} to count by {ladder.tier}", *map(str, ladder.refused.values()), sep="\n  refused: ")
     if ladder.source is None:
         return EXIT_UNFINISHED
     try:
-        idle["after_counters_w"] = idle_power(on.meter)
+        idle["after_counters_w"] = weigh_idle(on.meter).power_w
         on.counting = Counting(ladder.source)
         return _work([Task("counters", one, on.count) for one in lacking], on, document, args.out, end)
     finally:
@@ -186,6 +195,8 @@ class Bench:
         window_s: length of a window.
         counting: of its counters, once they are open.
         lost: whether the device no longer answers this process.
+        weighed: workloads so far.
+        idle: the idle board, as weighed last.
     """
 
     device: str
@@ -194,6 +205,8 @@ class Bench:
     window_s: float
     counting: Counting | None = None
     lost: bool = False
+    weighed: int = 0
+    idle: Idle | None = None
 
     def attempt(self, task: Task, document: dict[str, Any]) -> str:
         """Do a task, or note why it failed; returns a line to print."""
@@ -209,7 +222,11 @@ class Bench:
     def weigh(self, one: HeldOut, document: dict[str, Any]) -> str:
         """Add a row with the energy of a window."""
         facts = Facts(one.name, one.kind, one.dtype, one.batch_size, one.batch_size)
-        row = measure_energy(facts, self._stepper(one), self.meter, self.gpu.power_limit_w, self.window_s)
+        stepper = self._stepper(one)
+        if self.weighed % IDLE_EVERY == 0:
+            self.idle = weigh_idle(self.meter)
+        self.weighed += 1
+        row = measure_energy(facts, stepper, self.meter, self.gpu.power_limit_w, self.window_s, self.idle)
         document["rows"].append(row)
         return f"{row['measured_j'] / row['window_s']:.0f} W{', capped' if row['capped'] else ''}"
 

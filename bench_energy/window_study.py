@@ -65,16 +65,21 @@ def trial(points: Sequence[Point], window_s: float, noise: Noise, seed: int) -> 
         measure(gpu, gpu.meter, points, None, writer, limit_s=np.inf, window_s=window_s)
         fitted = fit(design_of(read_windows(path).windows), draws=100)
     true = np.array([gpu.coefficients.get(column, 0.0) for column in fitted.design.columns])
-    supply = fitted.design.columns.index((SUPPLY, "static"))
     rates = mixtures(fitted, np.random.default_rng(seed))
-    wanted, found = (with_loss(rates @ values, values[supply]) for values in (true, fitted.values))
-    low, high = np.quantile(with_loss(rates @ fitted.draws.T, fitted.draws[:, supply]), (0.025, 0.975), axis=1)
+    wanted, found = (dynamic_w(fitted, rates, values) for values in (true, fitted.values))
+    low, high = np.quantile([dynamic_w(fitted, rates, values) for values in fitted.draws], (0.025, 0.975), axis=0)
     known = true > 0
     return (
         float(np.abs(found / wanted - 1).mean()),
         float(np.median(np.abs(fitted.values[known] / true[known] - 1))),
         float(((low <= wanted) & (wanted <= high)).mean()),
     )
+
+
+def dynamic_w(fitted: Fit, rates: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Power above static by some coefficients, shape [n]."""
+    core, memory = (rates[:, mask] @ values[mask] for mask in (fitted.design.core, fitted.design.memory))
+    return memory + with_loss(core, values[fitted.design.columns.index((SUPPLY, "static"))])
 
 
 def mixtures(fitted: Fit, rng: np.random.Generator) -> np.ndarray:

@@ -6,6 +6,7 @@ import pytest
 
 _SIZE = 1024
 """Edge of the square matrix product that stands for the model."""
+_COPIES = "which copy from the host's memory to a GPU's"
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def bench_slow_loader(bench, profiler, torch, sleep_ms):
     bench.step(lambda: compute(next(batches).to(bench.device, non_blocking=True)))
 
 
+@pytest.mark.bench(needs_gpu=_COPIES)
 @pytest.mark.parametrize("mib", [256])
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
 def bench_host_input(bench, profiler, torch, memory, mib):
@@ -54,6 +56,7 @@ def bench_host_input(bench, profiler, torch, memory, mib):
     bench.step(lambda: compute(rows.to(bench.device, non_blocking=True)))
 
 
+@pytest.mark.bench(needs_gpu=_COPIES)
 @pytest.mark.parametrize("mib", [256])
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
 def bench_host_copy(bench, torch, memory, mib):

@@ -2,14 +2,15 @@
 
 import pytest
 
-_DOUBLINGS = (1, 4, 8, 16, 32, 64, 128, 256)
+_MODELS = ("lenet5", "resnet50", "bert_base")
+# A step of LeNet-5 has so little work per image that it takes thousands to hide its launches.
+_BATCHES = {"lenet5": (1, 64, 512, 2048, 4096, 8192, 16384, 32768), "*": (1, 4, 8, 16, 32, 64, 128, 256)}
 
 
 @pytest.mark.bench(
-    models=("lenet5", "resnet50", "bert_base"),
+    models=_MODELS,
     phases=("inference",),
-    # A step of LeNet-5 has so little work per image that it takes thousands to hide its launches.
-    batch_sizes={"lenet5": (1, 64, 512, 2048, 4096, 8192, 16384, 32768), "*": _DOUBLINGS},
+    batch_sizes=_BATCHES,
     dtypes=("bf16",),
     modes=("eager", "jit", "compile", "graph"),
     cpu={"models": ("lenet5",), "batch_sizes": (1, 16), "dtypes": ("fp32",), "modes": ("eager",)},
@@ -17,3 +18,29 @@ _DOUBLINGS = (1, 4, 8, 16, 32, 64, 128, 256)
 def bench_tandem(bench, workload, profiler):
     """One forward pass, timed without the profiler and then profiled."""
     bench.step(workload)
+
+
+@pytest.mark.parametrize("model", _MODELS)
+def bench_issue_in_turns(bench, model):
+    """The host's issue time of the eager cases above, all batch sizes in turns; a round of them is one call."""
+    pytest.importorskip("torch", exc_type=ImportError)
+    from joulemark.errors import Unsupported
+    from joulemark.measure.issue_turns import QUICK_ROUNDS, ROUNDS, IssueTurns
+    from joulemark.records import Case
+    from joulemark.tandem.turns import TABLE
+    from joulemark.workloads import zoo
+
+    if bench.device == "cpu":
+        pytest.skip("a CPU does its work when it is called: nothing is issued ahead")
+    layout, gpu = "channels_last" if zoo.takes_images(model) else "contiguous", bench.target.slug
+    cases = [
+        Case(model, "inference", "eager", "bf16", batch, layout, "device", gpu, benchmark=bench_tandem.__name__)
+        for batch in _BATCHES.get(model, _BATCHES["*"])
+    ]
+    steps = [(case, zoo.find(model).build(case, bench.device)) for case in cases]
+    try:
+        turns = IssueTurns(bench.instruments.timer, steps)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    bench.pedantic(turns.round, rounds=QUICK_ROUNDS if bench.quick else ROUNDS, iterations=1, warmup_rounds=1)
+    bench.keep(TABLE, turns.rows)

@@ -5,6 +5,7 @@ import pytest
 SIZES = {"cuda": 8192, "cpu": 256}
 
 
+@pytest.mark.bench(needs_gpu="whose pipes the counters of a GPU watch")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32", "fp32"])
 def bench_product(bench, counters, dtype):
     """One product of random matrices: the pipe of its number format is active nearly all the time."""

@@ -9,8 +9,11 @@ import pytest
     batch_sizes=(32,),
     dtypes=("bf16",),
     world_sizes=(1, 2),
-    cpu={"models": ("lenet5",), "batch_sizes": (32,), "dtypes": ("fp32",)},
+    cpu={"models": ("lenet5",), "batch_sizes": (32,), "dtypes": ("fp32",), "world_sizes": (1,)},
 )
 def bench_scaling(bench, workload, profiler):
-    """The same batch on every GPU (weak scaling); traces of all ranks show what communication costs."""
+    """The same batch on every GPU (weak scaling); traces of all ranks show what communication costs.
+
+    On a CPU one rank, unless --bench-world-size says otherwise.
+    """
     bench.step(workload)

@@ -24,7 +24,7 @@ def test_every_function_that_takes_bench_is_collected():
     expected = set(functions_that_take_bench())
     assert len(expected) >= 3
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--bench", "--bench-gpus", "cpu", "--collect-only", "-q"],
+        [sys.executable, "-m", "pytest", "--bench", "--bench-all", "--bench-gpus", "cpu", "--collect-only", "-q"],
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"},
         capture_output=True,

@@ -8,7 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from joulemark.store import read_run
+from joulemark.regression.trials import evaluate
+from joulemark.report.documents import read_all
+from joulemark.store import kind_of, read_run
 from joulemark.tandem import tandem_document
 from joulemark.utilization.summary import document_of
 
@@ -16,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 RUNS = sorted((ROOT / "results").glob("nvidia-*/*-*Z-*.jsonl"))
 TRIALS = sorted((ROOT / "results").glob("nvidia-*/aa.json"))
 UTILIZATIONS = sorted((ROOT / "results").glob("nvidia-*/utilization.json"))
+DOCUMENTS = sorted((ROOT / "results").glob("*/*.json"))
 TANDEMS = sorted((ROOT / "results").glob("nvidia-*/tandem.json"))
 
 
@@ -46,11 +49,9 @@ def test_a_committed_run_is_complete_and_real(path):
 
 
 @pytest.mark.parametrize("path", TANDEMS, ids=lambda path: path.parent.name)
-def test_a_committed_tandem_is_valid_and_made_of_committed_runs(path):
+def test_a_committed_tandem_is_made_of_committed_runs(path):
     """Its figures are those that the committed sweeps give today; random numbers may change with numpy."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    schema = json.loads((ROOT / "docs" / "schema" / "tandem.schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(document)
     runs = [read_run(path.parent / one["file"]) for one in document["runs"]]
     assert_alike(tandem_document(runs), document)
 
@@ -93,11 +94,9 @@ def assert_right_seconds(cells):
 
 
 @pytest.mark.parametrize("path", UTILIZATIONS, ids=lambda path: path.parent.name)
-def test_a_committed_utilization_is_valid_and_made_of_committed_runs(path):
+def test_a_committed_utilization_is_made_of_committed_runs(path):
     """Its figures are those that the committed sweeps give today, and its waterfalls add up."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    schema = json.loads((ROOT / "docs" / "schema" / "utilization.schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(document)
     assert document_of([read_run(path.parent / one["file"]) for one in document["runs"]]) == document
     cells = [cell for series in document["series"] for cell in series["cells"]]
     waterfalls = [cell["waterfall"] for cell in cells if cell["waterfall"] is not None]
@@ -106,10 +105,30 @@ def test_a_committed_utilization_is_valid_and_made_of_committed_runs(path):
         assert sum(bar["time_s"] for bar in one["bars"]) == pytest.approx(one["step_s"])
 
 
-def test_committed_trials_of_the_gate_are_valid_and_their_sources_are_there():
-    schema = json.loads((ROOT / "docs" / "schema" / "aa.schema.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_committed_document_is_what_the_schema_of_its_kind_says(path):
+    kind = kind_of(path)
+    assert kind is not None, "it names no schema"
+    schema = json.loads((ROOT / "docs" / "schema" / f"{kind}.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_reading_a_folder_of_results_leaves_nothing_out():
+    unusable = [line for folder in sorted((ROOT / "results").glob("nvidia-*")) for line in read_all([folder])[2]]
+    assert unusable == []
+
+
+def test_committed_trials_of_the_gate_are_made_of_committed_records():
+    """Their figures are those that the records give today; random numbers may change with numpy."""
     for path in TRIALS:
         trials = json.loads(path.read_text(encoding="utf-8"))
-        jsonschema.Draft202012Validator(schema).validate(trials)
-        assert all((path.parent / source).exists() for source in trials["sources"])
+        runs = [read_run(path.parent / source) for source in trials["sources"]]
+        today = evaluate(runs, trials["metric"], pairs=300, simulated_rows=4000)
+        assert_alike(today["cells"], trials["cells"])
+        assert [(one["rule"], one["added_work"]) for one in today["rates"]] == [
+            (one["rule"], one["added_work"]) for one in trials["rates"]
+        ]
+        for part in (lambda document: document["rates"], lambda document: document["simulated"]["rates"]):
+            found, committed = ([one["rate"] for one in part(document)] for document in (today, trials))
+            assert found == pytest.approx(committed, abs=0.04)  # fewer pairs and rows

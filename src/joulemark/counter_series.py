@@ -207,6 +207,10 @@ class CounterSource(Protocol):
         """Passes that give all it can count; each needs a run of the same work."""
         ...
 
+    def counters(self, group: str) -> tuple[str, ...]:
+        """Canonical names of what a pass gives."""
+        ...
+
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """Counts while ``run`` runs.
 

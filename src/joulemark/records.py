@@ -296,6 +296,13 @@ class _Reference(TypedDict, total=False):
     step_peak_counts_per_s: Amount | None
 
 
+class _IssueTurn(TypedDict):
+    case_id: str
+    batch_size: Positive
+    round: Count
+    issue_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
+
+
 class KnownTables(TypedDict, total=False):
     """What is computed with in the tables of a record; rows and tables may hold more."""
 
@@ -304,6 +311,7 @@ class KnownTables(TypedDict, total=False):
     timeline: list[_Timeline]
     levels: list[_Level]
     reference: list[_Reference]
+    issue_turns: list[_IssueTurn]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ PRIVATE_FOLDER = ".joulemark"
 
 _FAMILY, _, _VERSION = SCHEMA.rpartition("/")
 _GIT_TIMEOUT_S = 10.0
-_KIND = re.compile(rb'"schema"\s*:\s*"joulemark/([a-z-]+)/\d+"')
+_KIND = re.compile(rb'"schema"\s*:\s*"joulemark[./]([a-z-]+)/\d+"')
 _RUNS = b"sweep"
 _HEAD = 4096
 
@@ -474,7 +474,7 @@ def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 def kind_of(path: Path) -> str | None:
     """Kind of the joulemark document in a JSON file (``tandem``, ``energy`` …); None of runs and of anything else."""
-    if path.suffix.lower() not in (".json", ".jsonl"):
+    if path.suffix.lower() not in (".json", ".jsonl") or not path.is_file():  # a pipe would wait for its writer
         return None
     try:
         with path.open("rb") as file:

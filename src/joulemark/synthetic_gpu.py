@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from joulemark.energy.engine import GpuFacts, Launch, Run
 from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import Benchmark, Operands
 from joulemark.energy.units import (
+    HBM_ACTIVE,
     INSTRUCTION,
     L1_REQUEST,
     L2_REQUEST,
@@ -24,12 +26,13 @@ from joulemark.energy.units import (
     SM_ACTIVE,
     STATIC,
     SUPPLY,
-    UNITS,
     Part,
+    fed_by_core,
 )
 
 ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8, "normal_fp32": 0.9}
 
+_PARTS: tuple[Part, Part] = ("control", "datapath")
 _PJ = 1e-12
 _DRIFT_KEPT = 0.95
 _STEP_AFTER = 50
@@ -55,6 +58,7 @@ def typical_coefficients() -> dict[tuple[str, Part], float]:
         (MEMORY_ACCESS, "control"): 220.0 * _PJ,
         (L1_REQUEST, "control"): 120.0 * _PJ,
         (L2_REQUEST, "control"): 900.0 * _PJ,
+        (HBM_ACTIVE, "control"): 12.0,
     }
     for unit, (control, datapath) in _TYPICAL.items():
         found[unit, "control"] = control * _PJ
@@ -100,6 +104,7 @@ class SyntheticGpu:
         peak_w: dynamic power of each benchmark at full duty with random operands: sets its speed.
         limit_w: power limit; None for a GPU without one.
         beta: of the frequency law.
+        follows: share of the supply's loss that follows the power of the moment; the rest follows its mean.
         seed: of the noise.
     """
 
@@ -109,6 +114,7 @@ class SyntheticGpu:
     peak_w: float = 300.0
     limit_w: float | None = None
     beta: float = 0.9
+    follows: float = 0.0
     seed: int = 0
     now: float = field(default=1000.0, init=False)
     _drift: float = field(default=0.0, init=False)
@@ -138,7 +144,7 @@ class SyntheticGpu:
 
     def time_launch(self, launch: Launch) -> float:
         """From the benchmark's speed; a pause adds itself."""
-        return launch.iterations * (self._iteration_s() + launch.sleep_ns * 1e-9)
+        return launch.iterations * (self._iteration_s() + launch.sleep_ns * 1e-9) + launch.rest_s
 
     def repeat(self, launch: Launch, times: int) -> None:
         """Let the clock pass."""
@@ -167,20 +173,24 @@ class SyntheticGpu:
             return 1e-6
         benchmark = self._loaded[0]
         counts = benchmark.counts_per_launch("sm_90a", self.facts.sms, 1, self.instructions(benchmark, False))
-        return self._energy(counts, 1.0, 1.0) / self._peak(benchmark)
+        return sum(self._energies(counts, 1.0, 1.0)) / self._peak(benchmark)
 
     def _peak(self, benchmark: Benchmark) -> float:
         """Benchmarks differ in power by a factor that their name fixes."""
         return self.peak_w * (0.5 + (sum(benchmark.name.encode()) % 100) / 100)
 
-    def _energy(self, counts: Mapping[str, float], activity: float, clock: float) -> float:
+    def _energies(self, counts: Mapping[str, float], activity: float, clock: float) -> tuple[float, float]:
+        """Dynamic energy of the core and of the memory, without the supply's loss."""
         voltage = (1 - self.beta * (1 - clock)) ** 2
-        total = 0.0
+        core, memory = 0.0, 0.0
         for unit, count in counts.items():
-            scale = voltage if UNITS[unit].scales_with_core_voltage else 1.0
-            control = self.coefficients.get((unit, "control"), 0.0)
-            total += scale * count * (control + activity * self.coefficients.get((unit, "datapath"), 0.0))
-        return total
+            control, datapath = (self.coefficients.get((unit, part), 0.0) for part in _PARTS)
+            energy = count * (control + activity * datapath)
+            if fed_by_core(unit):
+                core += voltage * energy
+            else:
+                memory += energy
+        return core, memory
 
     def _power(self, launch: Launch | None, clock: float) -> float:
         static = self.coefficients[STATIC, "static"] + self._drift
@@ -188,20 +198,24 @@ class SyntheticGpu:
             return static
         benchmark, operands = self._loaded
         loss = self.coefficients.get((SUPPLY, "static"), 0.0)
-        above = 0.0 if benchmark.name == "empty" else self.coefficients[SM_ACTIVE, "static"] * launch.blocks
+        active = 0.0 if benchmark.name == "empty" else self.coefficients[SM_ACTIVE, "static"] * launch.blocks
         if not benchmark.work("sm_90a"):
-            return static + float(with_loss(np.array(above), loss))
+            return static + float(with_loss(np.array(active), loss))
         instructions = self.instructions(benchmark, launch.sleep_ns > 0)
         counts = benchmark.counts_per_launch("sm_90a", launch.blocks, launch.iterations, instructions)
-        energy = self._energy(counts, ACTIVITIES[operands], clock)
-        above += energy / (self.time_launch(launch) / clock)
-        return static + float(with_loss(np.array(above), loss))
+        length = self.time_launch(launch) / clock
+        core, memory = (energy / length for energy in self._energies(counts, ACTIVITIES[operands], clock))
+        in_use = self.coefficients.get((HBM_ACTIVE, "control"), 0.0) if benchmark.level == "hbm" else 0.0
+        busy = 1 - launch.rest_s / self.time_launch(launch)
+        loss *= 1 + self.follows * (1 / busy - 1)
+        return static + busy * in_use + memory + float(with_loss(np.array(busy * active + core), loss))
 
     def _capped_clock(self, launch: Launch) -> float:
         if self.limit_w is None or self._power(launch, 1.0) <= self.limit_w:
             return 1.0
-        grid = np.linspace(0.4, 1.0, 601)
-        return float(max((x for x in grid if self._power(launch, float(x)) <= self.limit_w), default=0.4))
+        steps, limit_w = 600, self.limit_w
+        over = bisect_right(range(steps + 1), limit_w, key=lambda step: self._power(launch, 0.4 + 0.001 * step))
+        return 0.4 + 0.001 * max(over - 1, 0)
 
     # The sensors.
 

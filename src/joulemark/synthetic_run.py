@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from joulemark.attribution.clock import Beacons
-from joulemark.attribution.recording import TRACE, Mode, RecordedWindow, Recording, Role, write_recording, write_series
-from joulemark.attribution.timeline import BEACON, WINDOW, Launches, Timeline
+from joulemark.attribution.recording import Mode, RecordedWindow, Recording, Role, write_recording, write_series
+from joulemark.attribution.timeline import BEACON, Launches, Timeline
 from joulemark.counter_series import COUNTERS, CounterSeries, Tier
 from joulemark.errors import DeviceError
 from joulemark.trace.chrome import MODULE_PREFIX
@@ -36,6 +36,7 @@ _SMS = 132
 _BEACON_SAMPLES = (8.0, 6.0, 9.0, 7.0, 10.0, 6.5)
 _GAP_SAMPLES = 6.0
 _MARGIN_S = 1e-3
+_MARK_S, _AROUND_MARK_S = 1.2e-6, 1e-6
 _BETWEEN_WINDOWS_S = 0.05
 Floats = npt.NDArray[np.float64]
 
@@ -124,11 +125,17 @@ class SyntheticRun:
         """Counts per step of all kernels, or of those of one name; of a share, its share of peak × s."""
         return sum(one.length_s * _rate(one, counter) for one in self.kernels if name is None or one.name == name)
 
-    def window(self, number: int) -> tuple[CounterSeries, Launches, Beacons]:
-        """One window: its samples, its launches with places in the order of the step, and its beacons."""
+    def window(self, number: int, steps: int | None = None) -> tuple[CounterSeries, Launches, Beacons]:
+        """One window: its samples, its launches with places in the order of the step, and its beacons.
+
+        Args:
+            number: of the window.
+            steps: in it, where they are not the run's.
+        """
+        steps = self.steps if steps is None else steps
         begin = 1.0 + number * _BETWEEN_WINDOWS_S
         before, now = self._beacons(begin)
-        events, now = self._steps(now, number * self.steps)
+        events, now = self._steps(now, number * steps, steps)
         behind, now = self._beacons(now + _GAP_SAMPLES * self.interval_s)
         series = self._series([*before, *events, *behind], begin - _MARGIN_S, now + _MARGIN_S)
         names = {one.name: code for code, one in enumerate(self.kernels)}
@@ -167,19 +174,20 @@ class SyntheticRun:
     def write(self, folder: Path, label: str = "synthetic") -> None:
         """Write a recording as :func:`joulemark.measure.attribution.record` does."""
         folder.mkdir(parents=True, exist_ok=True)
-        events: list[dict[str, Any]] = []
-        for number in range(self.windows):
-            series, launches, beacons = self.window(number)
-            write_series(folder / f"window-{number}.npz", series)
-            events += self.trace_events(number, launches, beacons)
-        _write_trace(folder / TRACE, events)
-        write_recording(folder, self._recording(label))
+        recording = self._recording(label)
+        for one in recording.windows:
+            series, launches, beacons = self.window(one.number)
+            write_series(folder / one.file, series)
+            write_trace(folder / one.trace, self.device_events(launches, beacons))
+        write_recording(folder, recording)
 
     def _recording(self, label: str) -> Recording:
-        windows = tuple(RecordedWindow(number, "steps", "pass1", self.steps) for number in range(self.windows))
+        windows = tuple(
+            RecordedWindow(number, "steps", "pass1", self.steps, own_trace=True) for number in range(self.windows)
+        )
         step_s = sum(one.length_s + one.gap_s for one in self.kernels)
         facts = {"gpu": "Synthetic GPU", "chip": "simulated", "library": "simulated"}
-        return Recording(label, windows, "one process", facts, (step_s,) * 3, (step_s,) * self.windows)
+        return Recording(label, windows, "one process", facts, (step_s,) * (self.windows + 1), (step_s,) * self.windows)
 
     def _beacons(self, now: float) -> tuple[list[_Event], float]:
         events = []
@@ -190,9 +198,9 @@ class SyntheticRun:
             now += length + _GAP_SAMPLES * self.interval_s * (1 + 0.3 * self._rng.random())
         return events, now
 
-    def _steps(self, now: float, first: int) -> tuple[list[_Event], float]:
+    def _steps(self, now: float, first: int, steps: int) -> tuple[list[_Event], float]:
         events = []
-        for step in range(first, first + self.steps):
+        for step in range(first, first + steps):
             for kernel in self.kernels:
                 length = kernel.length_s * max(0.1, self._rng.normal(1, self.length_noise))
                 factor = max(0.0, self._rng.normal(1, self.rate_noise)) * kernel.length_s / length
@@ -244,17 +252,26 @@ class SyntheticRun:
     def _mapped(self, timeline_s: float) -> float:
         return self.offset_s + (1 + self.drift) * timeline_s
 
-    def trace_events(
-        self, number: int, launches: Launches, beacons: Beacons, *, modules: bool = False
-    ) -> list[dict[str, Any]]:
-        """A window's events as torch.profiler writes them: marks, operators, calls and kernels."""
-        begin, end = float(beacons.start_s[0]) - 1e-4, float(beacons.end_s[-1]) + 1e-4
-        events = [_host(f"{WINDOW}#{number}", "user_annotation", begin, end)]
-        host = float(beacons.end_s[beacons.before - 1]) + 1e-6
-        ids = iter(range(number * 10**6, (number + 1) * 10**6))
-        for start, stop in zip(beacons.start_s, beacons.end_s, strict=True):
-            events += _launched(next(ids), float(start) - 3e-6, BEACON, float(start), float(stop), None)
-        each = 1e-7
+    def device_events(self, launches: Launches, beacons: Beacons) -> list[dict[str, Any]]:
+        """A window's events as torch.profiler writes them that records the device alone: its calls and its kernels."""
+        spins = [(float(one), float(two)) for one, two in zip(beacons.start_s, beacons.end_s, strict=True)]
+        begins = [float(launches.start_s[launches.step == step].min()) for step in np.unique(launches.step)]
+        marks = [*(one - _AROUND_MARK_S for one in begins), float(launches.end_s.max()) + _AROUND_MARK_S + _MARK_S]
+        kernels = [(BEACON, *one) for one in spins] + [(BEACON, one - _MARK_S, one) for one in marks]
+        names = [self.kernels[int(place)].name for place in launches.place]
+        kernels += zip(names, launches.start_s.tolist(), launches.end_s.tolist(), strict=True)
+        kernels.sort(key=lambda one: one[1])
+        host = kernels[0][1]
+        return [
+            event
+            for number, (name, start, end) in enumerate(kernels)
+            for event in _launched(number, min(start - 3e-6, host + number * 1e-7), name, start, end, None)
+        ]
+
+    def host_events(self, launches: Launches) -> list[dict[str, Any]]:
+        """Events of some steps with the host's marks and operators, and the modules' forward calls."""
+        events, ids = [], iter(range(len(launches)))
+        host, each = float(launches.start_s[0]) - 1e-3, 1e-7
         for step in np.unique(launches.step):
             rows = np.flatnonzero(launches.step == step)
             events.append(_host(f"{OWN_MARK}#{step}", "user_annotation", host, host + each * (len(rows) + 1)))
@@ -263,7 +280,7 @@ class SyntheticRun:
                 kernel = self.kernels[int(launches.place[row])]
                 span = float(launches.start_s[row]), float(launches.end_s[row])
                 events += _launched(next(ids), host, kernel.name, *span, kernel.operator)
-                if modules and kernel.module is not None:
+                if kernel.module is not None:
                     call = f"{MODULE_PREFIX}{kernel.module}"
                     events.append(_host(call, "python_function", host - 2e-8, host + 6e-8))
             host += 2 * each
@@ -274,7 +291,8 @@ class SyntheticRun:
 class SyntheticBench:
     """A device whose instruments see a known run (see :class:`joulemark.measure.attribution.Bench`).
 
-    What it is asked to run is run and not looked at: every window shows the next window of the known run.
+    What it is asked to run is run and not looked at: every window shows the next window of the known run, with as many
+    steps as were marked.
 
     Args:
         run: what they see.
@@ -288,6 +306,7 @@ class SyntheticBench:
     marks: list[str] = field(default_factory=list)
     _events: list[dict[str, Any]] = field(default_factory=list, init=False)
     _window: int = field(default=0, init=False)
+    _spun: int = field(default=0, init=False)
 
     @property
     def source(self) -> SyntheticBench:
@@ -304,6 +323,10 @@ class SyntheticBench:
         """One pass."""
         return ("pass1",)
 
+    def counters(self, group: str) -> tuple[str, ...]:
+        """All that the run has."""
+        return self.run.counters
+
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """The next window.
 
@@ -312,9 +335,10 @@ class SyntheticBench:
         """
         if self.fails is not None:
             raise self.fails
+        self._spun = 0
         run()
-        series, launches, beacons = self.run.window(self._window)
-        self._events += self.run.trace_events(self._window, launches, beacons)
+        series, launches, beacons = self.run.window(self._window, max(1, self._spun - 1))
+        self._events = self.run.device_events(launches, beacons)
         self._window += 1
         return series
 
@@ -325,7 +349,8 @@ class SyntheticBench:
         """Nothing is waited for."""
 
     def spin(self, seconds: float) -> None:
-        """The known run has beacons of its own."""
+        """The known run has beacons of its own; marks of steps are counted."""
+        self._spun += seconds <= 0
 
     def mark(self, name: str) -> AbstractContextManager[None]:
         """Remembers the name."""
@@ -333,21 +358,19 @@ class SyntheticBench:
         return nullcontext()
 
     @contextmanager
-    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Iterator[None]:
-        """Writes the trace of the windows behind the block, or one with the modules' calls."""
+    def profiled(self, path: Path, warm: Callable[[], object], *, host: bool) -> Iterator[None]:
+        """Writes the trace of the window in the block, or one of the host."""
         warm()
         yield
-        if modules:
-            _, launches, beacons = self.run.window(self._window)
-            self._events = self.run.trace_events(self._window, launches, beacons, modules=True)
-        _write_trace(path, self._events)
+        write_trace(path, self.run.host_events(self.run.window(self._window, 2)[1]) if host else self._events)
 
     def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]:
         """None: the known run has no peaks."""
         return {}
 
 
-def _write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
+def write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
+    """Write events as torch.profiler's compressed trace."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         json.dump({"traceEvents": list(events)}, file)
 

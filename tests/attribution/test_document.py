@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -14,10 +15,11 @@ from joulemark.attribution import attribute
 from joulemark.attribution.clock import Beacons
 from joulemark.attribution.document import document_of
 from joulemark.attribution.feeds import per_kernel, read_per_kernel
-from joulemark.attribution.recording import FILE, RecordedWindow, read_recording, read_series, write_series
+from joulemark.attribution.recording import FILE, HOST, RecordedWindow, read_recording, read_series, write_series
 from joulemark.cli import main
 from joulemark.errors import UnreadableInput
 from joulemark.report import attribution_plot, attribution_view, formats
+from joulemark.synthetic_run import write_trace
 
 from .conftest import ADD, GEMM, LAUNCH_S, STEP, SUM, TINY
 
@@ -69,13 +71,19 @@ def test_totals_over_classes_are_the_runs(run):
     assert found["findings"] == []
 
 
-def test_operators_and_kernels_hold_the_same_counts(run):
-    found = document(run())
+def test_operators_and_kernels_hold_the_same_counts(run, tmp_path):
+    one = run()
+    one.write(tmp_path)
+    without = valid(attribute(tmp_path))
+    assert (without["operators"], without["modules"]) == (None, None)
+    assert {"operators", "modules"} <= set(without["notes"])
+    write_trace(tmp_path / HOST, one.host_events(one.window(1, 2)[1]))
+    found = valid(attribute(tmp_path))
     operators = by(found["operators"], "operator")
     assert set(operators) == {"aten::mm", "aten::add", "aten::sum", "aten::zero_"}
     kernels = by(found["kernels"], "name")
     assert operators["aten::mm"]["counters"] == kernels[GEMM.name]["counters"]
-    assert found["modules"] is None
+    assert found["modules"] is None  # no kernel of this step is launched in a module's forward
     assert "modules" in found["notes"]
 
 
@@ -132,7 +140,20 @@ def test_a_slow_recording_is_a_finding(run):
     slow = replace(recording, recorded_step_s=(1.2 * recording.plain_step_s[0],))
     found = valid(document_of(slow, timeline, series))
     assert found["steps"]["slowdown"] == pytest.approx(0.2)
+    assert found["steps"]["slowdown_interval"] is None
     assert [one["code"] for one in found["findings"]] == ["attribution_step_time"]
+
+
+def test_windows_are_compared_with_the_stretches_next_to_them(run):
+    """A clock that falls over the recording slows both alike; one window is disturbed."""
+    recording, timeline, series = run().recorded()
+    bare = [1e-3 * (1 + 0.05 * number) for number in range(7)]
+    beside = [1.02 * (before + behind) / 2 for before, behind in pairwise(bare)]
+    beside[2] *= 1.5
+    found = valid(document_of(replace(recording, plain_step_s=bare, recorded_step_s=beside), timeline, series))
+    assert found["steps"]["slowdown"] == pytest.approx(0.02)
+    assert found["steps"]["slowdown_interval"] == [pytest.approx(0.02), pytest.approx(0.53)]
+    assert found["findings"] == []
 
 
 def with_references(run):
@@ -241,7 +262,7 @@ def test_a_recording_is_read_as_it_was_written(run, tmp_path):
     one = run()
     one.write(tmp_path)
     recording = read_recording(tmp_path)
-    assert recording.windows == (RecordedWindow(0, "steps", "pass1", 15),)
+    assert recording.windows == (RecordedWindow(0, "steps", "pass1", 15, own_trace=True),)
     series = read_series(tmp_path / "window-0.npz")
     assert series.units["pipe_tensor"] == "1"
     assert len(series) == len(series.values["pipe_tensor"])

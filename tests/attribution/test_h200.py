@@ -9,7 +9,7 @@ import pytest
 
 from joulemark.attribution import attribute, check
 from joulemark.attribution.clock import fit_clock, line_through, sightings
-from joulemark.attribution.recording import TRACE, read_recording, read_series
+from joulemark.attribution.recording import read_recording, read_series
 from joulemark.attribution.timeline import read_timeline
 from joulemark.attribution.windows import map_windows
 
@@ -34,7 +34,7 @@ def document():
 @pytest.fixture(scope="module")
 def seen():
     """Timeline and samples of each window."""
-    timeline = read_timeline(FOLDER / TRACE)
+    timeline = read_timeline(FOLDER, read_recording(FOLDER))
     return timeline, {number: read_series(FOLDER / f"window-{number}.npz") for number in timeline.beacons}
 
 

@@ -61,17 +61,24 @@ def watts(gpu: SyntheticGpu, unit: str, rate: float) -> float:
     return rate * (control + ACTIVITY * datapath)
 
 
-def row_of(gpu: SyntheticGpu, one, busy: float) -> dict:
+def busy(batch_size: int) -> float:
+    """Share of its time that a workload keeps the GPU busy: more with every batch."""
+    return 1 - 0.9 * float(np.exp(-batch_size / 16))
+
+
+def row_of(gpu: SyntheticGpu, one, share: float) -> dict:
     """A workload that keeps the GPU busy for a share of the time, as the sensors and the counters see it."""
-    rates = {unit: rate * busy for unit, rate in MOVING.items()}
+    rates = {unit: rate * share for unit, rate in MOVING.items()}
+    moved = sum(watts(gpu, unit, rate) for unit, rate in rates.items() if UNITS[unit].group == "hbm")
+    memory = moved + watts(gpu, "hbm_active", 1.0)
     dynamic = sum(watts(gpu, unit, rate) for unit, rate in rates.items())
-    above = np.array(132 * gpu.coefficients["sm_active", "static"] + dynamic)
+    core = np.array(132 * gpu.coefficients["sm_active", "static"] + dynamic - moved)
     static = gpu.coefficients["static", "static"] + STEP_W
-    power = static + float(with_loss(above, gpu.coefficients["supply", "static"]))
+    power = static + memory + float(with_loss(core, gpu.coefficients["supply", "static"]))
     mix = {"fma": {"fp32": 1.0}, "shared_read": 1.0, "l2_read": 0.7}
     return {
         "workload": one.name, "kind": one.kind, "dtype": "bf16", "batch_size": one.batch_size,
-        "items": None if one.batch_size is None else 4000.0 * busy * WINDOW, "window_s": WINDOW,
+        "items": None if one.batch_size is None else 4000.0 * share * WINDOW, "window_s": WINDOW,
         "measured_j": power * WINDOW, "mix": mix, "activity": ACTIVITY,
         "counters": {name: rate * WINDOW for name, rate in counters_of(rates).items()},
         "sm_clock_hz": 1.98e9, "max_sm_clock_hz": 1.98e9, "capped": False, "idle_w": static,
@@ -86,8 +93,9 @@ def results(tmp_path_factory) -> Path:
     header = {"gpu": "NVIDIA H200", "gpu_uuid": "GPU-1", "architecture": "sm_90a", "sms": 132, "driver": "580.1"}
     windows = folder / "windows.jsonl"
     writer = WindowWriter(windows, header)
-    measure(gpu, gpu.meter, plan("sm_90a"), measure_caches(gpu), writer, clock=lambda: 0.0, window_s=WINDOW_S)
-    rows = [row_of(gpu, one, 1 - 0.9 * np.exp(-(one.batch_size or 16) / 16)) for one in ALL]
+    points = plan("sm_90a", repeats=1, last="lines")
+    measure(gpu, gpu.meter, points, measure_caches(gpu), writer, clock=lambda: 0.0, window_s=WINDOW_S)
+    rows = [row_of(gpu, one, busy(one.batch_size or 16)) for one in ALL]
     document = {
         "schema": "joulemark/energy-measurements/1", "gpu": "NVIDIA H200", "gpu_uuid": "GPU-1", "driver": "580.1",
         "measured_utc": "2026-11-29T21:00:00+00:00", "rows": rows,
@@ -137,9 +145,10 @@ def test_shares_sum_to_one_inside_their_intervals(results):
 
 def test_the_true_share_of_data_movement_lies_in_its_interval(results):
     gpu = SyntheticGpu()
-    energy = {unit: watts(gpu, unit, rate) for unit, rate in MOVING.items()}
-    moved = sum(joules for unit, joules in energy.items() if UNITS[unit].group in ("shared", "l1", "l2", "hbm"))
     for row in read(results, "energy-split")["rows"]:
+        rates = {unit: rate * busy(row["batch_size"]) for unit, rate in MOVING.items()} | {"hbm_active": 1.0}
+        energy = {unit: watts(gpu, unit, rate) for unit, rate in rates.items()}
+        moved = sum(joules for unit, joules in energy.items() if UNITS[unit].group in ("shared", "l1", "l2", "hbm"))
         low, high = row["split"]["movement_interval"]
         assert low < moved / sum(energy.values()) < high
 

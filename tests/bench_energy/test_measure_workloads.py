@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("torch", exc_type=ImportError)
 
 from bench_energy import measure_workloads
+from bench_energy.held_out import ADDED, FIRST
 from bench_energy.splits import SPLITS
+from joulemark.energy import workload_windows
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "energy-measurements.schema.json"
 UUID = "GPU-5a3c0000-0000-4000-8000-000000000000"
@@ -39,13 +41,16 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     ladder = SimpleNamespace(tier="fake", refused={}, source=Recorder(), close=lambda: None)
+    for name, seconds in {"_IDLE_SETTLE_S": 0.02, "_IDLE_S": 0.25, "_SETTLE_S": 0.02}.items():
+        monkeypatch.setattr(workload_windows, name, seconds)
+    monkeypatch.setattr(measure_workloads, "COOL_S", 0.0)
     monkeypatch.setattr("joulemark.collect.counters.open_counters", lambda uuid, device, memory_requests: ladder)
     return tmp_path / "out" / "measured.json"
 
 
 def run(out, *more):
     return measure_workloads.main(
-        ["--out", str(out), "--device", "cpu", "--list", "held_out", "--window", "0.4", *more]
+        ["--out", str(out), "--device", "cpu", "--list", "held_out", "--window", "0.25", *more]
     )
 
 
@@ -68,7 +73,7 @@ def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
         raise RuntimeError("out of memory")
 
     broken = measure_workloads.HeldOut("broken", "hpc", "fp32", refuse)
-    copy = next(one for one in measure_workloads.HELD_OUT if one.name == "copy")
+    copy = next(one for one in measure_workloads.LISTS["held_out"] if one.name == "copy")
     monkeypatch.setitem(measure_workloads.LISTS, "held_out", (broken, copy))
     assert run(machine) == 0
     document = json.loads(machine.read_text())
@@ -77,7 +82,7 @@ def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
 
 
 def test_time_that_is_up(machine):
-    assert run(machine, "--limit", "10") == 3
+    assert run(machine, "--limit", "3") == 3
     assert not machine.exists()
 
 
@@ -94,6 +99,29 @@ def test_energy_of_all_comes_before_any_counter(machine, monkeypatch):
     idle = json.loads(machine.read_text())["idle"]
     assert idle["before_counters_w"] == pytest.approx(200, rel=0.05)
     assert idle["after_counters_w"] == pytest.approx(200, rel=0.05)
+
+
+def test_the_idle_board_is_weighed_now_and_then(machine, monkeypatch):
+    weighed = []
+    kept = measure_workloads.weigh_idle
+    monkeypatch.setattr(measure_workloads, "weigh_idle", lambda meter: weighed.append(1) or kept(meter))
+    monkeypatch.setattr(measure_workloads, "IDLE_EVERY", 2)
+    assert run(machine, "--only", "fft", "--energy-only") == 0
+    rows = json.loads(machine.read_text())["rows"]
+    assert (len(rows), len(weighed)) == (3, 2)
+    assert rows[0]["idle_w"] == rows[1]["idle_w"]
+    assert all(row["idle_w"] == pytest.approx(200, rel=0.05) for row in rows)
+    assert all("idle_temperature_c" in row for row in rows)
+
+
+def test_both_held_out_lists_take_turns():
+    order = [one.name for one in measure_workloads.LISTS["held_out"]]
+    for part in (FIRST, ADDED):
+        names = [one.name for one in part]
+        assert [name for name in order if name in set(names)] == names
+        half = len(set(names) & set(order[: len(order) // 2]))
+        assert half == pytest.approx(len(names) / 2, abs=1)
+    assert len(order) == len(FIRST) + len(ADDED)
 
 
 def test_counters_that_time_left_out_come_later(machine):

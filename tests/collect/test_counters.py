@@ -15,8 +15,8 @@ from joulemark.errors import (
     NotSupported,
     NvmlUnavailable,
 )
-from joulemark.fake_counters import REFUSALS
 from joulemark.testing import FakeCounters, FakeNvml, fake_ladder
+from joulemark.testing.counters import REFUSALS
 
 
 def test_the_best_instrument_is_taken_and_no_other_opened():

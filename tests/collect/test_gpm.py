@@ -59,6 +59,7 @@ def test_an_id_that_the_driver_does_not_know_is_left_out_with_its_reason():
     gpm, _ = source(FakeGpu(gpm=H200))
     series = gpm.record("gpm", lambda: time.sleep(0.12))
     assert "nvlink_rx_bytes" not in series.values
+    assert set(gpm.counters("gpm")) == set(series.values)
     assert "Invalid Argument" in series.missing["nvlink_rx_bytes"]
     assert series.mean("pipe_tensor_imma") == 0.0
 

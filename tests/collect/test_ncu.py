@@ -66,6 +66,14 @@ def test_the_case_runs_as_it_is_and_nothing_distorts_it(fake_ncu, tmp_path):
     assert command[command.index("--print-units") + 1] == "base"
 
 
+def test_only_named_functions_are_profiled_on_request(fake_ncu, tmp_path):
+    assert "--kernel-name" not in profile(fake_ncu(), tmp_path).command
+    command = profile(fake_ncu(), tmp_path, functions=("gemm_a", "b$1")).command
+    assert command[command.index("--kernel-name") + 1] == r"regex:^(gemm_a|b\$1)$"
+    assert command[command.index("--kernel-name-base") + 1] == "function"
+    assert command.index("--kernel-name") < command.index("--log-file")
+
+
 def test_caches_are_flushed_on_request(fake_ncu, tmp_path):
     found = profile(fake_ncu(), tmp_path, flush_caches=True)
     assert found.command[found.command.index("--cache-control") + 1] == "all"

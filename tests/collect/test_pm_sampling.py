@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from joulemark.collect.cupti_device import Samples, SamplingSettings
-from joulemark.collect.pm_metrics import METRICS, Group, plan
+from joulemark.collect.pm_metrics import METRICS, Group, metrics_of, plan
 from joulemark.collect.pm_sampling import (
     MOST_SAMPLES,
+    SWEEP_PACE,
     Pace,
     PmSamplingSource,
     Run,
@@ -21,6 +22,7 @@ from joulemark.collect.pm_sampling import (
 from joulemark.counter_series import COUNTERS
 from joulemark.errors import CountersBusy, CountersOverflow, CountersUnreadable, NotPermitted
 from joulemark.testing import FakePmDevice
+from joulemark.utilization.levels import READ
 
 CYCLES = "TPC.TriageCompute.sm__cycles_active"
 TENSOR = "TPC.TriageCompute.sm__pipe_tensor_cycles_active_realtime"
@@ -51,6 +53,33 @@ class TestMetrics:
                 share = ending == ".avg.pct_of_peak_sustained_elapsed"
                 assert share == (COUNTERS[name].unit == "1"), name
                 assert share or ending.startswith(".sum"), name
+
+    def test_what_is_not_read_is_not_asked_and_only_counts_and_activity_are_in_every_pass(self):
+        wanted = {"sm_active", "pipe_tensor", "pipe_tensor_hmma", "instructions", "l1_sectors"}
+        found = metrics_of(wanted)
+        assert [name for metric in found for name in metric.gives] == [
+            "sm_active", "instructions", "pipe_tensor", "pipe_tensor_hmma", "l1_sectors",
+        ]  # fmt: skip
+        assert {name for metric in found if metric.anchor for name in metric.gives} == {"sm_active", "instructions"}
+        assert {name for metric in metrics_of(COUNTERS) for name in metric.gives} == {
+            name for metric in METRICS for name in metric.gives
+        }
+
+    def test_a_sweep_reads_all_that_its_levels_are_made_of_and_samples_long_windows_less(self):
+        one = device(CYCLES, TENSOR, INSTRUCTIONS, SECTORS, HITS, per_pass=3)
+        source = PmSamplingSource(one, nothing, SWEEP_PACE, metrics_of(READ))
+        assert set(_all_counters(source)) == {
+            "sm_active", "issue_active", "instructions", "pipe_tensor", "pipe_tensor_cycles", "l1_sectors",
+            "l1_sector_hits",
+        }  # fmt: skip
+        source.record("pass1", nothing, 0.05)
+        assert one.settings.interval == 100_000
+        source.record("pass1", nothing, 0.4)
+        assert one.settings.interval == 400_000
+
+
+def _all_counters(source):
+    return [name for group in source.groups for name in source.counters(group)]
 
 
 class TestPlan:
@@ -332,29 +361,36 @@ CHILD = """
 import sys
 from joulemark.collect.cupti import load_library
 from joulemark.collect.cupti_device import CuptiDevice
-from joulemark.collect.pm_metrics import plan
+from joulemark.collect.pm_metrics import METRICS, metrics_of, plan
+from joulemark.utilization.levels import READ
 try:
     cupti = load_library()
 except Exception as error:
     sys.exit(f"SKIP {error}")
 device = CuptiDevice.__new__(CuptiDevice)
 device._cupti, device.library, device.chip, device._availability = cupti, cupti.version, sys.argv[1], None
-planned = plan(device)
-for group in planned.groups:
-    print(*group.counters)
-print("missing", *planned.missing)
+for metrics in (METRICS, metrics_of(READ)):
+    planned = plan(device, metrics)
+    for group in planned.groups:
+        print(*group.counters)
+    print("missing", *planned.missing)
 """
 
 
-@pytest.mark.parametrize(("chip", "passes", "lacks"), [("GH100", 3, 0), ("GA100", 4, 9)])
-def test_the_installed_libcupti_plans_real_chips_without_a_gpu(chip, passes, lacks):
+@pytest.mark.parametrize(("chip", "passes", "lacks", "kept"), [("GH100", 3, 0, 0.55), ("GA100", 4, 9, 0.65)])
+def test_the_installed_libcupti_plans_real_chips_without_a_gpu(chip, passes, lacks, kept):
     """A process of its own: libcupti may not start without a driver, and some releases crash then."""
     child = subprocess.run([sys.executable, "-c", CHILD, chip], capture_output=True, text=True, check=False)
     if child.returncode < 0 or "SKIP" in child.stderr:
         pytest.skip(f"the installed libcupti needs a driver: {child.stderr[-200:]}")
     assert child.returncode == 0, child.stderr
-    *groups, missing = (line.split() for line in child.stdout.splitlines())
+    lines = [line.split() for line in child.stdout.splitlines()]
+    end = next(place for place, line in enumerate(lines) if line[0] == "missing")
+    groups, missing = lines[:end], lines[end]
     assert len(groups) == passes
     assert len(missing) - 1 == lacks
     assert all("sm_active" in group for group in groups)
     assert {"issue_active", "pipe_tensor", "dram_throughput", "l1_sectors"} <= {name for one in groups for name in one}
+    cut = lines[end + 1 : -1]  # what a sweep reads needs no more passes, and fewer evaluations
+    assert len(cut) <= passes
+    assert sum(map(len, cut)) < kept * sum(map(len, groups))

@@ -26,6 +26,7 @@ def test_work_here_is_counted_there(scenario):
     source = SideSource(scenario({"pm_sampling": {"rates": {"pipe_tensor": 0.5}}}))
     try:
         assert source.groups == ("pass1",)
+        assert source.counters("pass1") == ("pipe_tensor",)
         ran = []
         for _ in range(2):
             series = source.record("pass1", lambda: ran.append(time.sleep(0.02))).at_work()

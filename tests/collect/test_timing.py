@@ -51,13 +51,25 @@ def test_issued_steps_are_timed_one_by_one_behind_a_first_one():
     samples = timer.issue(
         lambda: (log.append("run"), time.sleep(2e-3)), lambda seen: "enough" if len(seen) > 3 else None
     )
-    assert log == ["fence"] * 2 + ["run", "run", "run", "run", "fence", "fence"] * 2
+    assert log == ["fence"] * 2 + ["fence", "run", "run", "run", "run", "fence", "fence"] * 2
     assert len(samples.step_s) == len(samples.reference_s) == 6
     assert all(2e-3 <= one < 1 for one in samples.step_s)
     assert all(0 < one < 1 for one in samples.reference_s)
     assert len(set(samples.reference_s[:3])) == 1, "the steps of a burst share what was timed around it"
     assert HostTimer().issue(lambda: log.append("run"), lambda _: None).step_s == []
+    assert HostTimer().burst(lambda: log.append("run")) == []
     assert log[-1] == "fence"
+
+
+def test_a_burst_is_timed_behind_steps_that_warm_the_caches():
+    timer = CudaTimer.__new__(CudaTimer)
+    log = []
+    timer.synchronize = lambda: log.append("fence")
+    samples = timer.burst(lambda: (log.append("run"), time.sleep(1e-3)), warm_s=5e-3)
+    assert log[0] == "fence"
+    assert len(samples) == 3
+    assert 1 + 3 <= log.count("run") <= 5 + 3
+    assert len(timer.burst(lambda: log.append("run"))) == 3
 
 
 def test_sustained_work_counts_its_steps():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ import jsonschema
 import pytest
 
 from joulemark.cli import main
+from joulemark.energy.calibrate import Progress
 from joulemark.energy.counters import Counts, Range
+from joulemark.energy.plan import plan
 from joulemark.synthetic_gpu import SyntheticGpu
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +36,7 @@ def run(capsys, *args):
     return code, out, err
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
+def synthetic_machine(tmp_path, monkeypatch):
     """A machine with one synthetic GPU, seen by NVML and by CUDA alike."""
     scenario = {
         "gpus": [
@@ -61,8 +63,23 @@ def machine(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def calibrated(machine, capsys):
-    assert run(capsys, "calibrate", "--quick")[0] == 0
+def machine(tmp_path, monkeypatch):
+    return synthetic_machine(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def calibration_folder(tmp_path_factory):
+    """What the command wrote, once for all tests that only need it to be there."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        synthetic_machine(folder, patch)
+        assert main(["calibrate", "--quick"]) == 0
+    return folder / "results"
+
+
+@pytest.fixture
+def calibrated(machine, calibration_folder):
+    shutil.copytree(calibration_folder, "results")
     return Path("results/calibration/synthetic-gpu-quick.json")
 
 
@@ -98,6 +115,24 @@ def test_time_that_is_up_is_gone_on_with(machine, capsys, monkeypatch):
     assert run(capsys, "calibrate", "--quick")[0] == 2  # nothing is overwritten
     assert run(capsys, "calibrate", "--quick", "--resume", "--limit", "100000")[0] == 0
     assert Path("results/calibration/synthetic-gpu-quick.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [(("--until", "lines"), {"repeats": 1, "last": "lines"}), (("--repeats", "3"), {"repeats": 3, "last": "further"})],
+)
+def test_a_plan_ends_where_it_is_told_to(machine, capsys, monkeypatch, arguments, wanted):
+    seen = []
+
+    def measured(engine, meter, points, *_, **__):
+        seen.append(points)
+        return Progress(0, len(points))
+
+    monkeypatch.setattr("joulemark.energy.calibrate.measure", measured)
+    code, _, err = run(capsys, "calibrate", *arguments)
+    assert code == 3
+    assert seen == [plan("sm_90a", **wanted)]
+    assert f"{len(seen[0])} more to measure" in err
 
 
 def test_a_refit_needs_no_gpu_and_gives_the_same(calibrated, capsys, monkeypatch):
@@ -275,7 +310,7 @@ def test_shorter_windows(machine, capsys):
     assert run(capsys, "calibrate", "--quick", "--window", "1.2")[0] == 0
     document = json.loads(Path("results/calibration/synthetic-gpu-quick.json").read_text())
     assert document["gpu"]["window_s"] == 1.2
-    assert {8, 9, 10, 11} >= {row["updates"] for row in document["windows"]}
+    assert {10, 11, 12} >= {row["updates"] for row in document["windows"]}
 
 
 def test_counting_comes_before_windows_too(machine, capsys, counted):

@@ -46,7 +46,7 @@ class FakeCuda:
         )
         self.driver = SimpleNamespace(
             CUresult=Result, cuMemAlloc=self._alloc, cuMemFree=self._release, cuMemcpyHtoD=self._upload,
-            cuMemcpyDtoH=self._download,
+            cuMemcpyDtoH=self._download, cuMemGetInfo=lambda: (Result.CUDA_SUCCESS, self.free, memory_bytes),
         )  # fmt: skip
 
     # the device and its stream
@@ -175,6 +175,17 @@ def test_completed_launches_are_counted_over_their_time(cuda, engine):
     assert 0.3 <= run.end - run.start < 0.35
     assert len(cuda.launches) - before > run.launches  # those before and after the window are not counted
     assert time.perf_counter() >= cuda.busy_until  # nothing runs on
+
+
+def test_bursts_leave_the_device_idle_in_between(cuda, engine):
+    engine.load(SUITE["fp64"], "random", 1)
+    before = len(cuda.launches)
+    engine.launch(Launch(132, 100, rest_s=4e-3))
+    (_, grid, threads, _), (kernel, one, warp, arguments) = cuda.launches[before:]
+    assert (grid, threads) == (132, 1024)
+    assert (kernel, one, warp, int(arguments[4])) == ("sleep", 1, 32, 4000)
+    engine.launch(Launch(132, 100))
+    assert len(cuda.launches) - before == 3
 
 
 def test_an_idle_window_launches_nothing(cuda, engine):

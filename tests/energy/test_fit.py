@@ -11,7 +11,9 @@ import pytest
 from joulemark.cli import main
 from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, calibration_of, read_calibration, refit, write_calibration
+from joulemark.energy.counters import Counts, Range
 from joulemark.energy.fit import design_of, fit
+from joulemark.energy.model import Model
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import WindowWriter, read_windows
 from joulemark.errors import MeasurementError, UnreadableInput
@@ -56,12 +58,12 @@ def coverage(calibration: Calibration, gpu: SyntheticGpu, gain: float = 1.0) -> 
 
 
 def test_intervals_hold_the_truth_at_their_rate(tmp_path):
-    """Of 95 % intervals, at least 90 % hold the truth over 57 coefficients and four noisy GPUs."""
+    """Of 95 % intervals, at least 90 % hold the truth over 58 coefficients and four noisy GPUs."""
     held = []
     for seed in range(4):
         gpu = SyntheticGpu(seed=100 + seed)
         held += coverage(refit(windows_of(tmp_path / f"{seed}.jsonl", gpu)), gpu)
-    assert len(held) == 4 * 57
+    assert len(held) == 4 * 58
     assert np.mean(held) >= 0.90
 
 
@@ -164,6 +166,44 @@ def test_a_reference_plan_with_a_power_limit(capped):
     assert all(line["r2"] > 0.98 for line in lines)
     for row in calibration.activities:
         assert row["activity"] == pytest.approx(ACTIVITIES[row["operands"]], abs=0.25)
+
+
+def test_bursts_are_predicted_and_not_fitted(capped):
+    calibration = refit(capped[0])
+    rows = {row["key"]: row for row in calibration.windows if "/burst/" in row["key"]}
+    assert len(rows) >= 3
+    assert all(row["left_out"] is not None for row in rows.values())
+    checks = [row for row in calibration.goodness["checks"] if row["benchmark"].endswith("in bursts")]
+    assert checks
+    assert all(abs(row["relative_error"]) < 0.05 for row in checks)
+
+
+@pytest.mark.parametrize("follows", [0.0, 1.0])
+def test_how_the_loss_of_the_supply_follows_bursts_is_found(tmp_path, follows):
+    gpu = SyntheticGpu(seed=2, follows=follows)
+    path = tmp_path / "w.jsonl"
+    header = {"gpu": "one", "gpu_uuid": gpu.facts.uuid, "architecture": "sm_90a", "sms": 132}
+    points = plan("sm_90a", repeats=1, last="lines")
+    measure(gpu, gpu.meter, points, None, WindowWriter(path, header), clock=lambda: 0.0)
+    calibration = refit(path)
+    found = calibration.bursts
+    assert found["reason"] is None
+    assert found["interval"][0] - 0.1 < follows < found["interval"][1] + 0.1
+    assert found["share"] == pytest.approx(follows, abs=0.35)
+    half = Counts({"fp32": Range.exact(1e13)}, busy=Range.exact(0.5))
+    steady = dataclasses.replace(half, busy=Range.exact(1.0))
+    more = Model(calibration).predict(half, 1.0).energy_j - Model(calibration).predict(steady, 1.0).energy_j
+    core = Model(calibration).predict(steady, 1.0).dynamic_j
+    assert more == pytest.approx(max(found["share"], 0.0) * 2.5e-4 * core**2, rel=0.25, abs=0.5)
+
+
+def test_bursts_that_were_not_measured_change_nothing(quick):
+    assert quick.bursts["share"] is None
+    assert "0 loads in bursts" in quick.bursts["reason"]
+    half = Counts({"fp32": Range.exact(1e13)}, busy=Range.exact(0.5))
+    steady = dataclasses.replace(half, busy=Range.exact(1.0))
+    energies = [Model(quick).predict(one, 1.0).energy_j for one in (half, steady)]
+    assert energies[0] == pytest.approx(energies[1])
 
 
 def test_no_law_without_capped_windows(quick):

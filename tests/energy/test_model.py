@@ -50,14 +50,18 @@ def exact(**counts: float) -> Counts:
 
 
 def true_energy(gpu: SyntheticGpu, counts: Counts, time_s: float, activity: float, clock: float = 1.0) -> float:
-    energy = 0.0
+    core, memory = 0.0, 0.0
     for unit, one in counts.values.items():
-        scaled = UNITS[unit].scales_with_core_voltage and unit != "sm_active"
-        voltage = (1 - gpu.beta * (1 - clock)) ** 2 if scaled else 1.0
-        for part, level in (("static", 1.0), ("control", 1.0), ("datapath", activity)):
-            energy += voltage * level * one.value * gpu.coefficients.get((unit, part), 0.0)
-    above_w = float(with_loss(np.array(energy / time_s), gpu.coefficients["supply", "static"]))
-    return time_s * (gpu.coefficients["static", "static"] + above_w)
+        energy = sum(
+            level * one.value * gpu.coefficients.get((unit, part), 0.0)
+            for part, level in (("static", 1.0), ("control", 1.0), ("datapath", activity))
+        )
+        if UNITS[unit].group == "hbm":
+            memory += energy
+        else:
+            core += energy * (1.0 if unit == "sm_active" else (1 - gpu.beta * (1 - clock)) ** 2)
+    core_w = float(with_loss(np.array(core / time_s), gpu.coefficients["supply", "static"]))
+    return time_s * (gpu.coefficients["static", "static"] + core_w) + memory
 
 
 WORK = exact(
@@ -173,6 +177,18 @@ def test_counters_become_counts(calibration):
     assert counts["hbm_read"].value == 1e12
     assert counts["l2_read"].value + counts["l2_write"].value == pytest.approx(4e12)
     assert counts["l2_read"].value >= counts["hbm_read"].value
+
+
+@pytest.mark.parametrize(("busy", "most"), [(1.0, 1.0), (0.4, 0.6)])
+def test_memory_is_in_use_for_as_long_as_sms_are_active(calibration, busy, most):
+    counters = COUNTERS | {"sm_active_cycles": busy * 132 * 1.98e9}
+    found = counts_of(counters, 1.0, 1.98e9, calibration, Mix()).values["hbm_active"]
+    assert (found.low, found.value, found.high) == pytest.approx((0.7 * busy, busy, most))
+    sampled = counts_of(counters | {"gpu_busy_s": 0.95 * busy}, 1.0, 1.98e9, calibration, Mix())
+    assert sampled.values["hbm_active"] == found
+    assert (sampled.busy.low, sampled.busy.value) == pytest.approx((0.95 * busy, 0.95 * busy))
+    nothing = {**counters, "dram_read_bytes": 0.0, "dram_write_bytes": 0.0}
+    assert "hbm_active" not in counts_of(nothing, 1.0, 1.98e9, calibration, Mix()).values
 
 
 @pytest.mark.parametrize(("heavy", "integer"), [(0.5, 0.0), (0.75, 0.5), (1.0, 1.0)])
@@ -317,7 +333,8 @@ def test_a_wrong_scale_is_refused_with_the_names(text):
 
 
 def test_scales_of_groups_and_units():
-    assert trends.scale_of(["hbm=0.5", "fp64=2"]) == {"hbm_read": 0.5, "hbm_write": 0.5, "fp64": 2.0}
+    halved = dict.fromkeys(("hbm_active", "hbm_read", "hbm_write"), 0.5)
+    assert trends.scale_of(["hbm=0.5", "fp64=2"]) == {**halved, "fp64": 2.0}
 
 
 # Validation
@@ -382,12 +399,22 @@ def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
     assert outcome.to_json()["predicted_j"] is None
 
 
-def test_simple_models_are_fitted_to_the_same_windows(calibration):
+def test_simple_models_are_the_best_of_their_form_on_random_operands(calibration):
+    used = [row for row in calibration.windows if row["left_out"] is None and "/zero/" not in row["key"]]
+    used += [row for row in calibration.windows if row["left_out"] is None and not set(row["rates"]) - {"sm_active"}]
+
+    def error(model):
+        return np.mean([abs(model.power_w(row["rates"], calibration) / row["power_w"] - 1) for row in used])
+
     found = {one.name: one for one in baselines(calibration)}
-    used = [row for row in calibration.windows if row["left_out"] is None]
-    mean = np.mean([row["power_w"] for row in used])
-    assert found["constant power"].coefficients == pytest.approx((mean,))
-    assert all(len(one.coefficients) > 1 for name, one in found.items() if name != "constant power")
+    for name, one in found.items():
+        assert len(one.coefficients) == {"constant power": 1, "a + b SM-active": 2}.get(name, 3)
+        assert min(one.coefficients) >= 0
+        for i, coefficient in enumerate(one.coefficients):
+            for factor in (0.98, 1.02):
+                other = [*one.coefficients[:i], factor * coefficient, *one.coefficients[i + 1 :]]
+                assert error(one) <= error(dataclasses.replace(one, coefficients=tuple(other))) + 1e-9
+    assert error(found["instructions + HBM"]) < 0.8 * error(found["constant power"])
 
 
 @pytest.mark.parametrize(

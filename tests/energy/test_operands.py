@@ -20,7 +20,7 @@ def test_blocks_have_the_size_that_kernels_read(format_, kind):
         wide = block.view(np.uint64) if "fp64" in format_ else block
         assert (wide == wide[0]).all()
     if kind == "random":
-        assert len(np.unique(block)) > 1000
+        assert len(np.unique(block[:8192])) > 1000
 
 
 def test_random_operands_are_reproducible_and_differ_by_seed():

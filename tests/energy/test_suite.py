@@ -78,18 +78,22 @@ def test_narrow_accesses_move_a_quarter_of_the_bytes_per_instruction():
         assert one[unit] == 4 * other[unit] == 32 * 1024 * 16
 
 
+MEMORY = 80 << 30
+
+
 @pytest.mark.parametrize("l2_mib", [4, 30, 50, 126])
 def test_footprints_are_pinned_to_their_level(l2_mib):
     l2 = l2_mib << 20
     for name in ("l2_read", "l2_read_strided", "l2_write", "l2_write_strided"):
         tile = TILE_BYTES * (2 if name == "l2_read_strided" else 1)
-        tiles = tiles_for(SUITE[name], l2, 132)
+        tiles = tiles_for(SUITE[name], l2, 132, MEMORY)
         assert tiles * tile <= 0.75 * l2 or tiles == 1
         assert tiles == 132 or (tiles + 1) * tile > 0.75 * l2
     for name in ("hbm_read", "hbm_write"):
-        assert tiles_for(SUITE[name], l2, 132) * TILE_BYTES >= 16 * l2
-    assert tiles_for(SUITE["l1_read"], l2, 132) == 256
-    assert tiles_for(SUITE["fp32"], l2, 132) == 1
+        footprint = tiles_for(SUITE[name], l2, 132, MEMORY) * TILE_BYTES
+        assert footprint == pytest.approx(min(640 * l2, MEMORY / 8), rel=0.01)
+    assert tiles_for(SUITE["l1_read"], l2, 132, MEMORY) == 256
+    assert tiles_for(SUITE["fp32"], l2, 132, MEMORY) == 1
 
 
 def test_every_count_is_of_a_unit_and_every_unit_has_a_benchmark_that_fits_it():
@@ -101,7 +105,14 @@ def test_every_count_is_of_a_unit_and_every_unit_has_a_benchmark_that_fits_it():
         if benchmark.role == "fit" and UNITS[benchmark.unit].has_datapath:
             assert {"zero", "random"} <= set(benchmark.operands)
     fitted = {unit for one in SUITE.values() if one.role != "check" for unit in (one.unit, *one.variants[-1].counts)}
-    assert fitted == set(UNITS) - {"supply"}  # of all of them together
+    assert fitted == set(UNITS) - {"supply", "hbm_active"}  # of all of them together; of time
+
+
+def test_time_holds_sms_and_keeps_the_memory_in_use():
+    assert SUITE["hbm_read"].counts_over(66, 2.0) == {"sm_active": 132.0, "hbm_active": 2.0}
+    assert SUITE["l2_read"].counts_over(66, 2.0) == {"sm_active": 132.0}
+    assert SUITE["idle"].counts_over(0, 2.0) == {}
+    assert SUITE["empty"].counts_over(132, 2.0) == {}
 
 
 def test_what_runs_where():

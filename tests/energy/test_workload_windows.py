@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 from joulemark.energy.counting import Counting
-from joulemark.energy.workload_windows import Facts, Stepper, measure_energy, with_counters
+from joulemark.energy.workload_windows import Facts, Idle, Stepper, measure_energy, with_counters
 from joulemark.errors import MeasurementError
 from joulemark.testing import FakeClock, FakeGpu, simulate_window
 
@@ -90,7 +91,7 @@ def test_a_row_holds_energy_and_counters_of_one_window(work):
     assert row["items"] == 4 * row["steps"]
     assert row["counters"]["instructions"] == pytest.approx(10 * row["steps"])
     assert set(row["counters"]) == {"instructions", "only_a", "only_b"}
-    assert {steps for _, steps in recorder.seen} == {50}
+    assert {steps for _, steps in recorder.seen} == {30}
     assert row["passes_differ"] == 0.0
     assert row["capped"] is False
     assert row["idle_w"] == pytest.approx(300, rel=0.01)
@@ -123,6 +124,20 @@ def test_time_that_passes_differ_in_is_no_difference_of_work(work):
     assert Counting(Jittery(work)).of(lambda: [work.step(), work.synchronize()], 1, 2e-3).spread == 0.0
 
 
+def test_time_in_which_any_sm_works_is_counted(work):
+    class Sampled(Recorder):
+        def record(self, group, run, expected_s=None):
+            series = super().record(group, run, expected_s)
+            series.values = {"sm_active_cycles": np.array([0.0, 5.0, np.nan, 0.0, 9.0, 0.0])}
+            series.start_s = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+            series.end_s = series.start_s + (1.0 if group == "a" else 0.9)
+            return series
+
+    totals = Counting(Sampled(work)).of(lambda: [work.step(), work.synchronize()], 4, 8e-3)
+    assert totals.each["gpu_busy_s"] == pytest.approx(2.0 / 4)
+    assert totals.spread == 0.0
+
+
 def test_groups_that_give_nothing_new_are_recorded_once(work):
     recorder = Recorder(work)
     recorder.groups = ("a", "a", "b")
@@ -136,7 +151,10 @@ def test_groups_that_give_nothing_new_are_recorded_once(work):
 def test_a_capped_window_says_so(work):
     gpu = FakeGpu(power_w=700.0, sm_clock_hz=1.5e9, reasons=frozenset({"power_cap"}))
     stepper = Stepper(work.step, work.synchronize, work.clock)
-    row = measure_energy(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), 700.0)
+    before = work.clock.now
+    row = measure_energy(Facts("gemm", "gemm", "bf16"), stepper, meter_of(work, gpu), 700.0, 2.3, Idle(120.0, 40.0))
+    assert work.clock.now - before == pytest.approx(2 * (2.3 + 0.4), rel=0.1)  # again, once clocks have settled
+    assert (row["idle_w"], row["idle_temperature_c"]) == (120.0, 40.0)
     assert row["capped"] is True
     assert (row["power_limit_w"], row["counters"], row["items"]) == (700.0, {}, None)
 

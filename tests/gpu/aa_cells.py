@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.records import Case, Measurement, Record
+from joulemark.records import Case, Json, Measurement, Record
 
 if TYPE_CHECKING:
     from joulemark.workloads.base import Step
@@ -163,19 +163,21 @@ def measure(cells: tuple[Cell, ...], device: str, process: int) -> list[tuple[Ce
     return [(cell, added, found) for (cell, added), found in zip(arms, measured, strict=True)]
 
 
-def cells_on(device: str, restless: bool) -> tuple[Cell, ...]:
-    """What is measured on a device."""
-    if not device.startswith("cuda"):
+def cells_on(options: argparse.Namespace) -> tuple[Cell, ...]:
+    """What is measured on the device."""
+    if not options.device.startswith("cuda"):
         return ON_CPU
-    return CELLS + RESTLESS if restless else CELLS
+    return CELLS + RESTLESS if options.restless else CELLS
 
 
 def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> None:
     """Measure all cells and write them to a file, whole or not at all.
 
-    Imports come first and touch no device; then it waits for a line on its standard input.
+    Imports come first and touch no device; then it waits for a line on its standard input, and ends where none comes.
+    A process whose parent was killed measures to its end; the one after it waits for that.
     """
     import torch
+    from filelock import FileLock
 
     from joulemark.collect.timing import timer_for
     from joulemark.measure.runner import Runner  # noqa: F401
@@ -183,29 +185,55 @@ def child(device: str, process: int, file: Path, cells: tuple[Cell, ...]) -> Non
 
     with suppress(ImportError):  # seconds of imports, for ResNet-18
         import torchvision  # noqa: F401
-    sys.stdin.readline()
-    started = time.time()
-    torch.backends.cudnn.benchmark = False
-    if device.startswith("cuda"):
-        warm = build(_operation("gemm", "bf16", 4096), device)
-        timer_for(device).sustain(warm, 0.3, 1e-3)  # clocks up, as after any case before
-    lines = [
-        {
-            "case": cell.case.to_json(),
-            "added_work": added,
-            "measurements": [measured.to_json()],
-            "window_utc": [measured.windows_utc[0][0], measured.windows_utc[-1][1]],
-        }
-        for cell, added, measured in measure(cells, device, process)
-    ]
-    facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"facts": facts, "rows": lines, "wall_s": time.time() - started}))
-    os.replace(temporary, file)
+    if not sys.stdin.readline():
+        return
+    with FileLock(file.parent / "measuring.lock"):
+        if file.exists():
+            return
+        started = time.time()
+        torch.backends.cudnn.benchmark = False
+        if device.startswith("cuda"):
+            warm = build(_operation("gemm", "bf16", 4096), device)
+            timer_for(device).sustain(warm, 0.3, 1e-3)  # clocks up, as after any case before
+        rows = [_row(*of_arm) for of_arm in measure(cells, device, process)]
+        framework = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        wall_s = time.time() - started
+        part = {"plan": plan_of(device, cells), "framework": framework, "rows": rows, "wall_s": wall_s}
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(part))
+        os.replace(temporary, file)
 
 
-def assemble_all(parts: list[Path], gpu_model: str, uuid: str | None, environment_id: str, run_id: str) -> list[Record]:
-    """Records of many processes from the files of the processes."""
+def _row(cell: Cell, added: float, measured: Measurement) -> Json:
+    return {
+        "case": cell.case.to_json(),
+        "added_work": added,
+        "measurements": [measured.to_json()],
+        "window_utc": [measured.windows_utc[0][0], measured.windows_utc[-1][1]],
+    }
+
+
+def plan_of(device: str, cells: tuple[Cell, ...]) -> Json:
+    """What all processes of a trial have in common."""
+    return {"device": device, "cells": [cell.case.label for cell in cells], "units": list(UNITS.values())}
+
+
+def read_parts(parts: list[Path], plan: Json) -> list[Json]:
+    """The files of the processes.
+
+    Raises:
+        ValueError: one is of another trial, or was measured with another framework than the first.
+    """
+    found = [json.loads(part.read_text()) for part in parts]
+    for part, one in zip(parts, found, strict=True):
+        for name, wanted in (("plan", plan), ("framework", found[0]["framework"])):
+            if one[name] != wanted:
+                raise ValueError(f"{part} is of another trial: {one[name]}, not {wanted}. Give an empty folder")
+    return found
+
+
+def assemble_all(parts: list[Json], gpu_model: str, uuid: str | None, environment_id: str, run_id: str) -> list[Record]:
+    """Records of many processes from what each of them left."""
     from dataclasses import replace
 
     from joulemark.measure.assemble import assemble
@@ -213,7 +241,7 @@ def assemble_all(parts: list[Path], gpu_model: str, uuid: str | None, environmen
 
     found: dict[str, tuple[Case, list[Measurement], list[tuple[float, float]]]] = {}
     for process, part in enumerate(parts):
-        for row in json.loads(part.read_text())["rows"]:
+        for row in part["rows"]:
             case = replace(Case.from_json(row["case"]), gpu_model=gpu_model)
             if row["added_work"]:
                 case = replace(case, params={ADDED_WORK: row["added_work"]})
@@ -234,8 +262,8 @@ def assemble_all(parts: list[Path], gpu_model: str, uuid: str | None, environmen
     ]
 
 
-def write(parts: list[Path], device: str, out: Path) -> Path:
-    """The records of all processes as one result file."""
+def write(parts: list[Json], device: str, out: Path) -> Path:
+    """The records of all processes as one result file in a folder."""
     from joulemark.device.gpu import probe_gpus
     from joulemark.environment import anonymous, gather
     from joulemark.store import RunWriter, new_path, new_run_id
@@ -243,17 +271,16 @@ def write(parts: list[Path], device: str, out: Path) -> Path:
     inventory = probe_gpus(os.environ)
     gpu = inventory.visible[0].gpu if device.startswith("cuda") and inventory.visible else None
     model = "cpu" if gpu is None else gpu.slug
-    framework = json.loads(parts[0].read_text())["facts"]
-    environment = gather(inventory, Path.cwd(), anonymize=True, framework=framework, options=sys.argv[1:])
+    environment = gather(inventory, Path.cwd(), anonymize=True, framework=parts[0]["framework"], options=sys.argv[1:])
     uuid = None if gpu is None else anonymous(gpu.uuid)
-    run_id, started = new_run_id(), min(part.stat().st_mtime for part in parts)
+    run_id, started = new_run_id(), min(row["window_utc"][0] for part in parts for row in part["rows"])
     records = assemble_all(parts, model, uuid, environment.environment_id, run_id)
     path = new_path(out.parent, out.name, started, run_id)
     path = path.with_name(path.name.replace("sweep-", "aa-"))
     with RunWriter(path, run_id, environment, started) as writer:
         for record in records:
             writer.write(record)
-        wall_s = sum(json.loads(part.read_text())["wall_s"] for part in parts)
+        wall_s = sum(part["wall_s"] for part in parts)
         measured_s = sum(hi - lo for record in records for lo, hi in record.measured_windows_utc)
         writer.end(completed=True, wall_s=wall_s, measured_s=measured_s)
     return path
@@ -271,28 +298,36 @@ def run_processes(options: argparse.Namespace) -> list[Path]:
     options.parts.mkdir(parents=True, exist_ok=True)
     parts = [options.parts / f"process-{number:03d}.json" for number in range(options.processes)]
     todo = [number for number, part in enumerate(parts) if not part.exists()]
+    read_parts([part for part in parts if part.exists()], plan_of(options.device, cells_on(options)))
     waiting = _started(options, todo[0], parts) if todo else None
-    for number, following in zip(todo, [*todo[1:], None], strict=True):
-        assert waiting is not None
-        start = time.monotonic()
-        if options.limit - (start - begin) < 1.2 * longest:
-            break
-        child_process, waiting = waiting, None if following is None else _started(options, following, parts)
-        try:
-            child_process.communicate(b"go\n", timeout=_LONGEST_S)
-        except subprocess.TimeoutExpired:
-            child_process.kill()
-            child_process.wait()
-        if child_process.returncode:
-            if waiting is not None:
-                waiting.kill()
-            raise RuntimeError(f"process {number + 1} ended with {child_process.returncode}")
-        longest = max(longest, time.monotonic() - start)
-        took, left = time.monotonic() - start, len(todo) - todo.index(number) - 1
-        print(f"process {number + 1} of {len(parts)}: {took:.1f} s, about {left * took:.0f} s left", flush=True)
-    if waiting is not None:
-        waiting.kill()
+    try:
+        for done, (number, following) in enumerate(zip(todo, [*todo[1:], None], strict=True), 1):
+            assert waiting is not None
+            start = time.monotonic()
+            if options.limit - (start - begin) < 1.2 * longest:
+                break
+            process, waiting = waiting, None if following is None else _started(options, following, parts)
+            _let_measure(process, number)
+            longest = max(longest, took := time.monotonic() - start)
+            left = (len(todo) - done) * took
+            print(f"process {number + 1} of {len(parts)}: {took:.1f} s, about {left:.0f} s left", flush=True)
+    finally:
+        if waiting is not None:
+            waiting.kill()
+            waiting.wait()
     return [part for part in parts if part.exists()]
+
+
+def _let_measure(process: subprocess.Popen[bytes], number: int) -> None:
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(b"go\n", timeout=_LONGEST_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        raise RuntimeError(f"process {number + 1} ended with {process.returncode}: run the same command again")
 
 
 def _started(options: argparse.Namespace, number: int, parts: list[Path]) -> subprocess.Popen[bytes]:
@@ -316,15 +351,24 @@ def main() -> int:
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.device, options.child, options.parts, cells_on(options.device, options.restless))
+        child(options.device, options.child, options.parts, cells_on(options))
         return 0
+    try:
+        return _measure_and_judge(options)
+    except (RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _measure_and_judge(options: argparse.Namespace) -> int:
     parts = run_processes(options)
     if len(parts) < options.processes:
         print(f"{len(parts)} of {options.processes} processes are measured: run the same command again")
         return 3
     from joulemark.cli import main as joulemark
 
-    path = write(parts, options.device, options.out)
+    found = read_parts(parts, plan_of(options.device, cells_on(options)))
+    path = write(found, options.device, options.out)
     print(f"records: {path}")
     return joulemark(["aa", str(path), "--out", str(options.out / "aa.json")])
 

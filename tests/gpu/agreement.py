@@ -156,9 +156,8 @@ def main() -> int:
         del step
         torch.cuda.empty_cache()
     if options.json:
-        options.json.write_text(
-            json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, **rows}, indent=1)
-        )
+        facts = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
+        options.json.write_text(json.dumps({"schema": "joulemark/agreement/1", **facts, **rows}, indent=1))
     bad = [row["case"] for table in rows.values() for row in table if not row["ok"]]
     print("disagreement: " + ", ".join(bad) if bad else "all agree")
     return 1 if bad else 0

@@ -1,76 +1,130 @@
 """Counters per kernel without replay on this GPU: three models recorded, Nsight Compute beside them, costs.
 
-Run: ``python tests/gpu/attribution.py OUT --seconds 170`` on a machine with a CUDA GPU. Every part is a process of its
-own that leaves its files in ``OUT/PART`` and, behind them, ``done.json``; the same command goes on with what is not
-done (``--parts`` chooses). Nothing is analysed there, so that no GPU waits; afterwards, anywhere:
+Run: ``python tests/gpu/attribution.py OUT --seconds 175`` on a machine with a CUDA GPU, again and again with the same
+OUT until no part is left. Every part is a process of its own that leaves its files in ``OUT/PART`` and, behind them,
+``done.json``, or ``failed.json`` with a typed reason, which the next call tries again. Nothing is analysed there, so
+that no GPU waits; afterwards, anywhere:
 
     python tests/gpu/attribution.py OUT --analyse
 
-writes ``OUT/MODEL.json`` (the attribution), ``OUT/MODEL.svg`` and ``OUT/attribution.json`` (totals, costs, and errors
-against Nsight Compute). ``--fake`` rehearses all of it without a GPU. Parts:
+writes ``OUT/attribution-MODEL.json`` with its picture, and ``OUT/attribution-ncu.json``: totals, costs, and errors
+against Nsight Compute (``docs/schema/attribution-ncu.schema.json``). It exits with 0 when all that these are held to
+was measured and holds, else with 1. Parts, in their order:
 
-- ``MODEL-record``: both instruments over steady steps, the same steps without them before, the roofline's references;
-- ``MODEL-ncu-kept``, ``MODEL-ncu-flushed``: one step under Nsight Compute, caches as the model leaves them, or flushed
-  before each kernel. Each phase of the step is profiled for its share of ``--ncu-seconds`` and then let go.
+- ``MODEL-record``: windows beside both instruments in turns with stretches without them, then the roofline's
+  references, then a session with the host's operators and modules. A recording that is cut short can be used, too;
+- ``MODEL-ncu-CACHES-long``: one step under Nsight Compute, caches ``kept`` as the model leaves them or ``flushed``
+  before each kernel: the functions of which any launch lasts 50 µs, by their time;
+- ``MODEL-ncu-CACHES-rest``: the other functions, for the table of all classes.
 
-A recording is expected to take some 30 s (building 5 to 10, opening and proving the passes 5, five windows of 8,000
-samples 2.5 each, the references 3, the modules 4), a part with Nsight Compute ``--ncu-seconds`` and 15 to 25 more: in
-175 s all three recordings and one of the latter.
+Nsight Compute replays what it profiles, at a price per launch that no one knows before: a part takes as many functions
+as fit into ``--ncu-seconds`` at the price that the parts before have shown, and lets go of the step when they are over.
+Where it is missing or refused, the first part says why, and those behind it are not begun.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from pkgutil import resolve_name
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from joulemark.attribution.against import METRICS, Function, compare, functions_of, largest_error
+from joulemark.attribution.recording import read_recording
+from joulemark.attribution.timeline import read_timeline
 from joulemark.collect.ncu import profiled_region, run_ncu
-from joulemark.errors import JoulemarkError
+from joulemark.device.gpu import slug
+from joulemark.errors import (
+    CountersBusy,
+    CountersUnavailable,
+    CountersUnreadable,
+    JoulemarkError,
+    NotPermitted,
+    NotSupported,
+    UnreadableInput,
+)
 from joulemark.records import Case
-from joulemark.utilization.ncu_csv import Launch, read_export
-from joulemark.utilization.refine import joined_name
+from joulemark.utilization.ncu_csv import read_export
 
+SCHEMA = "joulemark/attribution-ncu/1"
 MODELS = {
     "resnet50": Case("resnet50", "train", "eager", "bf16", 128, "channels_last", "device", "gpu"),
     "mobilenet_v2": Case("mobilenet_v2", "inference", "eager", "bf16", 256, "channels_last", "device", "gpu"),
-    "bert_base": Case("bert_base", "train", "eager", "bf16", 32, "contiguous", "device", "gpu"),
+    "bert_base": Case("bert_base", "train", "eager", "bf16", 128, "contiguous", "device", "gpu"),
 }
-WINDOWS = {"resnet50": 5, "mobilenet_v2": 3, "bert_base": 5}
-NCU_METRICS = (
-    "gpu__time_duration.sum",
-    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "dram__bytes_read.sum",
-    "dram__bytes_write.sum",
-)
-LONG_S, ERROR, COST, TOTALS = 50e-6, 0.10, 0.05, 0.02
-WARM_STEPS = 5
-RECORD_S = 20.0
-LEAST_S = {"record": 15.0, "ncu": 45.0}
+"""Batches at which the device is the limit, not the host: of a step that waits, no instrument shows its own cost."""
+CACHES, SHARES = ("kept", "flushed"), ("long", "rest")
+ERROR, COST, TOTALS, FASTER = 0.10, 0.05, 0.02, 100.0
+WARM_STEPS, RECORD_S = 3, 20.0
+BEHIND_S = 6.0
+"""Of a recording, for what comes behind its windows."""
+LEAST_S = {"record": 15.0, "ncu": 35.0}
 """No part is begun with less time left."""
-UNTIL = {"forward": 0.35, "backward": 0.9, "optimizer": 1.0}
-"""Of the time with Nsight Compute, when each phase of a training step is let go; what one leaves is the next one's."""
-NCU_AROUND_S = 30.0
-"""Of a part with Nsight Compute, for what is not profiled: start, building and warming up the model, reading out."""
+AROUND_S = 12.0
+"""Of a part with Nsight Compute, for what comes behind the profiled step, and for models that take long to build."""
+LAUNCH_S = 0.15
+"""Taken for Nsight Compute's price of a launch before one is known; ResNet-18's took 0.3 to 0.4 s with all metrics."""
 AGAIN = ((), ("--careful",), ("--careful", "--beside"))
 """How a recording is tried: as usual, with samples as few and far apart as is known to work, by another process."""
+REFUSED = (CountersUnavailable, CountersBusy, NotPermitted, NotSupported)
+"""Reasons that hold for every part with Nsight Compute."""
+END_S = 5.0
 
 
 def parts() -> list[str]:
     """All of them, the most telling first."""
-    names = [f"{model}-record" for model in MODELS]
-    return names + [f"{model}-ncu-{caches}" for caches in ("kept", "flushed") for model in MODELS]
+    ncu = [f"{model}-ncu-{caches}-{share}" for share in SHARES for caches in CACHES for model in MODELS]
+    return [*(f"{model}-record" for model in MODELS), *ncu]
+
+
+def model_of(part: str) -> str:
+    """The model of a part."""
+    return part.partition("-")[0]
+
+
+def is_ncu(part: str) -> bool:
+    """Whether Nsight Compute runs in it."""
+    return "-ncu-" in part
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A file's content; None where it is not there, or its writer was killed."""
+    try:
+        held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return held
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 # In the processes that measure.
+
+
+def wait_for_turn(folder: Path, until: float) -> None:
+    """Returns when the starting process says so; ends this one when that will not happen any more."""
+    parent = os.getppid()
+    while not (folder / "go").exists():
+        if time.time() > until or os.getppid() != parent:
+            sys.exit(3)
+        time.sleep(0.02)
 
 
 def build(model: str) -> Any:
@@ -81,160 +135,253 @@ def build(model: str) -> Any:
     return zoo.find(case.workload).build(case, "cuda:0")
 
 
-def record_part(model: str, folder: Path, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
+def record_part(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Records a model; with its sampler in another process where the two instruments do not bear each other."""
     from joulemark.measure.attribution import CAREFUL_PACE, PACE, Plan, TorchBench, record
 
-    began, pace = time.perf_counter(), CAREFUL_PACE if options.careful else PACE
-    if options.fake:
-        bench, step = fake_bench(model)
-    else:
+    pace = CAREFUL_PACE if options.careful else PACE
+    if options.bench is None:
+        import torch  # noqa: F401 - no context yet: another part may be measuring
+
+        wait_for_turn(folder, options.until)
+        began = time.perf_counter()
         step, bench = build(model), TorchBench("cuda:0", pace=pace, beside=options.beside)
+    else:
+        wait_for_turn(folder, options.until)
+        began = time.perf_counter()
+        bench, step = resolve_name(options.bench)(model)
     opened = time.perf_counter()
-    plan = Plan(windows=WINDOWS[model], limit_s=min(RECORD_S, max(5.0, 0.6 * seconds - (opened - began))))
-    done = record(bench, step, folder, MODELS[model].label, plan, pace)
-    windows = [one for one in done.windows if one.role == "steps"]
-    return {
-        "mode": done.mode,
-        "interval_s": pace.interval_s,
-        "opened_s": opened - began,
-        "recorded_s": time.perf_counter() - opened,
-        "in_windows_s": sum(one.seconds or 0.0 for one in windows),
-        "steps": sum(one.steps for one in windows),
-    }
+    plan = Plan(windows=options.windows, limit_s=max(5.0, min(RECORD_S, options.until - time.time() - BEHIND_S)))
+    into = folder / f"recording-{len(list(folder.glob('recording-*')))}"
+    label = replace(MODELS[model], gpu_model=slug(str(bench.facts["gpu"]))).label
+    done = record(bench, step, into, label, plan, pace)
+    return {"recording": into.name, "mode": done.mode, "interval_s": pace.interval_s, "opened_s": opened - began,
+            "recorded_s": time.perf_counter() - opened}  # fmt: skip
 
 
-def ncu_part(model: str, folder: Path, caches: str, seconds: float, ncu_seconds: float, fake: bool) -> dict[str, Any]:
-    """One step of a model under Nsight Compute."""
-    csv = folder / "ncu.csv"
-    ncu = str(fake_ncu(model, folder, caches)) if fake else None
-    case = [sys.executable, __file__, str(folder), "--ncu-child", model, "--ncu-seconds", str(ncu_seconds)]
-    done = run_ncu(case, csv, seconds, NCU_METRICS, flush_caches=caches == "flushed", ncu=ncu)
-    told = folder / "child.json"
-    held = json.loads(told.read_text()) if told.exists() else {}
-    options = done.command[1 : done.command.index("--log-file")]
-    return {"caches": caches, "wall_s": done.wall_s, "options": options, **held}
+def ncu_part(part: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One step of a model under Nsight Compute; it starts at once, and waits for its turn when it has imported."""
+    model, _, caches, share = part.split("-")
+    launch_s = price(options.out)
+    chosen = functions_for(options.out, model, caches, share, options.ncu_seconds / launch_s)
+    if chosen == []:
+        return {"caches": caches, "share": share, "functions": [], "launches": 0, "wall_s": 0.0, "options": [],
+                "cut": False, "build_s": 0.0, "profiled_s": 0.0}  # fmt: skip
+    case = [sys.executable, __file__, str(options.out), "--ncu-child", part, "--until", str(options.until)]
+    case += ["--ncu-seconds", str(options.ncu_seconds)]
+    flush, left = caches == "flushed", options.until - time.time() - 1
+    done = run_ncu(case, folder / "ncu.csv", left, METRICS, flush, options.ncu, functions=chosen or ())
+    child = read_json(folder / "child.json")
+    if child is None:
+        raise CountersUnreadable("the profiled program ended before its step", "see what it wrote")
+    launches = len(read_export(folder / "ncu.csv").launches)
+    told = done.command[1 : done.command.index("--log-file")]
+    return {"caches": caches, "share": share, "functions": chosen, "launches": launches, "wall_s": done.wall_s,
+            "options": told, **child}  # fmt: skip
 
 
-def ncu_child(model: str, folder: Path, ncu_seconds: float) -> None:
-    """Runs one step, each of its phases profiled for its share of the time."""
+def price(out: Path) -> float:
+    """Seconds of Nsight Compute per launch, by the parts that are done."""
+    done = [one for path in sorted(out.glob("*-ncu-*/done.json")) if (one := read_json(path)) and one["launches"]]
+    return sum(one["profiled_s"] for one in done) / sum(one["launches"] for one in done) if done else LAUNCH_S
+
+
+def functions_for(out: Path, model: str, caches: str, share: str, most: float) -> list[str] | None:
+    """Names of the functions to profile, the longest first, at least one and so many launches at the most.
+
+    With flushed caches they are of those with kept ones, where these are done. None for all functions, where the
+    model's recording does not tell; empty where no function is left.
+    """
+    folder = best_recording(out, model)
+    if folder is None:
+        return None
+    whole = read_recording(folder)
+    one_window = next(one for one in whole.windows if one.role == "steps")
+    found = functions_of(read_timeline(folder, type(whole)(whole.label, (one_window,))))
+    if caches == "flushed" and (kept := done_functions(out, model, share)) is not None:
+        return fitting([one for one in found if one.name in kept], most)
+    if share == "long":
+        return fitting([one for one in found if one.long_s > 0], most)
+    long = done_functions(out, model, "long") or ()
+    return fitting([one for one in found if one.name not in long], most)
+
+
+def done_functions(out: Path, model: str, share: str) -> list[str] | None:
+    """The functions that a model's part with kept caches has profiled; None where it is not done."""
+    done = read_json(out / f"{model}-ncu-kept-{share}" / "done.json")
+    return None if done is None else done["functions"]
+
+
+def fitting(functions: Iterable[Function], most: float) -> list[str]:
+    """The first of them, as long as their launches fit; one at least."""
+    names: list[str] = []
+    spent = 0.0
+    for one in functions:
+        spent += one.launches
+        if names and spent > most:
+            break
+        names.append(one.name)
+    return names
+
+
+def best_recording(out: Path, model: str) -> Path | None:
+    """The recording that was ended, or else the one with most windows."""
+    done = read_json(out / f"{model}-record" / "done.json")
+    if done is not None:
+        return out / f"{model}-record" / str(done["recording"])
+    held: list[tuple[int, Path]] = []
+    for folder in sorted((out / f"{model}-record").glob("recording-*")):
+        with suppress(UnreadableInput):
+            held.append((len(read_recording(folder).of_role("steps")), folder))
+    return max(held, key=lambda one: one[0])[1] if held else None
+
+
+def ncu_child(part: str, options: argparse.Namespace) -> None:
+    """Runs one step, profiled until the time is over."""
     import torch
 
-    began = time.perf_counter()
-    step = build(model)
+    from joulemark.workloads import zoo  # noqa: F401 - its imports, too, come before the turn
+
+    folder = options.out / part
+    wait_for_turn(folder, options.until)
+    began = time.time()
+    step = build(model_of(part))
     for _ in range(WARM_STEPS):
         step.run()
     torch.cuda.synchronize()
-    ready = time.perf_counter()
-    cut: list[str] = []
-    until = UNTIL if MODELS[model].phase == "train" else {"forward": 1.0}
-    clocks: dict[str, threading.Timer] = {}
+    ready = time.time()
+    cut = threading.Event()
 
-    def let_go(phase: str) -> None:
-        cut.append(phase)
+    def let_go() -> None:
+        cut.set()
         torch.cuda.profiler.stop()
 
-    def begin(phase: str) -> None:
-        for timer in clocks.values():
-            timer.cancel()
-        torch.cuda.profiler.start()
-        left = ready + until[phase] * ncu_seconds - time.perf_counter()
-        clocks[phase] = threading.Timer(max(1.0, left), let_go, [phase])
-        clocks[phase].start()
-
-    if step.phases is not None:
-        step.phases.listener = begin
+    timer = threading.Timer(max(2.0, min(options.ncu_seconds, options.until - ready - AROUND_S)), let_go)
     with profiled_region():
-        if step.phases is None:
-            begin("forward")
+        timer.start()
         step.run()
         torch.cuda.synchronize()
-        for timer in clocks.values():
-            timer.cancel()
-    held = {"cut": cut, "build_s": ready - began, "profiled_s": time.perf_counter() - ready}
-    (folder / "child.json").write_text(json.dumps(held))
+        timer.cancel()
+    spent = {"build_s": ready - began, "profiled_s": time.time() - ready}
+    write_json(folder / "child.json", {"cut": cut.is_set(), **spent})
 
 
-def run_part(part: str, out: Path, options: argparse.Namespace) -> None:
-    """One part in this process, which waits for a line with its seconds once it has imported what it needs."""
-    if not options.fake and part.endswith("-record"):
-        import torch  # noqa: F401 - no context yet: another part may be measuring
-    print("ready", flush=True)
-    seconds = float(sys.stdin.readline())
-    folder = out / part
-    folder.mkdir(parents=True, exist_ok=True)
-    model, what = part.split("-", 1)
-    began = time.perf_counter()
+def run_part(part: str, options: argparse.Namespace) -> int:
+    """One part in this process; a reason that is known is left in its folder, and gives 1."""
+    folder = options.out / part
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))  # so that what it has started is ended, too
     try:
-        if what == "record":
-            found = record_part(model, folder / "recording", seconds, options)
-        else:
-            profiled = min(options.ncu_seconds, max(5.0, seconds - NCU_AROUND_S))
-            found = ncu_part(model, folder, what.removeprefix("ncu-"), seconds, profiled, options.fake)
+        found = ncu_part(part, folder, options) if is_ncu(part) else record_part(model_of(part), folder, options)
     except JoulemarkError as error:
-        (folder / "failed.json").write_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        fail(folder, type(error).__name__, error.what, error.remedy)
         print(f"{part}: {error}", flush=True)
-        sys.exit(1)
-    found["part_s"] = time.perf_counter() - began
-    (folder / "done.json").write_text(json.dumps(found, indent=1))
-    print(f"{part}: {json.dumps(found)}", flush=True)
+        return 1
+    write_json(folder / "done.json", found)
+    print(f"{part}: {json.dumps({key: value for key, value in found.items() if key != 'options'})}", flush=True)
+    return 0
+
+
+def fail(folder: Path, kind: str, what: str, remedy: str) -> None:
+    """Leave a reason in a part's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "failed.json", {"error": kind, "message": what, "remedy": remedy})
 
 
 # In the process that starts them.
 
 
-def measure(out: Path, options: argparse.Namespace) -> None:
-    """Runs parts one after the other until all are done or the time is over; the next one's imports run meanwhile.
+class Turns:
+    """Starts parts one after the other; the next one imports and waits while one measures."""
 
-    A recording that fails is tried in other ways (:data:`AGAIN`). A part without enough time is passed over.
-    """
-    end = time.monotonic() + options.seconds
-    wanted = [part for part in options.parts if not (out / part / "done.json").exists()]
-    waiting = start(wanted[0], out, options) if wanted else None
-    for part, following in zip(wanted, [*wanted[1:], None], strict=True):
-        current, least_s = waiting, LEAST_S[part.split("-")[1]]
-        assert current is not None
-        enough = options.fake or end - time.monotonic() > least_s
-        if enough:
-            go(current, end)
-        else:
-            current.kill()
-            print(f"{part}: no time left", flush=True)
-        waiting = None if following is None else start(following, out, options)
-        done = not enough or ended(current, part, end)
-        for more in AGAIN[1:] if part.endswith("-record") else ():
-            if not done and end - time.monotonic() > least_s:
-                current = start(part, out, options, *more)
-                go(current, end)
-                done = ended(current, f"{part} ({' '.join(more)})", end)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._out = options, options.out
+        self._until = time.time() + options.seconds
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._begun: list[str] = []
 
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._until - time.time()
 
-def ended(process: subprocess.Popen[str], part: str, end: float) -> bool:
-    """Waits for a part; whether it is done."""
-    try:
-        code = process.wait(max(1.0, end - time.monotonic() - 2))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = None
-    print(f"{part}: exit {code}, {end - time.monotonic():.0f} s left", flush=True)
-    return code == 0
+    def run(self) -> None:
+        """All parts that are not done; ends what it has started, whatever happens."""
+        wanted = [part for part in self._options.parts if not (self._out / part / "done.json").exists()]
+        ahead: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            for part, following in zip(wanted, [*wanted[1:], None], strict=False):
+                if self._is_refused(part):
+                    continue
+                process = ahead.pop(part, None)
+                if self.left_s < (0 if self._options.bench else LEAST_S["ncu" if is_ncu(part) else "record"]):
+                    print(f"{part}: no time left", flush=True)
+                    continue
+                process = process or self._start(part)
+                (self._out / part / "go").touch()
+                self._begun.append(part)
+                # PM sampling and a waiting Nsight Compute are not tried together
+                if following and is_ncu(following) == is_ncu(part) and not self._is_refused(following):
+                    ahead[following] = self._start(following)
+                self._ended(process, part)
+        finally:
+            for process in self._running:
+                self._end(process)
 
+    def _ended(self, process: subprocess.Popen[bytes], part: str) -> None:
+        """Waits for a part; a recording that fails is tried in other ways (:data:`AGAIN`)."""
+        code = self._wait(process, part)
+        for more in AGAIN[1:] if not is_ncu(part) else ():
+            if code != 1 or self.left_s < LEAST_S["record"]:
+                break
+            process = self._start(part, *more)
+            (self._out / part / "go").touch()
+            code = self._wait(process, f"{part} ({' '.join(more)})")
 
-def start(part: str, out: Path, options: argparse.Namespace, *more: str) -> subprocess.Popen[str]:
-    """A process for a part, which waits."""
-    command = [sys.executable, __file__, str(out), "--part", part, "--ncu-seconds", str(options.ncu_seconds), *more]
-    command += ["--fake"] * options.fake
-    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    def _start(self, part: str, *more: str) -> subprocess.Popen[bytes]:
+        folder, options = self._out / part, self._options
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("go", "failed.json", "child.json"):
+            (folder / name).unlink(missing_ok=True)
+        command = [sys.executable, __file__, str(self._out), "--part", part, "--until", str(self._until), *more]
+        command += ["--ncu-seconds", str(options.ncu_seconds), "--windows", str(options.windows)]
+        for name in ("bench", "ncu"):
+            if getattr(options, name) is not None:
+                command += [f"--{name}", getattr(options, name)]
+        command += [f"--{name}" for name in ("careful", "beside") if getattr(options, name) and f"--{name}" not in more]
+        process = subprocess.Popen(command)
+        self._running.append(process)
+        return process
 
+    def _wait(self, process: subprocess.Popen[bytes], part: str) -> int | None:
+        try:
+            code: int | None = process.wait(max(0.5, self.left_s))
+        except subprocess.TimeoutExpired:
+            self._end(process)
+            code = None
+        self._running.remove(process)
+        print(f"{part}: exit {code}, {self.left_s:.0f} s left", flush=True)
+        return code
 
-def go(process: subprocess.Popen[str], end: float) -> None:
-    """Lets a waiting process begin, and tells how many seconds it has."""
-    assert process.stdin is not None
-    try:
-        process.stdin.write(f"{max(1.0, end - time.monotonic() - 3)}\n")
-        process.stdin.close()
-    except BrokenPipeError:
-        pass  # it has died: its exit code says so
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Asks a part to end, so that it ends Nsight Compute; then ends it."""
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _is_refused(self, part: str) -> bool:
+        """Whether a part of this call has shown that Nsight Compute does not work here; the part then says so, too."""
+        if not is_ncu(part):
+            return False
+        for other in filter(is_ncu, self._begun):
+            found = read_json(self._out / other / "failed.json")
+            if found and found["error"] in [one.__name__ for one in REFUSED]:
+                fail(self._out / part, found["error"], found["message"], found["remedy"])
+                print(f"{part}: not begun, as {other}: {found['message']}", flush=True)
+                return True
+        return False
 
 
 # Afterwards, without a GPU.
@@ -242,234 +389,170 @@ def go(process: subprocess.Popen[str], end: float) -> None:
 
 def analyse(out: Path) -> dict[str, Any]:
     """Attributions of all models that were recorded, and what they are held to."""
-    from joulemark.attribution import attribute
-    from joulemark.report import attribution_plot, attribution_view, formats
+    return {"schema": SCHEMA, "models": {model: of_model(out, model) for model in MODELS}}
+
+
+def of_model(out: Path, model: str) -> dict[str, Any]:
+    """Figures of one model; its attribution is written."""
+    from joulemark.attribution.document import Attribution
     from joulemark.report.jsonout import dumps
 
-    found: dict[str, Any] = {}
-    for model in MODELS:
-        folder = out / f"{model}-record" / "recording"
-        if not (folder / "recording.json").exists():
-            found[model] = {"error": "not recorded"}
-            continue
-        try:
-            document = attribute(folder)
-        except JoulemarkError as error:
-            found[model] = {"error": f"{type(error).__name__}: {error}"}
-            continue
-        (out / f"{model}.json").write_text(dumps(document))
-        attribution_plot.draw(document, out / f"{model}.svg")
-        print(formats.render(attribution_view.tables(document)))
-        cost = json.loads((out / f"{model}-record" / "done.json").read_text())
-        found[model] = {**held_to(document), "cost": cost, "ncu": {}}
-        for caches in ("kept", "flushed"):
-            part = out / f"{model}-ncu-{caches}"
-            if (part / "done.json").exists():
-                found[model]["ncu"][caches] = against_ncu(document, part, cost)
-    (out / "attribution.json").write_text(dumps(found))
-    return found
+    folder = best_recording(out, model)
+    if folder is None:
+        why = read_json(out / f"{model}-record" / "failed.json") or {"error": "NotMeasured", "message": "not recorded"}
+        return {"label": MODELS[model].label, "recording": None, "ncu": None, "why": why}
+    try:
+        found = Attribution.of(folder)
+    except UnreadableInput as error:
+        why = {"error": "UnreadableInput", "message": error.what}
+        return {"label": MODELS[model].label, "recording": None, "ncu": None, "why": why}
+    document = found.document()
+    (out / f"attribution-{model}.json").write_text(dumps(document))
+    recording = held_to(document, folder, read_json(out / f"{model}-record" / "done.json"))
+    places = found.places()
+    ncu = {caches: against(out, model, caches, places, recording) for caches in CACHES}
+    return {"label": document["label"], "recording": recording, "ncu": ncu, "why": None}
 
 
-def held_to(document: Mapping[str, Any]) -> dict[str, Any]:
+def show(out: Path) -> None:
+    """Tables and a picture of each attribution that was written."""
+    from joulemark.report import attribution_plot, attribution_view, formats
+
+    for path in sorted(out.glob("attribution-*.json")):
+        document = read_json(path)
+        if document is not None and document["schema"] != SCHEMA:
+            print(formats.render(attribution_view.tables(document)))
+            attribution_plot.draw(document, path.with_suffix(".svg"))
+
+
+def held_to(document: Mapping[str, Any], folder: Path, done: Mapping[str, Any] | None) -> dict[str, Any]:
     """Totals and cost of one model."""
     told = {name: one["ratio"] for name, one in document["counters"].items() if one["ratio"] is not None}
-    slower = document["steps"]["slowdown"]
+    windows, steps = document["clock"]["windows"], document["steps"]
     return {
+        "file": f"{folder.parent.name}/{folder.name}",
+        "ended": done is not None,
+        "in_windows_s": sum(one.seconds or 0.0 for one in read_recording(folder).of_role("steps")),
+        "recorded_s": None if done is None else done["recorded_s"],
+        "opened_s": None if done is None else done["opened_s"],
         "totals": told,
-        "clock_uncertainty_s": max(one["uncertainty_s"] for one in document["clock"]["windows"]),
-        "clock_best_s": [one["check"]["best_s"] for one in document["clock"]["windows"]],
-        "slowdown": slower,
+        "clock_uncertainty_s": max(one["uncertainty_s"] for one in windows),
+        "counts_best_at_s": [one["check"]["best_s"] for one in windows],
+        "slowdown": steps["slowdown"],
+        "slowdown_interval": steps["slowdown_interval"],
         "checks": {
             "totals within 2 %": all(abs(ratio - 1) <= TOTALS for ratio in told.values()),
-            "at most 5 % slower": slower is not None and slower <= COST,
+            "at most 5 % slower": None if steps["slowdown"] is None else steps["slowdown"] <= COST,
         },
     }
 
 
-def against_ncu(document: Mapping[str, Any], part: Path, cost: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors of kernels and classes against Nsight Compute, over kernels that both saw equally often in a step."""
-    done = json.loads((part / "done.json").read_text())
-    launches = read_export(part / "ncu.csv").launches
-    counted: dict[str, list[Launch]] = {}
-    for one in launches:
-        counted.setdefault(joined_name(one.kernel), []).append(one)
-    rows = [row for kernel in document["kernels"] if (row := kernel_row(kernel, counted)) is not None]
-    long = [row for row in rows if row["mean_s"] >= LONG_S]
-    whole = sum(one["time_s"] for one in document["kernels"])
-    checks = {  # flushed caches change the work itself: their errors are shown and not held to anything
-        "long kernels' DRAM bytes within 10 %": within(by_class(long), "dram_error"),
-        "long kernels' tensor activity within 10 %": within(by_class(long), "tensor_error"),
+def against(
+    out: Path, model: str, caches: str, places: Sequence[Mapping[str, Any]], recording: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What Nsight Compute says of the same step, what it took, and why it says nothing.
+
+    Flushed caches change the work itself: their errors are shown and not held to anything.
+    """
+    folders = {share: out / f"{model}-ncu-{caches}-{share}" for share in SHARES}
+    done = {share: one for share, folder in folders.items() if (one := read_json(folder / "done.json")) is not None}
+    missing = {
+        share: read_json(folder / "failed.json") or {"error": "NotMeasured", "message": "it was not begun or not ended"}
+        for share, folder in folders.items()
+        if share not in done
+    }
+    csv = [folders[share] / "ncu.csv" for share, one in done.items() if one["launches"]]
+    launches = [launch for path in csv for launch in read_export(path).launches]
+    compared = compare(places, launches, cut=any(one["cut"] for one in done.values())) if launches else None
+    profiled_s = sum(one["profiled_s"] for one in done.values())
+    long = None if compared is None else compared["classes_of_long_launches"]
+    errors = {name: largest_error(long, name) if long else None for name in ("dram_error", "tensor_error")}
+    ratio = profiled_s / recording["in_windows_s"] if launches and recording["in_windows_s"] else None
+    checks = {
+        "long launches' DRAM bytes within 10 %": within(errors["dram_error"], ERROR),
+        "long launches' tensor activity within 10 %": within(errors["tensor_error"], ERROR),
+        "over 100 times faster": None if ratio is None else ratio > FASTER,
     }
     return {
-        **done,
-        "launches": len(launches),
-        "launches_of_step": document["steps"]["kernels_per_step"],
-        "time_compared": sum(row["time_s"] for row in rows) / whole,
-        "ratio_of_wall_time": done["wall_s"] / cost["in_windows_s"],
-        "ratio_with_reading": done["wall_s"] / cost["recorded_s"],
-        "classes": by_class(rows),
-        "classes_of_long_kernels": by_class(long),
-        "kernels": sorted(rows, key=lambda row: -row["time_s"]),
-        "checks": {} if done["caches"] == "flushed" else checks,
+        "parts": {share: {key: value for key, value in one.items() if key != "caches"} for share, one in done.items()},
+        "missing": missing,
+        "profiled_s": profiled_s if done else None,
+        "times_as_long": ratio,
+        "largest_errors": errors,
+        "compared": compared,
+        "checks": checks if caches == "kept" else {},
     }
 
 
-def kernel_row(kernel: Mapping[str, Any], counted: Mapping[str, list[Launch]]) -> dict[str, Any] | None:
-    """One kernel by both; None where they did not see it equally often."""
-    seen = counted.get(joined_name(kernel["name"]), [])
-    if not seen or abs(len(seen) - kernel["launches"]) > 0.01 or "dram_read_bytes" not in kernel["counters"]:
-        return None
-    times = [one.value("gpu__time_duration.sum") or 0.0 for one in seen]
-    tensor = [one.value(NCU_METRICS[1]) or 0.0 for one in seen]
-    moved = sum((one.value(name) or 0.0) for one in seen for name in NCU_METRICS[2:])
-    counters = kernel["counters"]
-    return {
-        "name": kernel["name"],
-        "class": kernel["class"],
-        "launches": len(seen),
-        "time_s": kernel["time_s"],
-        "mean_s": kernel["time_s"] / len(seen),
-        "ncu_time_s": sum(times),
-        "dram_bytes": sum(counters[name]["value"] for name in ("dram_read_bytes", "dram_write_bytes")),
-        "ncu_dram_bytes": moved,
-        "tensor": counters["pipe_tensor"]["value"],
-        "ncu_tensor": sum(t * u / 100 for t, u in zip(times, tensor, strict=True)) / sum(times) if sum(times) else 0.0,
-        "by_level": kernel["by_level"],
-    }
+def within(error: float | None, limit: float) -> bool | None:
+    """Whether an error keeps a limit; None where it is not known."""
+    return None if error is None else abs(error) <= limit
 
 
-def by_class(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Sums and relative errors per class. Tensor work is activity × time: the two clocks and times differ."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["class"], []).append(row)
-    out = []
-    for name, members in groups.items():
-        time_s, ncu_s = (sum(row[key] for row in members) for key in ("time_s", "ncu_time_s"))
-        moved, ncu_moved = (sum(row[key] for row in members) for key in ("dram_bytes", "ncu_dram_bytes"))
-        tensor = sum(row["tensor"] * row["time_s"] for row in members)
-        ncu_tensor = sum(row["ncu_tensor"] * row["ncu_time_s"] for row in members)
-        entry = {
-            "class": name,
-            "kernels": len(members),
-            "time_s": time_s,
-            "ncu_time_s": ncu_s,
-            "dram_bytes": moved,
-            "ncu_dram_bytes": ncu_moved,
-            "dram_error": moved / ncu_moved - 1 if ncu_moved else None,
-            "tensor": tensor / time_s,
-            "ncu_tensor": ncu_tensor / ncu_s if ncu_s else None,
-            "tensor_error": tensor / time_s / (ncu_tensor / ncu_s) - 1
-            if ncu_tensor / max(ncu_s, 1e-12) > 0.01
-            else None,
-            "tensor_work_error": tensor / ncu_tensor - 1 if ncu_tensor / max(ncu_s, 1e-12) > 0.01 else None,
-        }
-        out.append(entry)
-    return sorted(out, key=lambda entry: -entry["time_s"])
-
-
-def within(classes: Iterable[Mapping[str, Any]], error: str) -> bool:
-    """Whether all classes that have an error keep it."""
-    known = [abs(one[error]) for one in classes if one[error] is not None]
-    return bool(known) and max(known) <= ERROR
-
-
-# The rehearsal.
-
-
-def fake_bench(model: str) -> tuple[Any, Any]:
-    """A known run in place of a model."""
-    from joulemark.synthetic_run import SyntheticBench, SyntheticRun
-    from joulemark.workloads.base import Step
-
-    return SyntheticBench(SyntheticRun(fake_kernels(model), steps=12)), Step(lambda: time.sleep(2e-3))
-
-
-def fake_kernels(model: str) -> list[Any]:
-    """Kernels of the known run."""
-    import numpy as np
-
-    from joulemark.synthetic_run import SyntheticKernel
-
-    rng = np.random.default_rng(sum(model.encode()))
-    kinds = (
-        ("void sm90_xmma_gemm_bf16(int)", 120e-6),
-        ("void at::elementwise_kernel<4>(int)", 60e-6),
-        ("bn_fw", 30e-6),
-    )
-    kernels = []
-    for name, length in kinds * 4:
-        rates = {"dram_read_bytes": 1e12, "dram_write_bytes": 5e11, "pipe_tensor": 0.6 if "gemm" in name else 0.0}
-        kernels.append(SyntheticKernel(name, length * rng.uniform(0.8, 1.2), rates))
-    return kernels
-
-
-def fake_ncu(model: str, folder: Path, caches: str) -> Path:
-    """A program that writes an export of the known run as ``ncu`` would."""
-    more = 1.3 if caches == "flushed" else 1.02
-    lines = ['"ID","Process ID","Kernel Name","Device",' + ",".join(f'"{name}"' for name in NCU_METRICS)]
-    lines.append('"","","","","ns","%","byte","byte"')
-    for number, one in enumerate(fake_kernels(model)):
-        read, written = (one.rates[name] * one.length_s * more for name in ("dram_read_bytes", "dram_write_bytes"))
-        cells = (number, 1, one.name, 0, one.length_s * 1e9, 100 * one.rates["pipe_tensor"], read, written)
-        lines.append(",".join(f'"{cell}"' for cell in cells))
-    path = folder / "ncu"
-    path.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\n"
-        f"Path(sys.argv[sys.argv.index('--log-file') + 1]).write_text({chr(10).join(lines)!r} + '\\n')\n"
-    )
-    path.chmod(0o755)
-    return path
-
-
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=170.0)
-    parser.add_argument("--ncu-seconds", type=float, default=45.0)
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=parts())
-    parser.add_argument("--analyse", action="store_true")
-    parser.add_argument("--fake", action="store_true")
-    parser.add_argument("--careful", action="store_true", help="fewer samples, further apart")
-    parser.add_argument("--beside", action="store_true", help="PM sampling by another process")
-    parser.add_argument("--part")
-    parser.add_argument("--ncu-child")
-    options = parser.parse_args()
-    if unknown := set(options.parts) - set(parts()):
-        parser.error(f"no parts are called {sorted(unknown)}; there are {', '.join(parts())}")
-    if options.ncu_child:
-        ncu_child(options.ncu_child, options.out, options.ncu_seconds)
-    elif options.part:
-        run_part(options.part, options.out, options)
-    elif options.analyse:
-        found = analyse(options.out)
-        print(json.dumps({model: summary(one) for model, one in found.items()}, indent=1))
-        return 0 if all(all(checks_of(one)) for one in found.values()) else 1
-    else:
-        options.out.mkdir(parents=True, exist_ok=True)
-        measure(options.out, options)
-    return 0
-
-
-def checks_of(found: Mapping[str, Any]) -> list[bool]:
+def checks_of(found: Mapping[str, Any]) -> list[bool | None]:
     """All checks of a model."""
-    if "error" in found:
-        return [False]
-    return [*found["checks"].values(), *(ok for one in found["ncu"].values() for ok in one["checks"].values())]
+    if found["recording"] is None:
+        return [None]
+    told = [found["recording"]["checks"], *(one["checks"] for one in found["ncu"].values())]
+    return [ok for checks in told for ok in checks.values()]
 
 
 def summary(found: Mapping[str, Any]) -> Any:
     """A model's figures without its tables."""
-    if "error" in found:
-        return found
-    short = {key: found[key] for key in ("checks", "slowdown", "clock_uncertainty_s")}
-    short["totals"] = median(found["totals"].values())
+    if found["recording"] is None:
+        return found["why"]
+    keys = ("slowdown", "slowdown_interval", "clock_uncertainty_s", "checks")
+    short: dict[str, Any] = {key: found["recording"][key] for key in keys}
     for caches, one in found["ncu"].items():
-        short[caches] = {
-            key: one[key] for key in ("checks", "wall_s", "ratio_of_wall_time", "time_compared", "launches")
-        }
+        short[caches] = {key: one[key] for key in ("missing", "times_as_long", "largest_errors", "checks")}
+        short[caches]["time_compared"] = None if one["compared"] is None else one["compared"]["time_compared"]
     return short
+
+
+def main() -> int:
+    """The command line; its exit code is 3 while parts are left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=170.0)
+    parser.add_argument("--ncu-seconds", type=float, default=35.0, help="of each part, for the profiled step")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=parts())
+    parser.add_argument("--windows", type=int, default=6, help="of each recording; 6 give a 95 %% interval")
+    parser.add_argument("--analyse", action="store_true")
+    parser.add_argument("--ncu", help="path of Nsight Compute's command, or of a stand-in")
+    parser.add_argument("--bench", help="pkg.mod:function that gives a bench and a step in place of a GPU's")
+    parser.add_argument("--careful", action="store_true", help="fewer samples, further apart")
+    parser.add_argument("--beside", action="store_true", help="PM sampling by another process")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--ncu-child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(parts()):
+        parser.error(f"no parts are called {sorted(unknown)}; there are {', '.join(parts())}")
+    if options.ncu_child:
+        ncu_child(options.ncu_child, options)
+    elif options.part:
+        return run_part(options.part, options)
+    elif options.analyse:
+        from joulemark.report.jsonout import dumps
+
+        found = analyse(options.out)
+        (options.out / "attribution-ncu.json").write_text(dumps(found))
+        show(options.out)
+        print(json.dumps({model: summary(one) for model, one in found["models"].items()}, indent=1))
+        return 0 if all(all(checks_of(one)) for one in found["models"].values()) else 1
+    else:
+        options.out.mkdir(parents=True, exist_ok=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+        Turns(options).run()
+        return 3 if any(is_left(options.out / part) for part in options.parts) else 0
+    return 0
+
+
+def is_left(folder: Path) -> bool:
+    """Whether another call could measure a part."""
+    found = read_json(folder / "failed.json")
+    refused = found and found["error"] in [one.__name__ for one in REFUSED]
+    return not (folder / "done.json").exists() and not refused
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from joulemark.attribution.recording import (
     TRACE,
     RecordedWindow,
     Recording,
+    read_recording,
     read_series,
     write_recording,
     write_series,
@@ -145,7 +146,7 @@ def other_stage(out: Path, stage: str) -> dict[str, Any]:
 
 def clocks(folder: Path) -> dict[str, Any]:
     """How far beacons lie off a line through one window, through all windows, and through the other windows."""
-    timeline = read_timeline(folder / TRACE)
+    timeline = read_timeline(folder, read_recording(folder))
     samples = {number: read_series(folder / f"window-{number}.npz") for number in timeline.beacons}
     rate = float(np.median([float(one.source["ticks_per_s"]) for one in samples.values()]))
     found: list[dict[str, Any]] = []
@@ -209,7 +210,7 @@ def first_counts(folder: Path, part: str, counter: str) -> float:
 
 def around(folder: Path, part: str, counter: str) -> tuple[Any, Any, Any]:
     """Begin, end (in s from the kernel's begin) and counts of the samples near the begins of a kernel."""
-    timeline, rows = read_timeline(folder / TRACE), []
+    timeline, rows = read_timeline(folder, read_recording(folder)), []
     for number, beacons in timeline.beacons.items():
         one = read_series(folder / f"window-{number}.npz")
         clock = fit_clock(one, beacons)

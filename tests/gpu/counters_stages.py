@@ -108,15 +108,16 @@ def opening(stand: Stand) -> dict[str, Any]:
     from joulemark.collect.counters import _busy_work
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
-    from joulemark.collect.pm_metrics import plan
+    from joulemark.collect.pm_metrics import metrics_of, plan
     from joulemark.collect.pm_sampling import prove
+    from joulemark.utilization.levels import READ
 
     with clock(found, "load library"):
         stand.cupti = load_library()
     with clock(found, "device"):
         stand.device = CuptiDevice(stand.cupti, 0)
     with clock(found, "plan"):
-        planned = plan(stand.device)
+        planned = plan(stand.device, metrics_of(READ))
     with clock(found, "first work"):
         exercise = _busy_work(0)
     with clock(found, "second work"):

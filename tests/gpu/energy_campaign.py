@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "energy-campaign"
 CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
 DONE, UNFINISHED, LOST, OVERRAN = 0, 3, 4, -9
-_GRACE_S = 20.0
+_GRACE_S = 12.0
 _COPY_S = 10.0
-_WINDOW_S = 1.0
+_WINDOW_S = 0.85
 _STARTS = 6
+_TURNS = 5
+"""Of the held-out workloads before anything else comes: each ends with the counters of what it has weighed, so that a
+campaign that is cut off has whole workloads."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Part:
     """A part of the campaign.
 
     Args:
-        name: of its log.
+        name: of its log, and of its mark once it is done.
         command: without its limit.
         most_s: of one turn; the rest comes in a later one.
         keep: share of a turn that is kept for counters.
@@ -63,10 +66,10 @@ def parts(work: Path, workload_window_s: float) -> tuple[Part, ...]:
         (*measure, "--window", f"{workload_window_s:g}", "--list", one) for one in ("held_out", "splits")
     )
     return (
-        Part("windows", calibrate, 345.0),
+        Part("lines", (*calibrate, "--until", "lines"), 420.0),
         Part("counts", (*calibrate, "--count"), 130.0),
-        Part("workloads", held_out, 540.0, 0.4, 50.0),
-        Part("splits", splits, 300.0, 0.4, 50.0),
+        *[Part("workloads", held_out, 170.0, 0.4, 40.0)] * _TURNS,
+        Part("splits", splits, 300.0, 0.4, 40.0),
         Part("windows", calibrate, 1e4),
     )
 
@@ -185,7 +188,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=560.0, metavar="S", help="for this command (560)")
     parser.add_argument("--resume", action="store_true", help="go on with what an earlier command left in WORK")
     parser.add_argument("--work", type=Path, default=WORK, metavar="WORK", help=f"where files grow ({WORK})")
-    parser.add_argument("--workload-window", type=float, default=1.8, metavar="S", help="of each workload (1.8)")
+    parser.add_argument("--workload-window", type=float, default=1.4, metavar="S", help="of each workload (1.4)")
     args = parser.parse_args()
     work = args.work.resolve()
     if ROOT in (work, *work.parents):

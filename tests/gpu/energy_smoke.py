@@ -148,7 +148,7 @@ class Smoke:
         benchmark, facts = SUITE[name], self.engine.facts
         begin = time.perf_counter()
         operands = operands if operands in benchmark.operands else "zero"
-        tiles = tiles_for(benchmark, l2_bytes_of(facts, self.caches), facts.sms)
+        tiles = tiles_for(benchmark, l2_bytes_of(facts, self.caches), facts.sms, facts.memory_bytes)
         self.engine.load(benchmark, operands, tiles)
         loaded = time.perf_counter()
         launch = sized(self.engine, facts.sms, paused=False)

@@ -88,7 +88,7 @@ def main() -> int:
     results: dict[str, Any] = {}
     guarded(results, "refused", deadline, refused)
     guarded(results, "at_once", deadline, lambda left: at_once(out, args, left))
-    return finish(results, out / "lease.json")
+    return finish(results, "lease", out / "lease.json")
 
 
 if __name__ == "__main__":

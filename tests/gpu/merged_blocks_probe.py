@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
@@ -33,11 +35,14 @@ from joulemark.merged.kernels import Description, Kernel, build
 from joulemark.merged.kernels import bottleneck as bottlenecks
 from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
 from joulemark.merged.kernels import inverted_residual as inverted
+from joulemark.merged.kernels import inverted_residual_warpgroup as inverted_warpgroups
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.launch import loaded
 from joulemark.merged.sequence import Conv, Sequence
 
+P = TypeVar("P")
 ARCHITECTURE = "sm_90a"
+RIVALS = ("eager", "cudnn_fused", "compile")
 HANG_S = 40.0
 ROTATION_BYTES = 256 << 20
 
@@ -73,7 +78,8 @@ def bottleneck(channels: int, middle: int) -> Sequence:
     return Sequence((pointwise(channels, middle, "relu"), inner, pointwise(middle, channels, "relu", 0)))
 
 
-def blocks() -> list[Block]:
+def blocks(only: str = "") -> list[Block]:
+    """Those whose name the regular expression finds."""
     shapes = [
         (32, 192, 32, 1, 56, 64),
         (16, 96, 16, 1, 112, 64),
@@ -96,30 +102,52 @@ def blocks() -> list[Block]:
     made = [Block(f"ir{i}-{h}-{o}s{s}@{n}b{b}", inverted_residual(i, h, o, s), b, n) for i, h, o, s, n, b in shapes]
     made.append(Block("ir32-192-32s1@56b64fp16", inverted_residual(32, 192, 32), 64, 56, "fp16"))
     wide = [Block(f"bottleneck256-64@56b{b}", bottleneck(256, 64), b, 56) for b in (64, 1)]
-    return [made[0], wide[0], *made[1:], wide[1]]
+    return [one for one in [made[0], wide[0], *made[1:], wide[1]] if re.search(only, one.name)]
 
 
-def kernels_of(block: Block, most: int) -> Iterator[Kernel]:
-    """Different ways to cut a block: at most two of a kind, half of them with as many tiles to a warp."""
-    description = block.description
+class Way(NamedTuple):
+    """A kernel for a block, and what it was generated from."""
+
+    family: str
+    plan: Any
+    kernel: Kernel
+
+
+@cache
+def ways_of(block: Block, most: int) -> list[Way]:
+    """Different ways to cut a block: of each family of inverted residuals the best predicted, at most two of a kind."""
+    description, size, device = block.description, (block.size, block.size), Device()
+
+    def ways(module: Any, plans: Iterable[Any]) -> list[Way]:
+        name = module.__name__.rpartition(".")[2]
+        return [Way(name, plan, getattr(module, name)(description, plan)) for plan in dict.fromkeys(plans)]
+
     if "bottleneck" in block.name:
-        size = block.size, block.size
-        for cut in dict.fromkeys(warpgroup_plans() + warpgroups.candidates(description, size, block.batch, Device())):
-            yield warpgroups.bottleneck_warpgroup(description, cut)
-        for plan in dict.fromkeys(
-            bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, Device())
-        ):
-            yield bottlenecks.bottleneck(description, plan)
-        return
-    kinds: Counter[tuple[int, ...]] = Counter()
-    yielded = 0
-    for plan in inverted.candidates(description, (block.size, block.size), block.batch, Device(), limit=1000):
-        kind, tiles = (plan.width, plan.tiles, plan.groups), (plan.tiles,)
-        if yielded == most or kinds[kind] == 2 or kinds[tiles] == (most + 1) // 2:
+        cuts = warpgroup_plans() + warpgroups.candidates(description, size, block.batch, device)
+        plans = bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, device)
+        return ways(warpgroups, cuts) + ways(bottlenecks, plans)
+    found = inverted.candidates(description, size, block.batch, device, limit=1000)
+    made = ways(inverted, different(found, most, lambda plan: (plan.width, plan.tiles, plan.groups, plan.ahead), True))
+    if inverted_warpgroups.unsuited(description) is not None:
+        return made
+    grouped = inverted_warpgroups.candidates(description, size, block.batch, device, limit=1000)
+    return made + ways(
+        inverted_warpgroups,
+        different(grouped, most, lambda plan: (plan.width, plan.tiles, plan.images, plan.split, plan.ahead)),
+    )
+
+
+def different(plans: Iterable[P], most: int, kind: Callable[[P], tuple[int, ...]], by_tiles: bool = False) -> list[P]:
+    """The first plans, at most two of a kind, half of them persistent; by tiles: half with as many tiles to a warp."""
+    kinds: Counter[Any] = Counter()
+    kept: list[P] = []
+    for plan in plans:
+        halves = [("ahead", plan.ahead)] * plan.ahead + [("tiles", plan.tiles)] * by_tiles  # type: ignore[attr-defined]
+        if len(kept) == most or kinds[kind(plan)] == 2 or any(kinds[one] == (most + 1) // 2 for one in halves):
             continue
-        kinds.update((kind, tiles))
-        yielded += 1
-        yield inverted.inverted_residual(description, plan)
+        kinds.update((kind(plan), *halves))
+        kept.append(plan)
+    return kept
 
 
 def warpgroup_plans() -> list[warpgroups.Plan]:
@@ -330,7 +358,7 @@ class Layers(nn.Module):
         return y
 
 
-def measure(out: Path, end: float, most: int) -> None:
+def measure(out: Path, end: float, most: int, chosen: list[Block], rivals: bool) -> None:
     """Everything that OUT has no row of, in order; a line before and after each."""
     done = {(row["block"], row["what"]) for row in rows_of(out)}
     torch.backends.cudnn.benchmark = True
@@ -352,14 +380,15 @@ def measure(out: Path, end: float, most: int) -> None:
             tell({"block": block.name, "what": what, "state": "done", **row})
 
         for what in ("k16", "k8"):
-            attempt(blocks()[0], f"rate_{what}", lambda what=what: rate(what))
-        for block in blocks():
+            attempt(chosen[0], f"rate_{what}", lambda what=what: rate(what))
+        for block in chosen:
             bench = Bench(block)
-            for kernel in kernels_of(block, most):
-                attempt(block, kernel.name, lambda kernel=kernel: bench.kernel(kernel))
-            attempt(block, "eager", bench.eager)
-            attempt(block, "cudnn_fused", bench.fused)
-        for block in blocks():
+            for way in ways_of(block, most):
+                attempt(block, way.kernel.name, lambda kernel=way.kernel: bench.kernel(kernel))
+            if rivals:
+                attempt(block, "eager", bench.eager)
+                attempt(block, "cudnn_fused", bench.fused)
+        for block in chosen if rivals else ():
             attempt(block, "compile", lambda block=block: Bench(block).compiled())
 
 
@@ -371,7 +400,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
     name, number, most = given
     block = next(one for one in blocks() if one.name == name)
-    kernel = list(kernels_of(block, most))[number]
+    kernel = ways_of(block, most)[number].kernel
     try:
         made = build(kernel, ARCHITECTURE)
     except Exception as error:
@@ -381,10 +410,10 @@ def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
     return facts
 
 
-def build_all(out: Path, most: int, workers: int) -> None:
+def build_all(out: Path, most: int, workers: int, chosen: list[Block]) -> None:
     """All machine code, into the cache that the measuring process reads."""
     begin = time.time()
-    work = [(block.name, n, most) for block in blocks() for n in range(len(list(kernels_of(block, most))))]
+    work = [(block.name, n, most) for block in chosen for n in range(len(ways_of(block, most)))]
     with ProcessPoolExecutor(workers) as pool:
         facts = list(pool.map(build_one, work))
     (out / "builds.json").write_text(json.dumps(facts, indent=1))
@@ -392,47 +421,80 @@ def build_all(out: Path, most: int, workers: int) -> None:
     print(f"{len(facts)} kernels built in {time.time() - begin:.1f} s, {len(broken)} refused {broken[:2]}", flush=True)
 
 
+def document(out: Path, most: int, chosen: list[Block]) -> dict[str, Any]:
+    """What ``joulemark.merged_bench.refit`` fits seconds to: every kernel whose numbers were right."""
+    rows = {(row["block"], row["what"]): row for row in rows_of(out) if "time_s" in row}
+    right = {key: row for key, row in rows.items() if max(row["error"], row.get("odd_error", 0)) < 1e-2}
+    blocks = []
+    for block in chosen:
+        kernels = [
+            {"family": way.family, "plan": asdict(way.plan), **right[block.name, way.kernel.name]}
+            for way in ways_of(block, most)
+            if way.kernel.counts is not None and (block.name, way.kernel.name) in right
+        ]
+        rivals = {name: right[block.name, name] for name in RIVALS if (block.name, name) in right}
+        layers = [_layer(one) for one in block.sequence.layers]
+        shape = {"layers": layers, "batch": block.batch, "size": [block.size] * 2, "format": block.format}
+        blocks.append({"name": block.name, **shape, "rivals": rivals, "kernels": kernels})
+    return {"schema": "joulemark.merged-probe/1", "gpu": torch.cuda.get_device_name(), "blocks": blocks}
+
+
+def _layer(layer: Conv) -> dict[str, Any]:
+    named = {"in": layer.in_channels, "out": layer.out_channels, "kernel": layer.kernel[0], "stride": layer.stride[0]}
+    return {**named, "groups": layer.groups, "activation": layer.activation, "residual": layer.residual}
+
+
 def report(out: Path) -> None:
-    """Per block the fastest kernel beside its rivals, and every kernel whose numbers are wrong."""
-    best: dict[str, dict[str, tuple[float, str]]] = {}
+    """Per block its rivals and the fastest kernels of each family, and every kernel whose numbers are wrong."""
+    times: dict[str, dict[str, list[tuple[float, str]]]] = {}
     for row in rows_of(out):
         if row.get("state") != "done" or "time_s" not in row:
             continue
-        kind = row["what"] if row["what"] in ("eager", "cudnn_fused", "compile") else "merged"
+        what = row["what"]
+        kind = what if what in RIVALS else "warpgroup" if "_wg_" in what else "merged"
         seconds = min(row["time_s"], row.get("all_shared_time_s", row["time_s"]))
-        into = best.setdefault(row["block"], {})
-        into[kind] = min(into.get(kind, (float("inf"), "")), (seconds, row["what"]))
-        if kind == "merged" and not (max(row["error"], row["odd_error"]) < 1e-2 and row["unwritten"] == 0):
-            print("WRONG", row["block"], row["what"], row["error"], row["odd_error"], row["unwritten"])
-    for name, times in best.items():
-        rivals = [seconds for kind, (seconds, _) in times.items() if kind != "merged"]
-        gain = f"{min(rivals) / times['merged'][0]:.2f}×" if rivals and "merged" in times else ""
-        merged = times.get("merged", (0.0, ""))[1]
-        print(name, {kind: f"{seconds * 1e3:.4f} ms" for kind, (seconds, _) in times.items()}, gain, merged)
+        times.setdefault(row["block"], {}).setdefault(kind, []).append((seconds, what))
+        if kind not in RIVALS and not (max(row["error"], row["odd_error"]) < 1e-2 and row["unwritten"] == 0):
+            print("WRONG", row["block"], what, row["error"], row["odd_error"], row["unwritten"])
+    for name, kinds in times.items():
+        rivals = [min(found)[0] for kind, found in kinds.items() if kind in RIVALS]
+        own = [min(found)[0] for kind, found in kinds.items() if kind not in RIVALS]
+        gain = f"{min(rivals) / min(own):.2f}× " if rivals and own else ""
+        fastest = {kind: [f"{1e6 * t:.1f} us {what}" for t, what in sorted(found)[:3]] for kind, found in kinds.items()}
+        print(f"{name}: {gain}{fastest}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--most", type=int, default=10, help="kernels per block")
+    parser.add_argument("--most", type=int, default=10, help="kernels per block and family")
+    parser.add_argument("--only", default="", help="blocks whose name this regular expression finds")
+    parser.add_argument("--kernels-only", action="store_true", help="no rivals")
+    parser.add_argument("--build", action="store_true", help="build the kernels and measure nothing")
     parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("JOULEMARK_KERNEL_CACHE", "/var/tmp/joulemark-kernels")
+    chosen = blocks(given.only)
     if given.measure:
-        measure(given.out, given.measure, given.most)
+        measure(given.out, given.measure, given.most, chosen, not given.kernels_only)
         return
     end = time.time() + given.seconds
-    build_all(given.out, given.most, min(24, os.cpu_count() or 1))
+    build_all(given.out, given.most, min(24, os.cpu_count() or 1), chosen)
+    if given.build:
+        return
     while time.time() < end - 5:
         before = len(rows_of(given.out))
         command = [sys.executable, __file__, str(given.out), "--measure", str(end - 3), "--most", str(given.most)]
+        command += ["--only", given.only, *(["--kernels-only"] if given.kernels_only else [])]
         child = subprocess.Popen(command, stderr=(given.out / "errors.txt").open("a"))
         watch(child, given.out / "results.jsonl", end)
         if child.returncode == 0 or len(rows_of(given.out)) == before:
             break
     report(given.out)
+    found = document(given.out, given.most, chosen)
+    (given.out / "merged-probe.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def watch(child: subprocess.Popen[bytes], file: Path, end: float) -> None:

@@ -6,6 +6,8 @@ with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json 
 repeated. At the end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was
 measured (OUT/merged-model.json), each block predicted without its own points.
 
+Many variants of each inverted residual are timed alone, which tells which kind wins where: the fastest of each family
+are in the summary, all in OUT/variants/merged-probe.json, with a fit of their own beside it.
 A later ``joulemark.merged_bench.refit OUT/merged-blocks.json --write`` puts the seconds into the package.
 """
 
@@ -26,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
 BLOCKS = ROOT / "bench_inference" / "bench_merged_micro.py"
+PROBE = ROOT / "tests" / "gpu" / "merged_blocks_probe.py"
 SAMPLE = (
     r"^numerics (planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
     r"|chain .*(tf32|fp32)|stream .*bf16)"
@@ -38,6 +41,9 @@ SANITIZED = (
 )
 _LAST_S = 12.0
 """Kept for the fit at the end."""
+
+NO_TIME, ENDED = "time was up", "it was ended"
+_CUT = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     python = sys.executable
     blocks = (python, str(BLOCKS), "--out", str(out / "merged-blocks.json"), "--kernels", str(kernels))
     short = ("--rounds", "15", "--sustain", "1.0", "--sustain-best", "2", "--merge-budget", "8")
+    variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8", "--kernels-only")
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     checks = (python, str(KERNELS), "--only", SANITIZED, "--start", "0")
     why = None if sanitizer else "compute-sanitizer is not on this machine"
@@ -74,7 +81,9 @@ def stages(out: Path, kernels: int) -> list[Stage]:
     return [
         Stage("build blocks", (*blocks, "--build", "sm_90a"), 60),
         Stage("build numerics", (python, str(KERNELS), "--only", SAMPLE, "--build", "sm_90a"), 40),
+        Stage("build variants", (*variants, "--build"), 60),
         Stage("numerics", (python, str(KERNELS), str(out / "numerics"), "--only", SAMPLE, "--seconds", "{left}"), 60),
+        Stage("variants", (*variants, "--seconds", "{left}"), 75, repeats=True),
         Stage("blocks", (*blocks, *short, "--limit", "{left}"), 250, repeats=True),
         *tools,
         Stage("more blocks", (*blocks, *short, "--limit", "{left}"), 600, repeats=True),
@@ -110,14 +119,17 @@ class Campaign:
                 continue
             left = min(stage.most_s, self.end - _LAST_S - time.monotonic())
             if left < 5:
-                self._keep(stage, {"missing": "time was up"})
+                self._keep(stage, {"missing": NO_TIME})
                 continue
             begin = time.monotonic()
             code = self.run(stage, tuple(part.replace("{left}", f"{left - 4:.0f}") for part in stage.command), left)
             took_s = round(time.monotonic() - begin, 1)
-            self._keep(
-                stage, {"code": code, "took_s": took_s, **({} if code is not None else {"missing": "it was ended"})}
-            )
+            self._keep(stage, {"code": code, "took_s": took_s, **({} if code is not None else {"missing": ENDED})})
+
+    def is_left(self, stage: Stage) -> bool:
+        """Whether another call could bring more of a stage."""
+        what = self.done.get(stage.name, {})
+        return what.get("missing") in (NO_TIME, ENDED) or what.get("code") == _CUT
 
     def _keep(self, stage: Stage, what: dict[str, Any]) -> None:
         print(f"== {stage.name}: {what}", flush=True)
@@ -153,6 +165,9 @@ def summary(out: Path) -> list[str]:
         wrong = [one for one in records if not one.get("ok")]
         lines.append(f"numerics: {len(records) - len(wrong)} of {len(records)} within limits")
         lines += [f"  {one['label']}: {one.get('failed', one.get('error'))}"[:200] for one in wrong]
+    variants = out / "variants.log"
+    if variants.exists():
+        lines += [line for line in variants.read_text().splitlines() if line.startswith(("ir", "WRONG"))]
     blocks = out / "merged-blocks.json"
     if blocks.exists():
         for row in json.loads(blocks.read_text())["rows"]:
@@ -161,21 +176,29 @@ def summary(out: Path) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Go through the stages, then fit and summarize."""
+def main() -> int:
+    """Go through the stages, then fit and summarize; the exit code is 3 while some of it is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--kernels", type=int, default=6, help="that a schedule tries for a range")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    Campaign(options.out, options.seconds, run_here(options.out)).go(stages(options.out, options.kernels))
+    campaign, planned = (
+        Campaign(options.out, options.seconds, run_here(options.out)),
+        stages(options.out, options.kernels),
+    )
+    campaign.go(planned)
     print(*summary(options.out), sep="\n", flush=True)
-    found = options.out / "merged-blocks.json"
-    if found.exists():
-        refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(options.out / "merged-model.json"))
-        subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    for found in (options.out / "merged-blocks.json", options.out / "variants" / "merged-probe.json"):
+        if found.exists():
+            refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(found.parent / "merged-model.json"))
+            subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    left = [
+        stage.name for stage in planned if stage.name != "blocks" and campaign.is_left(stage)
+    ]  # "more blocks" goes on
+    return _CUT if left else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

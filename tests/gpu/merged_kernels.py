@@ -38,6 +38,7 @@ from joulemark.merged.kernels import (
     bottleneck_warpgroup,
     build,
     inverted_residual,
+    inverted_residual_warpgroup,
     launch,
 )
 from joulemark.merged.kernels import chain as chains
@@ -125,6 +126,7 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "planes": volumes.planes,
     "planes_warpgroup": slices.planes_warpgroup,
     "inverted_residual": inverted_residual.inverted_residual,
+    "inverted_residual_warpgroup": inverted_residual_warpgroup.inverted_residual_warpgroup,
     "bottleneck": bottleneck.bottleneck,
     "bottleneck_warpgroup": bottleneck_warpgroup.bottleneck_warpgroup,
 }
@@ -316,21 +318,27 @@ def block_checks(format_: Format) -> Iterator[Check]:
     of bricks hang over the border."""
     if format_ in ("tf32", "fp32"):
         return
-    made: list[tuple[str, Any, Sequence]] = []
-    for inputs, hidden, outputs, stride in ((32, 192, 32, 1), (16, 96, 24, 2), (64, 384, 96, 1), (160, 960, 320, 1)):
+    made: list[tuple[str, Any, Sequence, int]] = []
+    for inputs, hidden, outputs, stride, edge in (
+        (32, 192, 32, 1, 28),
+        (16, 96, 24, 2, 28),
+        (64, 384, 96, 1, 28),
+        (160, 960, 320, 1, 7),
+    ):
         depthwise = Conv(hidden, hidden, (3, 3), (stride,) * 2, (1, 1), (1, 1), hidden, "relu6")
         residual = 0 if stride == 1 and inputs == outputs else None
         layers = pointwise(inputs, hidden, "relu6"), depthwise, pointwise(hidden, outputs, "none", residual)
-        made.append(("inverted_residual", inverted_residual, Sequence(layers)))
+        made.append(("inverted_residual", inverted_residual, Sequence(layers), edge))
+        made.append(("inverted_residual_warpgroup", inverted_residual_warpgroup, Sequence(layers), edge))
     inner = Conv(64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, "relu")
     layers = pointwise(256, 64, "relu"), inner, pointwise(64, 256, "relu", 0)
     made += [
-        ("bottleneck", bottleneck, Sequence(layers)),
-        ("bottleneck_warpgroup", bottleneck_warpgroup, Sequence(layers)),
+        ("bottleneck", bottleneck, Sequence(layers), 28),
+        ("bottleneck_warpgroup", bottleneck_warpgroup, Sequence(layers), 28),
     ]
-    for family, module, sequence in made:
+    for family, module, sequence, edge in made:
         description = Description(sequence, format_)
-        for plan in module.candidates(description, (28, 28), 64, Device(), limit=2):
+        for plan in module.candidates(description, (edge, edge), 64, Device(), limit=2):
             yield Check(Variant(family, description, plan), (3, 19, 37))
 
 

@@ -109,13 +109,14 @@ def guarded(results: dict[str, Any], name: str, deadline: float, step: Callable[
     print(f"{name}: {json.dumps(results[name], indent=1)}", flush=True)
 
 
-def finish(results: dict[str, Any], path: Path) -> int:
-    """Write everything; 0 when every check of every step held."""
+def finish(results: dict[str, Any], kind: str, path: Path) -> int:
+    """Write everything as a document of a kind; 0 when every check of every step held."""
     checks = {
         f"{step}: {what}": held for step, found in results.items() for what, held in found.get("checks", {}).items()
     }
     broken = [step for step, found in results.items() if "checks" not in found]
-    path.write_text(json.dumps({"checks": checks, "broken": broken, **results}, indent=1), encoding="utf-8")
+    document = {"schema": f"joulemark/{kind}/1", "checks": checks, "broken": broken, **results}
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
     for what, held in checks.items():
         print("ok  " if held else "FAIL", what)
     for step in broken:

@@ -183,7 +183,7 @@ def main() -> int:
     guarded(results, "each", deadline, lambda left: each(out, [*args, last], left))
     guarded(results, "reversed", deadline, lambda left: chosen("reversed", out, one, backwards, uuids[-1], left))
     guarded(results, "by_uuid", deadline, lambda left: chosen("by_uuid", out, one, uuids[-1], uuids[-1], left))
-    return finish(results, out / "several.json")
+    return finish(results, "several-gpus", out / "several.json")
 
 
 if __name__ == "__main__":

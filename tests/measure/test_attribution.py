@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
 
 from joulemark.attribution import attribute
 from joulemark.attribution.recording import read_recording
-from joulemark.attribution.timeline import read_timeline, with_modules
 from joulemark.collect.pm_sampling import Pace
-from joulemark.errors import CountersBusy, CountersUnreadable, UnreadableInput, Unsupported
+from joulemark.errors import CountersBusy, CountersUnreadable, Unsupported
 from joulemark.measure.attribution import BEACONS, Plan, TorchBench, record
 from joulemark.synthetic_run import SyntheticBench, SyntheticKernel, SyntheticRun
 from joulemark.workloads.base import Step
@@ -30,7 +30,12 @@ class Known(SyntheticBench):
         self.spun, self.products = [], 0
 
     def spin(self, seconds):
+        super().spin(seconds)
         self.spun.append(seconds)
+
+    @property
+    def beacons(self):
+        return [one for one in self.spun if one]
 
     def references(self, dtype):
         def product():
@@ -54,8 +59,9 @@ def test_a_recording_can_be_attributed(known, tmp_path):
     assert [one.role for one in done.windows] == ["steps", "steps"]
     assert done.facts["library"] == "simulated"
     found = attribute(tmp_path)
-    assert found["steps"]["recorded"] == 40
+    assert found["steps"]["recorded"] == 2 * done.windows[0].steps
     assert found["label"] == "two kernels"
+    assert found["findings"] == []
 
 
 def test_modules_come_from_a_session_of_their_own(known, tmp_path):
@@ -64,36 +70,38 @@ def test_modules_come_from_a_session_of_their_own(known, tmp_path):
     assert set(found) == {"Linear_0", "outside any module's forward"}
     assert found["Linear_0"]["counters"]["dram_read_bytes"]["value"] == pytest.approx(90e6, rel=0.03)
     SyntheticRun([*KERNELS, SyntheticKernel("another", 50e-6, {})], steps=20).write(tmp_path / "other")
-    with pytest.raises(UnreadableInput, match="1 of 3 kernels of the step are not in modules"):
-        with_modules(read_timeline(tmp_path / "other" / "trace.json.gz"), tmp_path / "modules.json.gz")
+    shutil.copy(tmp_path / "host.json.gz", tmp_path / "other")
+    other = attribute(tmp_path / "other")
+    assert (other["operators"], other["modules"]) == (None, None)
+    assert other["notes"]["modules"] == "1 of 3 kernels of the step are not in host.json.gz"
 
 
 def test_windows_and_steps_are_marked_and_fit_the_samples(known, tmp_path):
-    done = recorded(known, tmp_path, references=False, modules=False)
+    done = recorded(known, tmp_path, references=False, host=False)
     steps = done.windows[0].steps
-    assert known.marks[: steps + 1] == ["joulemark.window#0", *(f"joulemark.iteration#{n}" for n in range(steps))]
-    assert known.marks[steps + 1 : steps + 3] == ["joulemark.window#1", f"joulemark.iteration#{steps}"]
     assert 2 <= steps < 1500 * 20e-6 / 1e-3
-    trains = len(known.spun) / len(BEACONS)
-    assert trains == 5 + 2 * 2  # one before each loop without instruments, two in each window
-    assert known.spun[0] == pytest.approx(BEACONS[0] * 20e-6)
+    assert len(known.beacons) == len(BEACONS) * (3 + 2 * 2)  # before each stretch without instruments, twice a window
+    assert known.beacons[0] == pytest.approx(BEACONS[0] * 20e-6)
+    last_window = known.spun[-len(BEACONS) - (steps + 1) - 2 * len(BEACONS) - (steps + 1) :]
+    assert last_window[len(BEACONS) : -2 * len(BEACONS) - (steps + 1)] == [0.0] * (steps + 1)  # a mark around each step
+    assert known.marks == []  # the host is not recorded
 
 
 def test_a_long_step_is_sampled_at_longer_intervals(known, tmp_path):
-    done = recorded(known, tmp_path, run=lambda: time.sleep(0.03), references=False, modules=False, windows=1)
+    done = recorded(known, tmp_path, run=lambda: time.sleep(0.03), references=False, host=False, windows=1)
     assert done.windows[0].steps == 2
-    assert known.spun[0] > BEACONS[0] * 40e-6
+    assert known.beacons[0] > BEACONS[0] * 40e-6
 
 
 def test_beacons_follow_an_interval_that_had_to_be_longer(known, tmp_path):
     known.run = SyntheticRun(KERNELS, steps=20, interval_s=30e-6)
-    recorded(known, tmp_path, references=False, modules=False)
-    first, second = known.spun[-4 * len(BEACONS)], known.spun[-2 * len(BEACONS)]
+    recorded(known, tmp_path, references=False, host=False)
+    first, second = known.beacons[len(BEACONS)], known.beacons[4 * len(BEACONS)]
     assert (first, second) == pytest.approx((BEACONS[0] * 20e-6, BEACONS[0] * 30e-6))
 
 
 def test_references_are_windows_of_known_work(known, tmp_path):
-    done = recorded(known, tmp_path, windows=1, modules=False)
+    done = recorded(known, tmp_path, windows=1, host=False)
     reference = done.windows[-1]
     assert reference.role == "product"
     assert reference.flop == 1e9 * reference.steps
@@ -127,9 +135,27 @@ def test_a_window_that_cannot_be_read_costs_itself_alone(known, tmp_path):
         return real(*args, **kwargs)
 
     known.record = record_or_fail
-    done = recorded(known, tmp_path, windows=3, references=False, modules=False)
+    done = recorded(known, tmp_path, windows=3, references=False, host=False)
     assert len(done.windows) == 2
     assert done.notes["lost_windows"].startswith("1 could not be read: the samples cover half")
+
+
+def test_a_recording_that_is_cut_short_holds_the_windows_before(known, tmp_path):
+    real, calls = known.record, []
+
+    def record_or_die(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    known.record = record_or_die
+    with pytest.raises(KeyboardInterrupt):
+        recorded(known, tmp_path, windows=3)
+    found = attribute(tmp_path)
+    assert [one["window"] for one in found["clock"]["windows"]] == [0, 1]
+    assert len(found["steps"]["slowdown_interval"]) == 2
+    assert found["findings"] == []
 
 
 def test_a_machine_without_cuda_is_unsupported():

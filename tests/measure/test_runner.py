@@ -15,7 +15,8 @@ from joulemark.collect.timing import HostTimer, IssueSamples, LoneSamples, Stead
 from joulemark.errors import Unsupported
 from joulemark.measure.pace import InStep
 from joulemark.measure.plan import Pass, Plan, plan_for
-from joulemark.measure.runner import Runner, missing_metrics, value_of, warnings_as_findings
+from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findings
+from joulemark.measure.value import value_of
 from joulemark.testing import FakeGpu
 from joulemark.workloads.base import Step
 
@@ -201,6 +202,20 @@ def test_fixed_rounds_iterations_and_warm_ups_are_kept():
     (latency,) = runner.measure(Step(lambda: calls.append(1)), LATENCY, rounds=4, iterations=3, warmup_rounds=2)
     assert len(latency.samples["host_time_s"]) == 4
     assert len(calls) == 2 + 4 * 3
+
+
+def test_a_first_step_that_takes_all_the_time_of_the_warm_up_is_not_taken_for_a_warm_one(monkeypatch):
+    """A compiled step: its first call is mostly the compiler."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    took = iter([40.0, 0.01, 0.01])
+
+    def run():
+        clock[0] += next(took)
+
+    runner = Runner(HostTimer(), Memory())
+    warm = runner._warm_up(Step(run), None)
+    assert (warm.step_s, warm.steps) == (pytest.approx(0.01), 2)
 
 
 def test_the_first_slow_call_is_warm_up():

@@ -167,6 +167,20 @@ def test_close_lets_the_child_end_and_is_harmless_twice(worker):
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_child_that_was_asked_to_end_ends_beside_others_and_is_waited_for(worker):
+    worker.ask("a", None, 10)
+    pid = worker.hello["pid"]
+    for _ in range(2):
+        worker.ask_to_end()
+    deadline = time.monotonic() + 10
+    while worker.is_running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not worker.is_running
+    worker.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert worker.ask("b", None, 10)["nodeid"] == "b"
+
+
 def test_lines_arrive_whole_however_they_are_cut():
     ours, theirs = socket.socketpair()
     with ours, theirs:

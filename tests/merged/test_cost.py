@@ -53,6 +53,8 @@ def test_padded_moves_the_ends_alone_and_recomputes():
     work = work_of(CHAIN, (1024, 1024), 8, 2, PADDED, RATES)
     assert work.dram_bytes == 2 * 8 * 1024**2 * 16 * 2 + 4 * 9 * 16 * 16 * 2
     assert work.tiles == 8 * 64 * 16
+    together = work_of(CHAIN, (1024, 1024), 8, 2, replace(PADDED, images=3, parts=2), RATES)
+    assert together.tiles == 3 * 64 * 16 * 2, "three images are one block's, two blocks share them"
     inner = sum((16 + 2 * k) * (64 + 2 * k) for k in range(4)) / (4 * 16 * 64)
     assert work.recompute == pytest.approx(inner)
     over = work_of(CHAIN, (1025, 1024), 1, 2, PADDED, RATES)

@@ -35,7 +35,7 @@ SEQUENCES = {
             )
         ),
         (56, 56),
-        {"inverted_residual"},
+        {"inverted_residual", "inverted_residual_warpgroup"},
     ),
     "bottleneck": (
         Sequence(

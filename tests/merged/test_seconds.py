@@ -13,7 +13,7 @@ from joulemark.merged.families import Problem, known_families, offers
 from joulemark.merged.kernels import Description
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.seconds import cheapest, fitted, seconds_of
+from joulemark.merged.kernels.seconds import Fitted, cheapest, fitted, seconds_of
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged_bench.refit import Timed, errors_of, fit, main, points_of, predicted_s
 from tests.merged.fakes import RATES
@@ -59,12 +59,26 @@ def test_the_committed_seconds_are_those_of_the_committed_probe(tmp_path, capsys
     out = tmp_path / "model.json"
     assert main([str(PROBE), "--out", str(out)]) == 0
     made, committed = json.loads(out.read_text()), fitted()
-    assert (made["gpu"], made["origin"]) == (committed.gpu, committed.origin)
+    assert (made["gpu"], made["origin"], made["derived"]) == (committed.gpu, committed.origin, committed.derived)
     for family, terms in made["seconds"].items():
         assert committed.seconds[family] == {term: pytest.approx(value, rel=0.01) for term, value in terms.items()}
     stored = json.loads((PROBE.parent / "merged-model.json").read_text())
     assert made["errors"]["good_choices"] == pytest.approx(stored["errors"]["good_choices"])
     assert "within 5 % of the best" in capsys.readouterr().out
+
+
+def test_derived_seconds_fill_what_was_not_measured(tmp_path, monkeypatch):
+    derived = {"f": {"round": 9.0, "new": 1.0}, "d": {"x": 2.0}}
+    made = Fitted("g", "", {"f": {"round": 3.0}}, {"b": "f"}, derived)
+    assert made.of("f") == {"round": 3.0, "new": 1.0}
+    assert (made.of("b"), made.of("d"), made.of("none")) == ({"round": 3.0}, {"x": 2.0}, None)
+    monkeypatch.setattr("joulemark.merged_bench.refit.fitted", lambda: made)
+    known = {"candidate": {"family": "f", "shared": 5}, "path": "f/k", "layers": [{}], "size": [8], "measured_s": 3.0}
+    rival = {"candidates": [{**known, "counts": {"round": 1.0, "new": 0.0}}]}
+    rows = [{"subject": name, "rivals": {"padded": rival}} for name in "st"]
+    (tmp_path / "blocks.json").write_text(json.dumps({"gpu": "g", "rows": rows}))
+    assert main([str(tmp_path / "blocks.json"), "--out", str(tmp_path / "model.json")]) == 0
+    assert json.loads((tmp_path / "model.json").read_text())["derived"] == {"f": {"new": 1.0}, "d": {"x": 2.0}}
 
 
 def test_candidates_of_a_benchmark_bring_their_counts_along():

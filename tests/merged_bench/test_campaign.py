@@ -27,7 +27,7 @@ def go(out, codes=None, seconds=360.0):
 
 def test_builds_come_first_and_every_limit_is_told(tmp_path):
     ran = go(tmp_path)
-    assert [name for name, *_ in ran][:4] == ["build blocks", "build numerics", "numerics", "blocks"]
+    assert [name for name, *_ in ran][:4] == ["build blocks", "build numerics", "build variants", "numerics"]
     assert ran[-1][0] == "more blocks"
     for _, command, left in ran:
         assert not any("{" in part and "left" in part for part in command)
@@ -40,7 +40,7 @@ def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
     assert kept["numerics"]["missing"] == "it was ended"
     assert kept["blocks"]["code"] == 3
     again = [name for name, *_ in go(tmp_path)]
-    assert again[:2] == ["numerics", "blocks"]
+    assert again[:3] == ["numerics", "variants", "blocks"]
     assert "build blocks" not in again
 
 
@@ -52,7 +52,7 @@ def test_without_time_nothing_begins(tmp_path):
 def test_the_samples_match_checks_of_every_family():
     kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
     labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
-    for pattern, families in (("SAMPLE", 10), ("SANITIZED", 10)):
+    for pattern, families in (("SAMPLE", 11), ("SANITIZED", 11)):
         found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
         assert len({one.split()[1] for one in found}) == families, pattern
         assert len(found) < len(labels)

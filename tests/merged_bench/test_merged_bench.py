@@ -209,10 +209,10 @@ def test_steady_windows_are_for_ours_and_the_fastest():
 
 def test_kernels_are_built_before_the_gpu_is_held(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JOULEMARK_KERNEL_CACHE", str(tmp_path / "kernels"))
-    arguments = ["--out", "x.json", "--build", "sm_90a", "--kernels", "2", "--only", "inverted-16-96-16"]
+    arguments = ["--out", "x.json", "--build", "sm_90a", "--kernels", "2", "--only", "inverted-32-32-16"]
     assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 0
     said = capsys.readouterr().out
-    assert "inverted-16-96-16-s1-112-b64: 2 kernels" in said
+    assert "inverted-32-32-16-s1-112-b64: 2 kernels" in said
     assert "2 kernels built" in said
     assert len(list((tmp_path / "kernels").glob("*.cubin"))) == 2
 

@@ -107,15 +107,16 @@ def draw(seed: int) -> dict[str, Any]:
     return {"held": held, "uncertainty_s": document["clock"]["windows"][0]["uncertainty_s"]}
 
 
-def refused(seed: int, wrong_s: float = WRONG_S) -> bool:
-    """Whether a mapping that is wrong by so much is refused."""
+def refused(seed: int, wrong_s: float = WRONG_S) -> list[bool]:
+    """Whether mappings that are wrong by so much, early and late, are refused."""
     _, timeline, series = run_of(seed).recorded()
     launches = timeline.of_window(0)
     clock = fit_clock(series[0], timeline.beacons[0])
     window = Window(series[0], launches, clock)
     units = group(timeline, float(np.median(series[0].duration_s)))
     assert check.profile(window, units).fits
-    return not check.profile(replace(window, clock=clock.shifted(wrong_s)), units).fits
+    wrong = (replace(window, clock=clock.shifted(sign * wrong_s)) for sign in (-1, 1))
+    return [not check.profile(one, units).fits for one in wrong]
 
 
 def summary(draws: int) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def summary(draws: int) -> dict[str, Any]:
     for one in found:
         for cell, held in one["held"].items():
             by_cell.setdefault(cell, []).append(held)
-    signs = [refused(seed, sign * WRONG_S) for seed in range(draws) for sign in (-1, 1)]
+    signs = [one for seed in range(draws) for one in refused(seed)]
     return {
         "draws": draws,
         "held": {cell: float(np.mean(some)) for cell, some in sorted(by_cell.items())},

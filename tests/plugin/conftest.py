@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# An inner session forgets the modules that it was the first to import; numpy and matplotlib cannot be loaded twice.
+import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_svg
+import matplotlib.figure  # noqa: F401
 import pytest
 
-# An inner session forgets the modules that it was the first to import, and numpy cannot be loaded twice.
 import joulemark.cli
 import joulemark.environment
 import joulemark.plugin.baseline
 import joulemark.plugin.child
+import joulemark.plugin.configuration
 import joulemark.plugin.parent
-import joulemark.plugin.session
 import joulemark.report.comparison_table
 import joulemark.report.output
 import joulemark.workloads.loader

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from joulemark.device.gpu import Inventory
+from joulemark.plugin.header import whole_run
 from joulemark.plugin.journal import Journal, Seen
 from joulemark.plugin.options import BenchOptions
+from joulemark.plugin.schedule import Planned
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Record
 from joulemark.store import read_run
@@ -58,6 +61,23 @@ def test_a_case_that_failed_before_the_greeting_does_not_take_it_from_the_next(j
     assert set(run.environments) == set(journal.environments)
 
 
+def test_cases_that_two_functions_sweep_go_by_different_names(journal):
+    cases = [
+        Case("lenet5", benchmark="bench_a"),
+        Case("lenet5", benchmark="bench_b"),
+        Case("vgg16", benchmark="bench_a"),
+    ]
+    journal.expect([Planned(str(i), "cpu", case) for i, case in enumerate(cases)] + [Planned("wrong", "cpu", None)])
+    assert journal.total == 4
+    said = []
+    for case in cases:
+        journal.records.append(Record(case, "", "unsupported", "", reason="no GPU"))
+        said.append(journal.status(journal.records[-1]).partition("] ")[2].rpartition(": ")[0])
+    assert said[0].startswith("bench_a:lenet5")
+    assert said[1].startswith("bench_b:lenet5")
+    assert said[2].startswith("vgg16")
+
+
 def test_a_reason_not_to_measure_is_said_once(journal):
     journal.total = 3
     said = []
@@ -68,3 +88,14 @@ def test_a_reason_not_to_measure_is_said_once(journal):
     assert said[0].endswith("no GPU [unsupported]")
     assert said[1].endswith("as case 1 [unsupported]")
     assert said[2].endswith("no compiler [unsupported]")
+
+
+def test_tables_stand_in_the_order_of_the_items_and_not_of_their_ends(journal):
+    for name in ("c", "a", "b"):
+        journal.keep(replace(record(name, "a"), nodeid=f"bench_x.py::{name}"), Seen(target("a")))
+    journal.close(True, None)
+    plan = [Planned(f"bench_x.py::{name}", "nvidia-h200", None) for name in "abc"]
+    for resumed in (None, read_run(journal.path)):
+        run = whole_run(SimpleNamespace(journal=journal, plan=plan, resumed=resumed))
+        assert [one.case.workload for one in run.records] == ["a", "b", "c"]
+    assert [one.case.workload for one in read_run(journal.path).records] == ["c", "a", "b"]

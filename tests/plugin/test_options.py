@@ -124,16 +124,16 @@ def test_a_model_that_does_not_exist():
 def test_a_slow_first_case_does_not_starve_the_next_ones():
     from types import SimpleNamespace
 
-    from joulemark.plugin.parent import Sweep
+    from joulemark.plugin.budget import Budget
     from joulemark.records import Case, Record
 
     def record(total_s, measured_s):
         return Record(Case("w"), "r", "ok", "e", window_utc=(0.0, total_s), measured_windows_utc=((0.0, measured_s),))
 
-    seen = SimpleNamespace(sink=SimpleNamespace(records=[record(11.0, 3.0), *(record(4.0, 3.0) for _ in range(4))]))
-    assert Sweep._overhead(seen) == 1.0
-    seen.sink.records = [record(11.0, 3.0)]
-    assert Sweep._overhead(seen) == 1.0
+    sink = SimpleNamespace(records=[record(11.0, 3.0), *(record(4.0, 3.0) for _ in range(4))])
+    assert Budget(None, sink).overhead_s() == 1.0
+    sink.records = [record(11.0, 3.0)]
+    assert Budget(None, sink).overhead_s() == 1.0
 
 
 def test_the_baseline_has_an_ini_twin(project):

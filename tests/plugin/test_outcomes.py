@@ -252,11 +252,12 @@ def test_control_codes_of_a_failure_do_not_reach_the_terminal(project):
 
 
 def test_junit_names_what_was_found(project):
-    project.write({"bench_one.py": "def bench_one(bench):\n    bench(sum, range(10))\n"})
+    warns = "import warnings\n\ndef bench_one(bench):\n    bench(warnings.warn, 'slow path')\n"
+    project.write({"bench_one.py": warns})
     assert project.bench("--junitxml=junit.xml").ret == 0
     (said,) = junit(project).values()
     (record,) = project.records.values()
-    assert record["findings"]
+    assert "warning" in {one["code"] for one in record["findings"]}
     assert said["findings"].split() == list(dict.fromkeys(one["code"] for one in record["findings"]))
     assert {name for name, one in record["metrics"].items() if one["value"] is not None} <= said.keys()
     assert not {name for name, one in record["metrics"].items() if one["value"] is None} & said.keys()
@@ -281,6 +282,13 @@ def test_a_folder_that_cannot_hold_results_is_named_before_anything_is_measured(
     result = project.bench("--bench-results=taken/deeper")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*results cannot be stored in */taken/deeper/cpu: */taken is no folder*"])
+
+
+def test_a_file_that_cannot_be_collected_is_why_nothing_was_measured(project):
+    project.write({"bench_a.py": "import nothing_of_this_name\n"})
+    result = project.bench()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: a file cannot be collected, as the errors *"])
 
 
 def test_an_interrupt_before_anything_was_measured_says_so(project):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 OVERRIDDEN = """
 import os
 import pytest
@@ -98,6 +100,6 @@ def test_by_its_name_from_another_folder(project):
 def test_a_name_that_does_not_exist_is_said_before_anything_is_measured(project):
     project.write({"bench_a.py": SWEPT})
     result = project.bench("--bench-models", "nowhere.mod:make")
-    assert result.ret != 0
-    result.stdout.fnmatch_lines(["*'nowhere.mod:make': there is no module 'nowhere.mod'*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --bench-models: 'nowhere.mod:make': there is no module 'nowhere.mod'*"])
     assert project.files == []

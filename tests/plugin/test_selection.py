@@ -181,6 +181,8 @@ def test_ini_twins(project):
         (("--bench-report", "sweep.docx"), "*sweep.docx*"),
         (("--bench-resume", "nothing.jsonl"), "*nothing.jsonl*check the path*"),
         (("--bench-gpus", "h900"), "*h900*"),
+        (("--bench-models", "lenet5,resnet51"), "--bench-models: *'resnet51': did you mean resnet50 *"),
+        (("--bench-models", "not.there:build"), "--bench-models: *there is no module 'not.there'*"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_runs(project, args, said):

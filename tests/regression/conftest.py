@@ -13,13 +13,26 @@ def make_processes():
     """Builds a run of cells that were measured in many processes, plain and with added work."""
 
     def make(
-        cells=8, processes=24, arms=(0.0,), between=0.004, within=0.002, samples=9, seed=0, metric="device_time_s"
+        cells=8,
+        processes=24,
+        arms=(0.0,),
+        between=0.004,
+        within=0.002,
+        samples=9,
+        seed=0,
+        metric="device_time_s",
+        fast=(),
+        clock=None,
     ):
+        """``fast``: (cell, process) that run 6 % faster; ``clock``: of (cell, process) in Hz, which times follow."""
         rng = np.random.default_rng(seed)
         records = []
         for cell in range(cells):
             for added in arms:
                 level = 1e-3 * (cell + 1) * (1 + added) * np.exp(rng.normal(0, between, processes))
+                level *= [0.94 if (cell, one) in fast else 1.0 for one in range(processes)]
+                hertz = None if clock is None else [clock(cell, one) for one in range(processes)]
+                level *= 1.0 if hertz is None else 1.8e9 / np.array(hertz)
                 drawn = [one * np.exp(rng.normal(0, within, samples)) for one in level]
                 medians = [float(np.median(one)) for one in drawn]
                 records.append(
@@ -30,7 +43,10 @@ def make_processes():
                         ENVIRONMENT.environment_id,
                         metrics={metric: Value(float(np.median(medians)), "s", n=processes)},
                         samples={metric: [float(x) for one in drawn for x in one]},
-                        processes=tuple({metric: one} for one in medians),
+                        processes=tuple(
+                            {metric: one} | ({} if hertz is None else {"steady_sm_clock_hz": hertz[i]})
+                            for i, one in enumerate(medians)
+                        ),
                         sample_counts={metric: (samples,) * processes},
                     )
                 )

@@ -81,6 +81,20 @@ def test_other_records_lend_their_spread():
     assert spread_between_processes([record([1.0])], "device_time_s") is None
 
 
+@pytest.mark.parametrize(("metric", "slower"), [("device_time_s", 1.03), ("throughput_per_s", 1 / 1.03)])
+def test_a_process_at_a_speed_of_its_own_is_left_out_and_named(metric, slower):
+    sides = ([1.0, 1.001, 0.999], [slower, slower * 1.001, slower * 0.93])
+    (change,) = changes([(record(sides[0], metric), record(sides[1], metric))], metric, RULE)
+    assert change.processes == (3, 3)
+    assert change.left_out.side == 1
+    assert change.left_out.ratio == pytest.approx(0.93, abs=0.001)
+    assert change.ratio == pytest.approx(slower, abs=0.001)
+    assert change.effects[0].log_ratio == pytest.approx(math.log(1.03), abs=0.001)
+    assert judge([change.effects], RULE)[0].verdict == "regressed"
+    (alike,) = changes([(record(sides[0], metric), record([slower] * 3, metric))], metric, RULE)
+    assert alike.left_out is None
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_figure_that_has_no_logarithm_has_no_change(value):
     assert changes([(record([value] * 3), record([1.0] * 3))], "device_time_s", RULE) == [None]

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from joulemark.regression.simulate import Components, rate, regressions, simulate
-from joulemark.regression.variance import moderate
-from joulemark.regression.verdicts import Effect, Rule, judge
+from joulemark.records import Case, Record, Value
+from joulemark.regression.effects import changes
+from joulemark.regression.simulate import Components, _side, rate, regressions, simulate
+from joulemark.regression.verdicts import Rule, judge
 
 RULE = Rule()
 ROWS = 20_000
@@ -51,19 +52,55 @@ def test_both_components_add_up():
     assert apart == pytest.approx(simulate([Components(0.005)] * 10, 0.02, ROWS, RULE, seed=6).mean(), abs=0.02)
 
 
-def test_many_runs_at_once_are_judged_as_one_run_is():
+FAST = [*UNEQUAL[:7], Components(0.0005, apart=(-0.066,), share=0.05)]
+
+
+@pytest.mark.parametrize(("slowdown", "least"), [(0.03, 0.98), (0.05, 0.99)])
+def test_slowdowns_are_found_where_a_cell_now_and_then_runs_at_another_speed(slowdown, least):
+    found = simulate(FAST, slowdown, ROWS, RULE, seed=8)
+    assert rate(int(found.sum()), found.size).interval[0] >= least
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8])
+def test_a_cell_of_two_speeds_seldom_raises_alarms_however_often_it_takes_each(share):
+    cells = [*UNEQUAL[:7], Components(0.002, apart=(-0.06,), share=share)]
+    found = simulate(cells, 0.0, 2 * ROWS, RULE, seed=9)
+    assert found.mean() <= 0.01
+    assert found[:, -1].mean() <= 0.035  # three slow against three fast: 1/64, and what looks like it
+
+
+def test_what_stands_apart_is_drawn_for_its_share_of_processes():
+    apart = [Components(0.001, apart=(-0.5, 0.7), share=0.3)] * 4
+    drawn = _side(apart, (5000, 3), np.random.default_rng(10))
+    assert (drawn < -0.4).mean() == pytest.approx(0.15, abs=0.01)
+    assert (drawn > 0.6).mean() == pytest.approx(0.15, abs=0.01)
+
+
+@pytest.mark.parametrize("clocks", [None, 0.0005, 0.01])
+def test_many_runs_at_once_are_judged_as_two_records_are(clocks):
     rng = np.random.default_rng(7)
-    base, new = (rng.standard_normal((60, 9, 3)) * 0.006 for _ in range(2))
+    base, new = (rng.standard_normal((40, 9, 3)) * 0.006 for _ in range(2))
     new = new + 0.02
-    at_once = regressions(base, new, RULE)
-    for run in range(60):
-        spread = moderate((base[run].var(axis=-1, ddof=1) + new[run].var(axis=-1, ddof=1)) / 2, 4)
-        error = np.sqrt(spread.variance * 2 / 3)
-        effects = [
-            [Effect(float(new[run, i].mean() - base[run, i].mean()), float(error[i]), float(error[i]), spread.df[i])]
-            for i in range(9)
+    base[:, 3, 0] -= 0.1
+    hertz = None if clocks is None else tuple(rng.normal(21, clocks, base.shape) for _ in range(2))
+    at_once = regressions(base, new, RULE, hertz)
+    for run in range(40):
+        sides = [
+            [record(side[run, i], None if hertz is None else hertz[s][run, i], i) for i in range(9)]
+            for s, side in enumerate((base, new))
         ]
-        assert [one.verdict == "regressed" for one in judge(effects, RULE)] == at_once[run].tolist()
+        found = changes(list(zip(*sides, strict=True)), "device_time_s", RULE)
+        verdicts = [one.verdict == "regressed" for one in judge([change.effects for change in found], RULE)]
+        assert verdicts == at_once[run].tolist()
+    assert 0.1 < at_once.mean() < 1
+
+
+def record(logs, clocks, batch):
+    times = np.exp(logs).tolist()
+    hertz = [{}] * len(times) if clocks is None else [{"steady_sm_clock_hz": float(np.exp(one))} for one in clocks]
+    processes = [{"device_time_s": one, **clock} for one, clock in zip(times, hertz, strict=True)]
+    metrics = {"device_time_s": Value(float(np.median(times)), "s", n=3)}
+    return Record(Case("x", batch_size=batch), "r", "ok", "e", metrics=metrics, processes=tuple(processes))
 
 
 def test_wilson_s_interval():

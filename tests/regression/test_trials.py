@@ -67,6 +67,30 @@ def test_components_are_recovered(make_processes):
     assert np.mean([one.within for one in found]) == pytest.approx(0.012 * 1.2533 / np.sqrt(15), rel=0.2)
 
 
+def test_processes_that_stand_apart_are_told_from_scatter_and_simulated_both_ways(make_processes):
+    data = document(make_processes(fast={(2, 5), (2, 6)}, arms=(0.0, 0.05)))
+    apart = [one for cell in data["cells"] for one in cell["standing_apart"]]
+    assert apart == data["cells"][2]["standing_apart"] == pytest.approx([0.94, 0.94], abs=0.02)
+    assert data["cells"][2]["between_processes"] < 0.008
+    assert rates(data, 0.05)["joulemark"] > 0.98
+    rows = data["simulated"]["rates"]
+    as_apart, as_scatter = ([one["rate"] for one in rows if one["model"] == name] for name in
+                            dict.fromkeys(one["model"] for one in rows))  # fmt: skip
+    assert as_apart[0] <= 0.01
+    assert as_apart[2] > 0.98 > as_scatter[2]
+
+
+def test_where_the_clock_moved_the_gate_looks_at_cycles_too(make_processes):
+    plain = make_processes(between=0.001, within=0.0005)
+    data = document(make_processes(between=0.001, within=0.0005, clock=lambda cell, one: 1.8e9 + 3e7 * (one % 4)))
+    calm = document(make_processes(between=0.001, within=0.0005, clock=lambda cell, one: 1.8e9))
+    slowest = [one["smallest_slowdown"]["of_all_rows"] for one in (document(plain), calm, data)]
+    assert slowest[0] == slowest[1] == 0.0125 < slowest[2]
+    _, cells, _ = cells_of([plain])
+    assert np.isnan(cells[0].clocks[0.0]).all()
+    assert np.isnan(cells_of([make_processes(metric="host_time_s", clock=lambda *_: 1.8e9)])[1][0].clocks[0.0]).all()
+
+
 def test_measured_components_are_simulated(make_processes):
     (none, three, five) = document(make_processes(between=0.006))["simulated"]["rates"]
     assert none["rows"] >= 2000

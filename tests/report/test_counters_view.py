@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from joulemark.report.counters_view import render
+from joulemark.report import counters_view, formats
 from joulemark.utilization import read_files
 
 DATA = Path(__file__).parents[1] / "data" / "counters"
 HOSTILE = "evil|name\x1b[31m | injected | <img src=x onerror=alert(1)> `code` \u202e [a](javascript:x)"
+
+
+def render(document: dict[str, Any], form: str = "terminal") -> str:
+    return formats.render(counters_view.tables(document), form)
 
 
 @pytest.fixture(autouse=True)

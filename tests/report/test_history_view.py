@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -158,3 +159,13 @@ def test_without_jinja2_the_page_is_refused_before_any_work(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ConfigurationError, match=r"needs jinja2.*pip install joulemark\[html\]"):
         history_html.check_path(tmp_path / "page.html")
+
+
+def test_rows_that_say_something_stand_before_those_that_do_not(make_trend):
+    """A row is measured under both drivers, another one twice under the newer one, a third once."""
+    trend = make_trend(rows=3, runs=4, updates=(2,), shifts=())
+    times = trend.figures.values.copy()
+    times[0, :3] = np.nan
+    times[1, :2] = np.nan
+    table = tables_of(trend_of(replace(trend.figures, values=times)))[0]
+    assert [row[0].split("-")[0] for row in table.rows] == ["model2", "model1", "model0"]

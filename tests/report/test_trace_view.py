@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from joulemark.report.trace_view import render, render_diff
+from joulemark.report import formats, trace_view
 from joulemark.trace import analyse_files, diff
 
 DATA = Path(__file__).parents[1] / "data" / "trace"
 HOSTILE = "evil|name\x1b[31m\n| injected | <img src=x onerror=alert(1)> `code` \u202e [a](javascript:x) \u2028"
+
+
+def render(document: dict[str, Any], form: str = "terminal") -> str:
+    return formats.render(trace_view.tables(document), form)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +89,7 @@ def test_what_was_not_measured_is_no_number() -> None:
 @pytest.mark.parametrize("kind", ["terminal", "markdown"])
 def test_hostile_names_are_shown_and_do_nothing(tmp_path: Path, kind: Any) -> None:
     document = hostile(tmp_path)
-    for text in (render(document, kind), render_diff(diff(document, document), kind)):
+    for text in (render(document, kind), render(diff(document, document), kind)):
         assert "evil" in text
         assert not {"\x1b", "\u202e", "\u2028"} & set(text)
         assert not [line for line in text.splitlines() if line.strip().startswith("| injected")]
@@ -106,7 +110,7 @@ def test_long_traces_are_cut_and_say_so(tmp_path: Path) -> None:
 
 def test_diff_shows_missing_sides_as_missing() -> None:
     kernels, host = analyse_files([DATA / "kernels_only.json"]), analyse_files([DATA / "cpu_only.json"])
-    text = render_diff(diff(kernels, host))
+    text = render(diff(kernels, host))
     busy = next(line for line in text.splitlines() if line.startswith("busy_s"))
     assert busy.split()[1:] == ["180", "µs", "n/a", "n/a", "n/a"]
     assert "-100" not in text
@@ -116,4 +120,4 @@ def test_diff_shows_missing_sides_as_missing() -> None:
 def test_diff_of_incomplete_traces_says_so() -> None:
     whole, cut = analyse_files([DATA / "full.json"]), analyse_files([DATA / "cut.json.gz"])
     for kind in ("terminal", "markdown"):
-        assert "(INCOMPLETE)" in render_diff(diff(whole, cut), kind)
+        assert "(INCOMPLETE)" in render(diff(whole, cut), kind)

@@ -216,6 +216,16 @@ def test_the_tables_say_what_was_found(sweep):
     assert "n/a" not in text.split("exposed overhead against eager")[1]
 
 
+def test_series_with_a_crossover_come_first(sweep, record):
+    case = Case("m", "inference", "eager", "bf16", 4, gpu_model="nvidia-h200")
+    late = [record(replace(case, workload="late", batch_size=n), busy=1e-3, issue=9e-3) for n in (1, 2)]
+    found = document(run_of([record(case, busy=1e-3, issue=2e-3), *late, *sweep.records[8:], *sweep.records[:8]]))
+    titles = [table.title.partition(" ")[0] for table in tandem_view.tables(found)]
+    assert titles[:4] == ["resnet50", "resnet50", "late", "m"]
+    assert found["series"][0]["workload"] == "m"
+    assert "crossover 39" in next(tandem_view.tables(found)).title
+
+
 def test_the_picture_is_the_same_each_time_and_shows_names_as_they_are(sweep, tmp_path):
     pytest.importorskip("matplotlib")
     hostile = [replace(one, case=replace(one.case, workload="_$x^2$<b>\x1b[31m")) for one in sweep.records]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulemark.report.trace_view import render
+from joulemark.report import formats, trace_view
 from joulemark.trace import analyse_files
 
 DATA = Path(__file__).parents[1] / "data" / "trace"
@@ -61,7 +61,7 @@ def test_random_damage(name: str, seed: int, compress: bool) -> None:
         document = analyse_files([path])
     entry = document["files"][0]
     assert json.loads(json.dumps(document, allow_nan=False).encode(), parse_constant=pytest.fail) == document
-    assert render(document).strip()
+    assert formats.render(trace_view.tables(document)).strip()
     assert entry["error"] is None or entry["kernels"] is None
     if entry["idle_s"] is not None:
         assert sum(entry["idle_s"].values()) == pytest.approx(entry["span_s"] - entry["busy_s"], rel=1e-9, abs=1e-12)

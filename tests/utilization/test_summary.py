@@ -134,12 +134,16 @@ def test_an_out_of_memory_limits_and_is_no_cell():
     assert one["at_plateau"]["batch_sizes"] == [64]
 
 
-def test_two_runs_of_the_same_cells_are_two_processes():
-    runs = [run([record(b, f * r) for b, r in CURVE.items()], f"sweep-{f}.jsonl") for f in (1.0, 1.01)]
-    (one,) = series(*runs)
-    codes = [found["code"] for found in one["throughput_plateau"]["findings"]]
-    assert "spread_assumed" not in codes
-    assert len(one["cells"]) == len(CURVE)
+def test_of_two_runs_a_plateau_is_one_runs_and_a_cell_the_best_equipped():
+    counted = run([replace(record(b, r), run_id="counted") for b, r in CURVE.items()])
+    bare = [replace(record(b, r / 2), run_id="bare", tables={}) for b, r in {4: 500.0, **CURVE}.items() if b < 256]
+    (alone,) = series(counted)
+    for given in ((counted, run(bare)), (run(bare), counted)):
+        (one,) = series(*given)
+        assert one["throughput_plateau"] == alone["throughput_plateau"]
+        assert one["level_plateaus"] == alone["level_plateaus"]
+        assert one["batch_sizes"] == [4, *CURVE]
+        assert one["cells"][1:] == alone["cells"]
 
 
 def test_a_compiled_series_takes_the_flop_of_the_eager_one():

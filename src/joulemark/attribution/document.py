@@ -12,15 +12,16 @@ import numpy as np
 from joulemark.attribution import units
 from joulemark.attribution.clock import Floats
 from joulemark.attribution.figures import Pass, Rows, cells
-from joulemark.attribution.recording import MODULES, TRACE, Recording, read_recording, read_series
+from joulemark.attribution.recording import HOST, Recording, read_recording, read_series
 from joulemark.attribution.roofline import Roofs, point, roofs_of
 from joulemark.attribution.solve import LEVEL, Window
 from joulemark.attribution.stored import POOLED, SCHEMA
-from joulemark.attribution.timeline import Timeline, read_timeline, with_modules
+from joulemark.attribution.timeline import Timeline, read_timeline, with_host
 from joulemark.attribution.windows import Mapped, map_windows
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
 from joulemark.records import Finding, Json
+from joulemark.stats import summarize
 from joulemark.utilization.kernels import TENSOR_ACTIVE, Classified, classify
 
 TOTALS_AGREE = 0.02
@@ -42,15 +43,7 @@ def attribute(folder: Path) -> dict[str, Json]:
     Raises:
         UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
     """
-    recording = read_recording(folder)
-    timeline = read_timeline(folder / TRACE)
-    if (folder / MODULES).exists():
-        try:
-            timeline = with_modules(timeline, folder / MODULES)
-        except UnreadableInput as error:
-            recording = replace(recording, notes={**recording.notes, "modules": error.what})
-    series = {one.number: read_series(folder / one.file) for one in recording.windows}
-    return document_of(recording, timeline, series)
+    return Attribution.of(folder).document()
 
 
 def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, CounterSeries]) -> dict[str, Json]:
@@ -58,53 +51,99 @@ def document_of(recording: Recording, timeline: Timeline, series: Mapping[int, C
 
     Args:
         recording: what was recorded.
-        timeline: of its trace.
+        timeline: of its traces.
         series: number of a window → its samples.
 
     Raises:
         UnreadableInput: clocks cannot be mapped, or the counts contradict the mapping.
     """
-    mapped = map_windows(recording, timeline, series)
-    body = _Body(recording, timeline, mapped)
-    roofs = _roofs(recording, series)
-    document: dict[str, Json] = {
-        "schema": SCHEMA,
-        "label": recording.label,
-        "facts": dict(recording.facts),
-        "confidence": LEVEL,
-        "clock": {"mode": recording.mode, "windows": mapped.clocks},
-        "steps": body.steps(),
-        "sampling": {"interval_s": mapped.sample_s, "samples": {one.group: one.samples for one in body.passes}},
-        "counters": body.counters(),
-        "classes": body.classes(roofs if isinstance(roofs, Roofs) else None),
-        "kernels": body.kernels,
-        "operators": body.table(timeline.operator, "operator"),
-        "modules": body.table(timeline.module, "module") if timeline.module else None,
-        "pooling": body.pooling(),
-        "roofline": roofs.to_json() if isinstance(roofs, Roofs) else None,
-        "findings": [],
-        "notes": dict(recording.notes),
-    }
-    if isinstance(roofs, str):
-        document["notes"]["roofline"] = roofs
-    if not timeline.module:
-        document["notes"].setdefault("modules", "no trace with the modules' forward calls was recorded")
-    document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
-    return document
+    return Attribution(recording, timeline, series).document()
 
 
-class _Body:
-    """The tables of a document."""
+class Attribution:
+    """A recording that was attributed: its document, and what is too much for that.
 
-    def __init__(self, recording: Recording, timeline: Timeline, mapped: Mapped) -> None:
-        self._recording, self._timeline, self._grouped = recording, timeline, mapped.units
+    Args:
+        recording: what was recorded.
+        timeline: of its traces.
+        series: number of a window → its samples.
+
+    Raises:
+        UnreadableInput: clocks cannot be mapped, or the counts contradict the mapping.
+    """
+
+    def __init__(self, recording: Recording, timeline: Timeline, series: Mapping[int, CounterSeries]) -> None:
+        self._recording, self._timeline, self._series = recording, timeline, series
+        self._mapped = map_windows(recording, timeline, series)
+        self._grouped = self._mapped.units
         by_group: dict[str, list[Window]] = {}
-        for one in mapped.windows:
+        for one in self._mapped.windows:
             by_group.setdefault(one.series.group, []).append(one)
-        self.passes = [Pass(members, mapped.units, mapped.finer, mapped.at_once) for members in by_group.values()]
+        self.passes = [
+            Pass(members, self._grouped, self._mapped.finer, self._mapped.at_once) for members in by_group.values()
+        ]
         names = [timeline.place_name(place) for place in range(len(timeline.places))]
         self.kernels = self.table(names, "name")
         self._labels = self._classes_of(names)
+
+    @classmethod
+    def of(cls, folder: Path) -> Attribution:
+        """The attribution of a stored recording.
+
+        Raises:
+            UnreadableInput: a file of it cannot be read, or its clocks cannot be mapped.
+        """
+        recording = read_recording(folder)
+        timeline = read_timeline(folder, recording)
+        if (folder / HOST).exists():
+            try:
+                timeline = with_host(timeline, folder / HOST)
+            except UnreadableInput as error:
+                recording = replace(recording, notes={**recording.notes, "modules": error.what})
+        return cls(recording, timeline, {one.number: read_series(folder / one.file) for one in recording.windows})
+
+    def document(self) -> dict[str, Json]:
+        """All of it as strict JSON."""
+        recording, timeline, mapped = self._recording, self._timeline, self._mapped
+        roofs = _roofs(recording, self._series)
+        document: dict[str, Json] = {
+            "schema": SCHEMA,
+            "label": recording.label,
+            "facts": dict(recording.facts),
+            "confidence": LEVEL,
+            "clock": {"mode": recording.mode, "windows": mapped.clocks},
+            "steps": self.steps(),
+            "sampling": {"interval_s": mapped.sample_s, "samples": {one.group: one.samples for one in self.passes}},
+            "counters": self.counters(),
+            "classes": self.classes(roofs if isinstance(roofs, Roofs) else None),
+            "kernels": self.kernels,
+            "operators": self.table(timeline.operator, "operator") if timeline.operator else None,
+            "modules": self.table(timeline.module, "module") if timeline.module else None,
+            "pooling": self.pooling(),
+            "roofline": roofs.to_json() if isinstance(roofs, Roofs) else None,
+            "findings": [],
+            "notes": dict(recording.notes),
+        }
+        if isinstance(roofs, str):
+            document["notes"]["roofline"] = roofs
+        for name, known in (("operators", timeline.operator), ("modules", timeline.module)):
+            if not known:
+                document["notes"].setdefault(name, "no trace with the host's operators and modules was recorded")
+        document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
+        return document
+
+    def places(self) -> list[dict[str, Json]]:
+        """A row per launch of a step, in the order in which they begin: its kernel, class and counters."""
+        labels = [str(place) for place in range(len(self._timeline.places))]
+        rows = {int(one.pop("place")): one for one in self.table(labels, "place")}
+        launches = self._timeline.launches
+        begun = np.full(self._timeline.steps, np.inf)
+        np.minimum.at(begun, launches.step, launches.start_s)
+        behind = np.bincount(launches.place, launches.start_s - begun[launches.step]) / np.bincount(launches.place)
+        for place, row in rows.items():
+            row["name"] = self._timeline.place_name(place)
+            row["class"], row["uses_tensor_cores"] = self._labels[place]
+        return [rows[int(place)] for place in np.argsort(behind, kind="stable")]
 
     def steps(self) -> dict[str, Json]:
         """How many, how long, and what the instruments cost."""
@@ -116,7 +155,7 @@ class _Body:
             "kernel_time_s": float(self._grouped.time_s.sum()),
             "plain_s": own,
             "recorded_s": beside,
-            "slowdown": None if own is None or beside is None else beside / own - 1,
+            **_slowdown(plain, recorded),
         }
 
     def counters(self) -> dict[str, Json]:
@@ -201,6 +240,16 @@ class _Body:
                     {"level": level, "about": about, "rates": len(members), "time_s": time_s, "launches": launches}
                 )
         return rows
+
+
+def _slowdown(plain: Sequence[float], recorded: Sequence[float]) -> dict[str, Json]:
+    """Median over windows of their step over that of the stretches next to them without instruments, minus 1."""
+    beside = [plain[number : number + 2] for number in range(len(recorded))]
+    ratios = [one * len(two) / sum(two) - 1 for one, two in zip(recorded, beside, strict=True) if two]
+    if not ratios:
+        return {"slowdown": None, "slowdown_interval": None}
+    found = summarize(ratios)
+    return {"slowdown": found.median, "slowdown_interval": None if found.interval is None else list(found.interval)}
 
 
 def _put_right(name: str, kind: Classified, active: Mapping[str, Json] | None) -> Classified:

@@ -4,10 +4,12 @@
 
     recording.json       what was recorded where: :class:`Recording`
     window-N.npz         the samples of window N
-    trace.json.gz        torch.profiler's trace of all windows
-    modules.json.gz      of a few steps more, with the modules' forward calls; where it was asked for
+    window-N.json.gz     torch.profiler's trace of the device in window N, where steps of the work ran in it
+    host.json.gz         of a few steps more, with the host's operators and the modules' forward calls; where asked for
+    trace.json.gz        where windows have no trace of their own: of all of them, with the host's marks
 
-Everything that the analysis needs stands here, so that it can be done again elsewhere.
+Everything that the analysis needs stands here, so that it can be done again elsewhere. ``recording.json`` is written
+anew behind each window: a recording that is cut short holds the windows before.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
 
 SCHEMA = "joulemark/attribution-recording/1"
-FILE, TRACE, MODULES = "recording.json", "trace.json.gz", "modules.json.gz"
+FILE, TRACE, HOST = "recording.json", "trace.json.gz", "host.json.gz"
 
 Mode = Literal["one process", "side process"]
 """Where PM sampling was: beside torch.profiler in the process of the work, or in another one."""
@@ -47,7 +49,8 @@ class RecordedWindow:
         group: pass of the counters.
         steps: how many; of a reference, how often it ran.
         flop: of all of them together, where that is known.
-        seconds: of the work on the device, of a reference.
+        seconds: that the work took.
+        own_trace: whether it has a trace of its own, in which spinning kernels mark the steps.
     """
 
     number: int
@@ -56,11 +59,17 @@ class RecordedWindow:
     steps: int
     flop: float | None = None
     seconds: float | None = None
+    own_trace: bool = False
 
     @property
     def file(self) -> str:
         """Name of the file with its samples."""
         return f"window-{self.number}.npz"
+
+    @property
+    def trace(self) -> str:
+        """Name of the file with its trace."""
+        return f"window-{self.number}.json.gz" if self.own_trace else TRACE
 
 
 @dataclass(frozen=True)
@@ -72,8 +81,9 @@ class Recording:
         windows: in order of time.
         mode: where PM sampling was.
         facts: of the GPU and of the software.
-        plain_step_s: seconds per step of each loop before the recording, without instruments.
-        recorded_step_s: of each window, with both.
+        plain_step_s: seconds per step of each stretch without instruments. Where there is one more than windows of
+            steps, they stand in turns: one before each window, and one behind the last.
+        recorded_step_s: of each window of steps, with both.
         missing: canonical counter → why it was not counted.
         notes: what could not be recorded → why.
     """
@@ -93,9 +103,11 @@ class Recording:
 
 
 def write_recording(folder: Path, recording: Recording) -> None:
-    """Write what a folder holds, behind all other files of it."""
+    """Write what a folder holds, behind the files that it names, whole or not at all."""
     text = json.dumps({"schema": SCHEMA, **asdict(recording)}, indent=1)
-    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+    part = folder / f"{FILE}.part"
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(folder / FILE)
 
 
 def read_recording(folder: Path) -> Recording:

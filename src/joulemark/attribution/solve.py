@@ -16,6 +16,8 @@ t for few steps. What the mapping's uncertainty does to a figure is added in qua
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,6 +75,13 @@ class Overlaps:
     step: Codes
     weight: Floats
 
+    @property
+    def weighted(self) -> sparse.csr_array:
+        """The matrix, each sample times its weight."""
+        one = self.matrix
+        each = np.repeat(self.weight, np.diff(one.indptr))
+        return sparse.csr_array((one.data * each, one.indices, one.indptr), one.shape)
+
 
 def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
     """Overlaps of a window's samples with units, from the first kernel of its steps to the last.
@@ -88,7 +97,7 @@ def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
     inside = (series.end_s > start.min() - sample_s) & (series.start_s < end.max() + sample_s)
     rows = np.flatnonzero(inside)
     matrix = _matrix(series.start_s[rows], series.end_s[rows], start, end, unit_of_place[window.launches.place], units)
-    busy = np.asarray(matrix.sum(axis=1)).reshape(-1)
+    busy = matrix @ np.ones(units)
     weight = 1 / np.maximum(busy, _LEAST_BUSY * series.duration_s[rows])
     steps, first = _first_of_steps(window.launches.step, start)
     middle = (series.start_s[rows] + series.end_s[rows]) / 2
@@ -134,10 +143,9 @@ class Normal:
 def normal(parts: list[tuple[Overlaps, Floats]]) -> Normal:
     """Normal equations of windows that counted the same."""
     units = parts[0][0].matrix.shape[1]
-    gram, rhs = sparse.csc_array((units, units)), np.zeros((units, parts[0][1].shape[1]))
-    for one, counts in parts:
-        left = one.matrix.T * one.weight
-        gram, rhs = gram + left @ one.matrix, rhs + left @ counts
+    left = [(one.weighted.T, one.matrix, counts) for one, counts in parts]
+    gram = functools.reduce(operator.add, (weighted @ matrix for weighted, matrix, _ in left))
+    rhs = sum((weighted @ counts for weighted, _, counts in left), np.zeros((units, parts[0][1].shape[1])))
     diagonal = gram.diagonal()
     ridge = _RIDGE * float(diagonal[diagonal > 0].mean())
     gram = sparse.csc_array(gram + ridge * sparse.eye_array(units))

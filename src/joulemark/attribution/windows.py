@@ -90,7 +90,8 @@ def map_windows(recording: Recording, timeline: Timeline, series: Mapping[int, C
 
 def _mapped(recorded: RecordedWindow, timeline: Timeline, series: CounterSeries) -> Window:
     if recorded.number not in timeline.beacons:
-        raise UnreadableInput(f"window {recorded.number}: the trace has no steps between beacons", "record again")
+        why = timeline.refused.get(recorded.number, "the trace has no steps between beacons")
+        raise UnreadableInput(f"window {recorded.number}: {why}", "record again")
     try:
         clock = fit_clock(series, timeline.beacons[recorded.number])
     except UnreadableInput as error:

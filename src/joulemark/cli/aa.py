@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command, new_folder, positive
-from joulemark.cli.console import print_json, say
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments, new_folder, positive
+from joulemark.cli.console import read_runs, say, show
 from joulemark.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--metric", metavar="NAME", help="device_time_s or host_time_s")
     parser.add_argument("--pairs", type=positive, default=1000, metavar="N", help="of triples (1000 by default)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random splits")
-    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/aa.schema.json)")
-    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    add_form_arguments(parser, "aa.schema.json")
     parser.add_argument("--out", type=Path, metavar="F.json", help="also write the JSON document to F.json")
 
 
@@ -54,22 +53,14 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         output.write_text(jsonout.dumps(document), args.out)
         say(f"wrote {args.out}")
-    if args.json or args.format == "json":
-        print_json(document)
-    else:
-        sys.stdout.write(aa_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    show(document, args, aa_view)
     return 0
 
 
 def _stored(results: list[str]) -> list[Run]:
-    from joulemark.report import foreign
-
     if not results:
         raise ConfigurationError("aa got no results", "give RESULT…, or --processes 24 to measure first")
-    runs, unusable = foreign.read_results([Path(one) for one in results])
-    for line in unusable:
-        say(f"left out: {line}")
-    return runs
+    return read_runs(map(Path, results))
 
 
 def _measured(args: argparse.Namespace) -> Run:

@@ -43,14 +43,23 @@ def add_command(
     return parser
 
 
-def add_document_arguments(parser: argparse.ArgumentParser, schema: str) -> None:
-    """Add where and how a command gives its document and a picture of it: ``--json --format --out --plot``.
+def add_form_arguments(parser: argparse.ArgumentParser, schema: str) -> None:
+    """Add how a command prints its document: ``--json --format``.
 
     Args:
         schema: name of the document's schema in docs/schema.
     """
     parser.add_argument("--json", action="store_true", help=f"one JSON document (docs/schema/{schema})")
     parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+
+
+def add_document_arguments(parser: argparse.ArgumentParser, schema: str) -> None:
+    """Add where and how a command gives its document and a picture of it: ``--json --format --out --plot``.
+
+    Args:
+        schema: name of the document's schema in docs/schema.
+    """
+    add_form_arguments(parser, schema)
     parser.add_argument("--out", type=Path, metavar="F", help="write to F (.json or .md) instead of the terminal")
     parser.add_argument("--plot", type=Path, metavar="F", help="draw into F (.svg, .png or .pdf; needs matplotlib)")
 

@@ -45,6 +45,10 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no window after S seconds (500)")
     parser.add_argument("--window", type=float, default=1.0, metavar="S", help="length of a window (1.0)")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="of the whole plan, without --quick (2)")
+    parser.add_argument(
+        "--until", choices=("short", "lines", "further"), default="further", metavar="PART",
+        help="short: a first fit; lines: three windows for every line; else all of the plan",
+    )  # fmt: skip
     parser.add_argument("--count", action="store_true", help="only count the benchmarks under hardware counters")
     parser.add_argument("--refit", type=Path, metavar="F.jsonl", help="fit stored windows again; needs no GPU")
     parser.add_argument(
@@ -128,7 +132,8 @@ def _measure(args: argparse.Namespace) -> tuple[int, Path, Path]:
         if args.count:
             with _counters(one) as recorder:
                 return count(engine, recorder.source, caches, writer, args.limit, tell=_tell_count), windows, target
-        points = plan(engine.facts.architecture, args.quick, args.repeats)
+        repeats = args.repeats if args.until == "further" else 1
+        points = plan(engine.facts.architecture, args.quick, repeats, last=args.until)
         progress = measure(engine, SampledMeter(power), points, caches, writer, args.limit, args.window, tell=_Teller())
     return progress.left, windows, target
 

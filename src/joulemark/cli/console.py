@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from joulemark.records import Json, Table
+    from joulemark.records import Json, Run, Table
 
 EXIT_REFUSED, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
@@ -27,6 +27,16 @@ def print_json(document: Json) -> None:
     from joulemark.report.jsonout import dumps
 
     sys.stdout.write(dumps(document))
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs of result files and folders; what cannot be used is named on stderr."""
+    from joulemark.report.foreign import read_results
+
+    runs, unusable = read_results(list(paths))
+    for line in unusable:
+        say(f"left out: {line}")
+    return runs
 
 
 class View(Protocol):
@@ -63,6 +73,16 @@ def check_places(args: argparse.Namespace, schema: str, what: str) -> None:
         plot.check_path(args.plot)
 
 
+def show(document: Mapping[str, Any], args: argparse.Namespace, view: View) -> None:
+    """Print a document as ``--json`` and ``--format`` say."""
+    from joulemark.report import formats
+
+    if args.json or args.format == "json":
+        print_json(document)
+    else:
+        sys.stdout.write(formats.render(view.tables(document), args.format))
+
+
 def deliver(document: Mapping[str, Any], args: argparse.Namespace, view: View, plot: Plot) -> None:
     """Draw, write or print a document as ``--plot``, ``--out``, ``--json`` and ``--format`` say."""
     from joulemark.report import formats, jsonout, output
@@ -75,7 +95,5 @@ def deliver(document: Mapping[str, Any], args: argparse.Namespace, view: View, p
         text = jsonout.dumps(document) if as_json else formats.render(view.tables(document), "markdown")
         output.write_text(text, args.out)
         say(f"wrote {args.out}")
-    elif args.json or args.format == "json":
-        print_json(document)
     else:
-        sys.stdout.write(formats.render(view.tables(document), args.format or "terminal"))
+        show(document, args, view)

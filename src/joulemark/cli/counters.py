@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from joulemark.cli.arguments import Commands, add_command
-from joulemark.cli.console import print_json, say
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments
+from joulemark.cli.console import say, show
 
 
 def add_parser(commands: Commands) -> None:
@@ -21,8 +20,7 @@ def add_parser(commands: Commands) -> None:
         "0 all read, 2 unreadable or no permission, 3 a file is damaged",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the output of ncu --csv")
-    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/counters.schema.json)")
-    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    add_form_arguments(parser, "counters.schema.json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,10 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from joulemark.report import counters_view
 
     document = utilization.read_files(args.files)
-    if args.json or args.format == "json":
-        print_json(document)
-    else:
-        sys.stdout.write(counters_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    show(document, args, counters_view)
     for entry in document["files"]:
         if entry["error"]:
             say(f"error: {entry['error']}")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command, fraction
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments, fraction
 from joulemark.cli.console import print_json, say
 from joulemark.errors import ConfigurationError
 
@@ -33,8 +33,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="of results (results/, else .joulemark/)")
     parser.add_argument("--metric", metavar="NAME", help="device_time_s, or else the first that the runs have")
     parser.add_argument("-k", "--case", metavar="TEXT", default="", help="only cases whose names contain TEXT")
-    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/history.schema.json)")
-    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    add_form_arguments(parser, "history.schema.json")
     parser.add_argument("--html", type=Path, metavar="F", help="also write a page with charts to F")
     parser.add_argument(
         "--false-alarms",
@@ -128,11 +127,9 @@ def _trend(index: Index, folder: Path, metric: str | None, text: str, rate: floa
 
 
 def _show(trend: Trend, sources: list[Source], form: str | None) -> None:
-    from joulemark.report import history_view, markdown, terminal
+    from joulemark.report import formats, history_view
 
     if form == "json":
         print_json(history_view.document(trend, sources))
-    elif form == "markdown":
-        sys.stdout.write(markdown.render(history_view.tables_of(trend)))
     else:
-        terminal.print_tables(history_view.tables_of(trend))
+        sys.stdout.write(formats.render(history_view.tables_of(trend), form))

@@ -103,12 +103,11 @@ def _of_runs(args: argparse.Namespace, form: Format, width: int | None) -> str:
 
 
 def _shares(paths: list[Path], form: Format, width: int | None) -> str:
-    from joulemark.report import energy_shares, markdown, terminal
+    from joulemark.report import energy_shares, formats
 
     if form not in ("terminal", "markdown"):
         raise ConfigurationError(f"shares have no {form} form", "the documents themselves are JSON")
-    table = energy_shares.shares_table(energy_shares.read_shares(paths))
-    return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
+    return formats.render([energy_shares.shares_table(energy_shares.read_shares(paths))], form, width)
 
 
 def _check(args: argparse.Namespace, form: Format) -> None:
@@ -207,7 +206,7 @@ def _page(evidence: Evidence, first: list[Section], args: argparse.Namespace, wa
 
 
 def _plateaus(runs: list[Run], name: str, form: Format, width: int | None) -> str:
-    from joulemark.report import jsonout, markdown, plateau_table, terminal
+    from joulemark.report import formats, jsonout, plateau_table
 
     metric = plateau_table.check_metric(name)
     if form == "csv":
@@ -215,5 +214,4 @@ def _plateaus(runs: list[Run], name: str, form: Format, width: int | None) -> st
     rows = plateau_table.plateaus_of(runs, metric)
     if form == "json":
         return jsonout.dumps(plateau_table.document(rows, metric))
-    tables = [plateau_table.table_of(rows, metric)]
-    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+    return formats.render([plateau_table.table_of(rows, metric)], form, width)

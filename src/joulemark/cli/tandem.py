@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from joulemark.cli.arguments import Commands, add_command, add_document_arguments
-from joulemark.cli.console import check_places, deliver, say
+from joulemark.cli.console import check_places, deliver, read_runs
 
 
 def add_parser(commands: Commands) -> None:
@@ -28,12 +28,9 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print, write or draw the tandem of the runs."""
     from joulemark import tandem
-    from joulemark.report import foreign, tandem_plot, tandem_view
+    from joulemark.report import tandem_plot, tandem_view
 
     check_places(args, tandem.SCHEMA, "tandem document")
-    runs, unusable = foreign.read_results(args.results)
-    for line in unusable:
-        say(f"left out: {line}")
-    document = tandem.tandem_document(runs)
+    document = tandem.tandem_document(read_runs(args.results))
     deliver(document, args, tandem_view, tandem_plot)
     return tandem.exit_code(document)

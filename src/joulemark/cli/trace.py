@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import Literal
 
-from joulemark.cli.arguments import Commands, add_command
-from joulemark.cli.console import print_json, say
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments
+from joulemark.cli.console import say, show
 from joulemark.errors import ConfigurationError
 
 
@@ -23,8 +21,7 @@ def add_parser(commands: Commands) -> None:
         "0 all complete, 2 unreadable, 3 a trace is incomplete",
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a Chrome trace, .json or .json.gz")
-    parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/trace.schema.json)")
-    parser.add_argument("--format", choices=("terminal", "markdown", "json"), help="terminal unless you choose")
+    add_form_arguments(parser, "trace.schema.json")
     parser.add_argument("--diff", nargs=2, type=Path, metavar=("A", "B"), help="what changed from A to B")
     parser.add_argument("--ranks", action="store_true", help="FILEs are the ranks of one run: their communication")
 
@@ -47,12 +44,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         document = trace.analyse_files(args.files)
         sides = document["files"]
-    if args.json or args.format == "json":
-        print_json(document)
-    else:
-        form: Literal["terminal", "markdown"] = "markdown" if args.format == "markdown" else "terminal"
-        view = trace_view.render_diff if "base" in document else trace_view.render
-        sys.stdout.write(view(document, form))
+    show(document, args, trace_view)
     for side in sides:
         if side["error"]:
             say(f"error: {side['error']}")
@@ -66,8 +58,5 @@ def _ranks(args: argparse.Namespace) -> int:
     if len(args.files) < 2:
         raise ConfigurationError(f"trace --ranks got {len(args.files)} files", "give the trace of every rank")
     document = ranks_document(args.files)
-    if args.json or args.format == "json":
-        print_json(document)
-    else:
-        sys.stdout.write(ranks_view.render(document, "markdown" if args.format == "markdown" else "terminal"))
+    show(document, args, ranks_view)
     return 0

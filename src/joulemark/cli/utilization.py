@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulemark.cli.arguments import Commands, add_command, add_document_arguments
-from joulemark.cli.console import check_places, deliver, say
+from joulemark.cli.console import check_places, deliver, read_runs
 from joulemark.errors import ConfigurationError, UnreadableInput
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print, write or draw the utilization of the runs."""
-    from joulemark.report import foreign, utilization_plot, utilization_view
+    from joulemark.report import utilization_plot, utilization_view
     from joulemark.utilization import summary
 
     check_places(args, summary.SCHEMA, "utilization document")
-    runs, unusable = foreign.read_results(args.results)
-    for line in unusable:
-        say(f"left out: {line}")
+    runs = read_runs(args.results)
     document = summary.document_of(runs, dict(_per_kernel(given, runs) for given in args.counters))
     if not document["series"]:
         raise ConfigurationError(

@@ -22,7 +22,7 @@ from joulemark.device.nvml import FAKE_GPUS
 from joulemark.errors import ConfigurationError, CountersUnavailable, DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from joulemark.collect.pm_sampling import Pace
     from joulemark.counter_series import CounterSource, Tier
@@ -61,6 +61,7 @@ def open_counters(
     libcupti: str | None = None,
     pace: Pace | None = None,
     memory_requests: bool = False,
+    wanted: Collection[str] | None = None,
 ) -> Ladder:
     """The best instrument that works on a GPU, proved by using it once.
 
@@ -71,6 +72,7 @@ def open_counters(
             :func:`joulemark.collect.cupti.load_library`, which must have loaded it before torch was imported.
         pace: how finely PM sampling samples.
         memory_requests: whether PM sampling also counts how memory is asked, in more passes.
+        wanted: canonical counters that PM sampling is to give, which then decodes faster; None for all.
 
     Raises:
         ConfigurationError: ``device`` is no CUDA device, or ``libcupti`` names nothing.
@@ -81,7 +83,10 @@ def open_counters(
         return fake
     ordinal = _ordinal(device)
     return descend(
-        {"pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests), "gpm": lambda: _gpm(uuid)}
+        {
+            "pm_sampling": lambda: _pm_sampling(ordinal, libcupti, pace, memory_requests, wanted),
+            "gpm": lambda: _gpm(uuid),
+        }
     )
 
 
@@ -107,14 +112,17 @@ def _ordinal(device: str) -> int:
     return int(found[1] or 0)
 
 
-def _pm_sampling(ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool) -> CounterSource:
+def _pm_sampling(
+    ordinal: int, libcupti: str | None, pace: Pace | None, memory_requests: bool, wanted: Collection[str] | None
+) -> CounterSource:
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
-    from joulemark.collect.pm_metrics import MEMORY_REQUESTS, METRICS
+    from joulemark.collect.pm_metrics import MEMORY_REQUESTS, METRICS, metrics_of
     from joulemark.collect.pm_sampling import PmSamplingSource
 
     device = CuptiDevice(load_library(libcupti), ordinal)
-    metrics = (*METRICS, *MEMORY_REQUESTS) if memory_requests else METRICS
+    metrics = METRICS if wanted is None else metrics_of(wanted)
+    metrics = (*metrics, *MEMORY_REQUESTS) if memory_requests else metrics
     return PmSamplingSource(device, _busy_work(ordinal), pace, metrics)
 
 

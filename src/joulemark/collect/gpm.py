@@ -106,6 +106,7 @@ class GpmSource:
         self._interval_s, self._settle_s = interval_s, settle_s
         self._nvml = Nvml() if nvml is None else nvml
         self._owned = nvml is None
+        self._gives: tuple[str, ...] = ()
         self._nvml.open()
         try:
             self._device = self._nvml.device(uuid)
@@ -126,9 +127,15 @@ class GpmSource:
             recorder.sample()
             time.sleep(MIN_INTERVAL_S)
             recorder.sample()
-        readings = recorder.intervals[0].readings.values()
-        if all(isinstance(reading, DeviceError) for reading in readings):
-            raise NotSupported(f"NVML gives none of the GPM metrics ({next(iter(readings))})", "update the driver")
+        readings = recorder.intervals[0].readings
+        self._gives = tuple(IDS[one] for one, found in readings.items() if not isinstance(found, DeviceError))
+        if not self._gives:
+            said = next(iter(readings.values()))
+            raise NotSupported(f"NVML gives none of the GPM metrics ({said})", "update the driver")
+
+    def counters(self, group: str) -> tuple[str, ...]:  # noqa: ARG002
+        """Canonical names of the metrics that NVML gave when the source was opened."""
+        return self._gives
 
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:  # noqa: ARG002
         """See :meth:`joulemark.counter_series.CounterSource.record`; samples are on ``perf_counter``.

@@ -122,7 +122,12 @@ def find_ncu(named: str | None = None) -> Path:
 
 
 def command_line(
-    ncu: Path, case: Sequence[str], csv: Path, metrics: Sequence[str] = METRICS, flush_caches: bool = False
+    ncu: Path,
+    case: Sequence[str],
+    csv: Path,
+    metrics: Sequence[str] = METRICS,
+    flush_caches: bool = False,
+    functions: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The command that profiles a case.
 
@@ -133,9 +138,15 @@ def command_line(
         metrics: names of Nsight Compute.
         flush_caches: whether to flush the caches before each kernel, as ncu does by default; it adds to the bytes
             of kernels whose data the kernel before left in L2.
+        functions: names of the kernels to profile, without namespaces and template arguments; all kernels by default.
+            The others run once, as they are.
     """
     caches = "all" if flush_caches else "none"
-    options = (*_FLAGS, "--cache-control", caches, "--target-processes", "all", "--metrics", ",".join(metrics))
+    options: tuple[str, ...] = (*_FLAGS, "--cache-control", caches, "--target-processes", "all")
+    options = (*options, "--metrics", ",".join(metrics))
+    if functions:
+        named = "|".join(re.escape(name) for name in functions)
+        options = (*options, "--kernel-name-base", "function", "--kernel-name", f"regex:^({named})$")
     return (str(ncu), *options, "--log-file", str(csv), "--force-overwrite", *case)
 
 
@@ -147,11 +158,12 @@ def run_ncu(
     flush_caches: bool = False,
     ncu: str | None = None,
     environment: Mapping[str, str] | None = None,
+    functions: Sequence[str] = (),
 ) -> NcuRun:
     """Profiles a case in a child process.
 
     Args:
-        case, csv, metrics, flush_caches: see :func:`command_line`.
+        case, csv, metrics, flush_caches, functions: see :func:`command_line`.
         timeout_s: after which the child and all its processes are killed, in s.
         ncu: see :func:`find_ncu`.
         environment: of the child; by default this process's.
@@ -164,7 +176,7 @@ def run_ncu(
         CountersUnreadable: it saw no kernel, or wrote no counters.
         CaseTimeout: the child was killed.
     """
-    command = command_line(find_ncu(ncu), case, csv, metrics, flush_caches)
+    command = command_line(find_ncu(ncu), case, csv, metrics, flush_caches, functions)
     csv.unlink(missing_ok=True)
     began = time.monotonic()
     output, code = _run(command, timeout_s, environment)

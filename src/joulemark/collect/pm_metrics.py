@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 SHARE = ".avg.pct_of_peak_sustained_elapsed"
 SUM = ".sum"
@@ -160,6 +160,21 @@ MEMORY_REQUESTS: tuple[Metric, ...] = (
     Metric(("SM_B.TriageCompute.l1tex__t_requests", "l1tex__t_requests"), {"l1_requests": SUM}),
 )
 """How memory is asked, beside how many bytes move: an energy model wants them, at the price of more passes."""
+
+
+def metrics_of(wanted: Collection[str]) -> tuple[Metric, ...]:
+    """:data:`METRICS` cut to some canonical counters: CUPTI evaluates each of them in every sample.
+
+    Into every pass go the SMs' activity, which tells the work's begin and end, and what is counted: of shares alone
+    nobody can say whether two passes saw the same work.
+    """
+    found = []
+    for metric in METRICS:
+        gives = {name: ending for name, ending in metric.gives.items() if name in wanted}
+        if gives:
+            common = metric is METRICS[0] or SUM in gives.values()
+            found.append(replace(metric, gives=gives, anchor=metric.anchor and common))
+    return tuple(found)
 
 
 class Chip(Protocol):

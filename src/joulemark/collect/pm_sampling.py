@@ -116,6 +116,10 @@ class Pace:
         return replace(usual, buffer_bytes=min(_buffer_bytes(samples), room), image_samples=min(samples, most))
 
 
+SWEEP_PACE = Pace(most_samples=1000)
+"""Of a sweep's windows: one of 0.1 s or less is sampled as finely as any, one of a single long step half as finely."""
+
+
 def _buffer_bytes(samples: int) -> int:
     return _BUFFER_STEP * math.ceil(samples * _SAMPLE_BYTES / _BUFFER_STEP)
 

@@ -7,7 +7,7 @@ sampler and another instrument do not bear each other in one process; clocks the
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class SideSource:
     """A counter source whose sampler lives in another process.
 
     Args:
-        uuid, device, libcupti, pace: see :func:`joulemark.collect.counters.open_counters`.
+        uuid, device, libcupti, pace, wanted: see :func:`joulemark.collect.counters.open_counters`.
 
     Raises:
         DeviceError: the other process has no PM sampling; its type says why.
@@ -36,18 +36,32 @@ class SideSource:
     tier: Tier = "pm_sampling"
 
     def __init__(
-        self, uuid: str, device: str = "cuda:0", libcupti: str | None = None, pace: Pace | None = None
+        self,
+        uuid: str,
+        device: str = "cuda:0",
+        libcupti: str | None = None,
+        pace: Pace | None = None,
+        wanted: Collection[str] | None = None,
     ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._connection, other = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(other, uuid, device, libcupti, pace), daemon=True)
+        self._process = spawn.Process(target=_serve, args=(other, uuid, device, libcupti, pace, wanted), daemon=True)
         self._process.start()
         other.close()
         try:
-            self.groups: tuple[str, ...] = self._answer(_READY_S)
+            self._counters: dict[str, tuple[str, ...]] = self._answer(_READY_S)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the other process's passes."""
+        return tuple(self._counters)
+
+    def counters(self, group: str) -> tuple[str, ...]:
+        """Canonical names that a pass gives."""
+        return self._counters[group]
 
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """See :meth:`joulemark.counter_series.CounterSource.record`.
@@ -96,14 +110,21 @@ class SideSource:
         self._connection.close()
 
 
-def _serve(connection: Connection, uuid: str, device: str, libcupti: str | None, pace: Pace | None) -> None:
+def _serve(
+    connection: Connection,
+    uuid: str,
+    device: str,
+    libcupti: str | None,
+    pace: Pace | None,
+    wanted: Collection[str] | None,
+) -> None:
     """The other process: opens the sampler, then samples while it is told that work runs."""
-    ladder = open_counters(uuid, device, libcupti, pace)
+    ladder = open_counters(uuid, device, libcupti, pace, wanted=wanted)
     source = ladder.source
     if source is None or source.tier != "pm_sampling":
         connection.send(_refusal(ladder.refused))
         return
-    connection.send(source.groups)
+    connection.send({group: source.counters(group) for group in source.groups})
 
     def work() -> None:
         connection.send(_BEGIN)

@@ -94,6 +94,8 @@ class Timer(Protocol):
 
     def issue(self, run: Run, stop: Stop) -> IssueSamples: ...
 
+    def burst(self, run: Run, warm_s: float = 0.0) -> list[float]: ...
+
     def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]: ...
 
     def flush_l2(self) -> Run | None: ...
@@ -134,6 +136,10 @@ class HostTimer:
     def issue(self, run: Run, stop: Stop) -> IssueSamples:
         """Nothing is issued on a host: a call that returns has done its work."""
         return IssueSamples([], [])
+
+    def burst(self, run: Run, warm_s: float = 0.0) -> list[float]:
+        """The same of a single burst."""
+        return []
 
     def sustain(self, run: Run, seconds: float, step_s: float, steps: int | None = None) -> list[tuple[float, int]]:
         """Repeat the step for ``seconds``, or exactly ``steps`` times; (time, steps done) after each of them."""
@@ -271,34 +277,53 @@ class CudaTimer:
     def issue(self, run: Run, stop: Stop) -> IssueSamples:
         """Host time of steps issued back to back into a queue that is not full, in s.
 
-        The queue of launches is emptied, then a few steps are issued: of the first, which comes after a wait, nothing
-        is kept. A launch waits once about a thousand are queued: steps with more than a few hundred launches whose
-        device is slower than the host are partly waited for.
-
-        A host may change its speed from one second to the next (by 1.6 times on a virtual machine), so the issue of
-        fixed work is timed beside each burst.
+        Bursts (:meth:`burst`) follow each other. A host may change its speed from one second to the next (by 1.6 times
+        on a virtual machine), so the issue of fixed work is timed beside each of them.
         """
-        clock = time.perf_counter
         samples: list[float] = []
         references: list[float] = []
         reason, before = None, self._host_reference()
         while reason is None:
-            run()
-            for _ in range(_BURST):
-                called = clock()
-                run()
-                samples.append(clock() - called)
+            samples += self.burst(run)
             after = self._host_reference()
             references += [(before + after) / 2] * _BURST
             reason, before = stop(samples), after
         return IssueSamples(samples, references)
 
+    def burst(self, run: Run, warm_s: float = 0.0) -> list[float]:
+        """Host time of a few steps that are issued back to back into a queue that was empty, in s.
+
+        Of those that come first, after a wait, nothing is kept: caches are cold behind it. A launch waits once about a
+        thousand are queued: steps with more than a few hundred launches whose device is slower than the host are
+        partly waited for.
+
+        Args:
+            run: the step.
+            warm_s: time for which steps are issued before one is timed; one step at least.
+        """
+        clock = time.perf_counter
+        self.synchronize()
+        begin = clock()
+        run()
+        while clock() - begin < warm_s:
+            run()
+        samples = []
+        for _ in range(_BURST):
+            called = clock()
+            run()
+            samples.append(clock() - called)
+        return samples
+
     def _host_reference(self) -> float:
-        """Host time of issuing :data:`REFERENCE_LAUNCHES` additions into an empty queue, in s; fenced on both sides."""
+        """Host time of issuing :data:`REFERENCE_LAUNCHES` additions into an empty queue, in s; fenced on both sides.
+
+        As many come first untimed: the fence before them may have waited for long steps, and caches are cold behind it.
+        """
         clock = time.perf_counter
         element = self._torch.zeros(1, device=self.device)
-        element.add_(1.0)
         self.synchronize()
+        for _ in range(REFERENCE_LAUNCHES):
+            element.add_(1.0)
         begin = clock()
         for _ in range(REFERENCE_LAUNCHES):
             element.add_(1.0)

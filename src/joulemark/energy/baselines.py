@@ -1,4 +1,8 @@
-"""Simple models fitted to the same calibration, which a better one must beat (pure)."""
+"""Simple models, each the best of its form on the same calibration, which a better one must beat (pure).
+
+They know nothing of operands, so they are fitted to the windows with random ones, which are nearer to a workload's than
+zeros; and they are judged by relative error, so that is what their fit makes least.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import linprog
 
 from joulemark.energy.counters import NOMINAL
 from joulemark.energy.units import INSTRUCTION, SM_ACTIVE, UNITS
+from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from numpy.typing import NDArray
+
     from joulemark.energy.calibration import Calibration
 
+    Array = NDArray[np.float64]
     Features = Callable[[Mapping[str, float], Calibration], list[float]]
 
 
@@ -75,13 +83,25 @@ class Baseline:
 
 
 def baselines(calibration: Calibration) -> list[Baseline]:
-    """All simple models, fitted (non-negative) to the windows that the calibration's own fit used."""
+    """All simple models, non-negative, fitted to the windows that the calibration's own fit used, without zeros."""
     used = [row for row in calibration.windows if row["left_out"] is None]
-    power = np.array([row["power_w"] for row in used], dtype=float)
+    moving = [row for row in used if "/random/" in row["key"] or not row["rates"].keys() - {SM_ACTIVE}] or used
+    power = np.array([row["power_w"] for row in moving], dtype=float)
     found = []
     for name, features in BASELINES.items():
-        design = np.array([[1.0, *features(row["rates"], calibration)] for row in used])
-        scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
-        solution = nnls(design / scale, power)[0] / scale
-        found.append(Baseline(name, tuple(map(float, solution))))
+        design = np.array([[1.0, *features(row["rates"], calibration)] for row in moving])
+        found.append(Baseline(name, tuple(map(float, _least_relative(design, power)))))
     return found
+
+
+def _least_relative(design: Array, power: Array) -> Array:
+    """Coefficients from 0 on with the least sum of |predicted / power - 1|, as a linear programme."""
+    scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
+    relative = design / scale / power[:, None]
+    n, p = relative.shape
+    bounds = np.block([[relative, -np.eye(n)], [-relative, -np.eye(n)]])
+    solved = linprog(np.repeat([0.0, 1.0], [p, n]), bounds, np.repeat([1.0, -1.0], n))
+    if solved.x is None:
+        raise MeasurementError(f"a simple model has no best fit: {solved.message}")
+    coefficients: Array = solved.x[:p] / scale
+    return coefficients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, get_args
 
@@ -13,8 +13,7 @@ from joulemark.energy.caches import Caches, chase_sizes, find_caches
 from joulemark.energy.counting import Counting
 from joulemark.energy.engine import CounterRecorder, Engine, GpuFacts, Launch, Meter, Run
 from joulemark.energy.microbench.suite import SUITE, Benchmark, Operands, benchmarks_for, tiles_for
-from joulemark.energy.plan import DUTIES
-from joulemark.energy.units import SM_ACTIVE
+from joulemark.energy.plan import DUTIES, meets_limit
 from joulemark.energy.windows import CalibrationWindow, Counted, Point, WindowWriter
 from joulemark.errors import DeviceError
 
@@ -38,8 +37,6 @@ _COUNT_S = 2.0
 _COUNTED_LAUNCHES = 10
 _PILOT_ITERATIONS = 64
 _PAUSE_NS = (200, 500_000)
-_OCCUPYING = frozenset({"idle", "empty"})
-"""Benchmarks that keep no SM occupied."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +132,10 @@ def measure(
     for number, point in enumerate(todo, start=1):
         if clock() - begin > limit_s - 2 * window_s - _CAPPED_SETTLE_S - SETTLE_S:
             break
+        settling_s = _CAPPED_SETTLE_S if meets_limit(point.benchmark, point.operands, point.duty) else settle_s
         with _noted(point.benchmark, writer):
-            window = measure_point(engine, meter, point, caches, window_s, settle_s)
-            if window.capped:
+            window = measure_point(engine, meter, point, caches, window_s, settling_s)
+            if window.capped and settling_s < _CAPPED_SETTLE_S:
                 window = measure_point(engine, meter, point, caches, window_s, _CAPPED_SETTLE_S)
         settle_s = _AFTER_CAP_S if window.capped else SETTLE_S
         writer.add(window)
@@ -202,11 +200,11 @@ def _is_check(benchmark: Benchmark) -> bool:
 
 
 def count_benchmark(engine: Engine, counting: Counting, benchmark: Benchmark, caches: Caches | None) -> Counted:
-    """One benchmark under hardware counters, on half of the SMs; see :func:`count`."""
+    """One benchmark under hardware counters, on all SMs: there a footprint that is too small would show."""
     facts = engine.facts
     kind: Operands = "random" if "random" in benchmark.operands else "zero"
-    engine.load(benchmark, kind, tiles_for(benchmark, l2_bytes_of(facts, caches), facts.sms))
-    launch = sized(engine, facts.sms // 2, paused=False)
+    engine.load(benchmark, kind, tiles_for(benchmark, l2_bytes_of(facts, caches), facts.sms, facts.memory_bytes))
+    launch = sized(engine, facts.sms, paused=False)
     expected_s = _COUNTED_LAUNCHES * engine.time_launch(launch)
     totals = counting.of(lambda: engine.repeat(launch, _COUNTED_LAUNCHES), _COUNTED_LAUNCHES, expected_s)
     instructions = engine.instructions(benchmark, paused=False)
@@ -234,8 +232,11 @@ def measure_point(
         return CalibrationWindow(point, 0, 0, 0, 0, ran.start, ran.end, {}, power, utc)
     sms = engine.facts.sms
     kinds: dict[str, Operands] = {kind: kind for kind in get_args(Operands)}
-    engine.load(benchmark, kinds[point.operands], tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms))
+    tiles = tiles_for(benchmark, l2_bytes_of(engine.facts, caches), sms, engine.facts.memory_bytes)
+    engine.load(benchmark, kinds[point.operands], tiles)
     launch = sized(engine, duty.blocks(sms), duty.paused)
+    if duty.bursts:
+        launch = replace(launch, rest_s=_LAUNCH_S)
     ran, power = meter(lambda: engine.run(launch, settle_s, window_s))
     counts = _counts(engine, benchmark, launch, ran)
     return CalibrationWindow(
@@ -262,9 +263,10 @@ def _per_iteration(engine: Engine, launch: Launch) -> float:
 
 
 def _counts(engine: Engine, benchmark: Benchmark, launch: Launch, ran: Run) -> Mapping[str, float]:
-    occupied = {} if benchmark.name in _OCCUPYING else {SM_ACTIVE: launch.blocks * (ran.end - ran.start)}
+    busy_s = (ran.end - ran.start) * (0.5 if launch.rest_s else 1.0)
+    over = benchmark.counts_over(launch.blocks, busy_s)
     if not benchmark.work(engine.facts.architecture):
-        return occupied
+        return over
     instructions = engine.instructions(benchmark, launch.sleep_ns > 0)
     per_launch = benchmark.counts_per_launch(engine.facts.architecture, launch.blocks, launch.iterations, instructions)
-    return {unit: count * ran.launches for unit, count in per_launch.items()} | occupied
+    return {unit: count * ran.launches for unit, count in per_launch.items()} | over

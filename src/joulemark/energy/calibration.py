@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import converted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +37,7 @@ SCHEMA = "joulemark/calibration/1"
 GAIN = 0.05
 """Relative gain error of a board's sensors that no averaging removes; 1.96 standard deviations are meant."""
 _STORED_DRAWS = 200
+_NO_BURSTS: Mapping[str, Json] = {"share": None, "interval": None, "n": 0, "reason": "no load was measured in bursts"}
 _NOT_OF_THE_GPU = frozenset({"kind", "schema", "caches", "chase", "mode"})
 _DIGITS = 6
 
@@ -89,6 +91,11 @@ class _Law(TypedDict):
     reason: str | None
 
 
+class _Bursts(TypedDict):
+    share: float | None
+    interval: tuple[float, float] | None
+
+
 class _Goodness(TypedDict):
     static_offsets_w: list[float]
 
@@ -115,6 +122,7 @@ class _Document(TypedDict):
     windows: list[_WindowRow]
     source: dict[str, Any]
     notes: list[str]
+    bursts: NotRequired[_Bursts]
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,7 @@ class Calibration:
         windows: what the fit saw.
         source: file of raw windows and its digest.
         notes: what a reader must know.
+        bursts: see :func:`joulemark.energy.goodness.bursts`.
     """
 
     gpu: Mapping[str, Json]
@@ -152,6 +161,7 @@ class Calibration:
     windows: tuple[Mapping[str, Json], ...]
     source: Mapping[str, Json]
     notes: tuple[str, ...] = field(default_factory=tuple)
+    bursts: Mapping[str, Json] = field(default_factory=lambda: dict(_NO_BURSTS))
 
     @cached_property
     def columns(self) -> tuple[tuple[str, Part], ...]:
@@ -203,10 +213,12 @@ class Calibration:
             raise ValueError(f"a draw does not have the {len(coefficients)} coefficients")
         if known["frequency_law"]["beta"] is not None and known["frequency_law"]["interval"] is None:
             raise ValueError("the law of the clock has no interval")
+        if (bursts := known.get("bursts")) is not None and bursts["share"] is not None and bursts["interval"] is None:
+            raise ValueError("the share of the loss that follows bursts has no interval")
         return cls(
             data["gpu"], known["mode"], coefficients, draws, known["gain"], data["goodness"], data["frequency_law"],
             tuple(data["paths"]), tuple(data["activities"]), known["factors"], data["caches"], tuple(data["windows"]),
-            data["source"], tuple(known["notes"]),
+            data["source"], tuple(known["notes"]), data.get("bursts", _NO_BURSTS),
         )  # fmt: skip
 
 
@@ -251,6 +263,7 @@ def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:
         gain=GAIN,
         goodness=_goodness(fitted, file.windows, file.counted),
         frequency_law=goodness.frequency_law(fitted, file.windows),
+        bursts=goodness.bursts(fitted, file.windows),
         paths=tuple(goodness.path_energies(fitted, file.windows)),
         activities=tuple(goodness.activities(fitted, file.windows)),
         factors=_factors(file.counted),

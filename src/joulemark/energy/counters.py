@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from joulemark.energy.units import INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
+from joulemark.energy.units import HBM_ACTIVE, INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
 from joulemark.errors import UnreadableInput
 
 if TYPE_CHECKING:
@@ -124,10 +124,12 @@ class Counts:
     Args:
         values: unit → count with its range.
         notes: counters that were missing or assumptions made, each with what it means.
+        busy: share of the time in which any SM does anything, by samples of a tenth of a millisecond.
     """
 
     values: Mapping[str, Range]
     notes: tuple[str, ...] = ()
+    busy: Range = Range(1.0, 1.0, 1.0)
 
 
 NOMINAL: Mapping[str, Mapping[str, float]] = {
@@ -153,6 +155,8 @@ _L1_REQUESTS_OF_SECTORS = Range(0.12, 0.06, 0.25)
 """Requests per sector where they are not counted: lanes with 16 B each have one in 16 sectors, with 4 B one in 4."""
 _L2_REQUESTS_OF_SECTORS = Range(0.27, 0.25, 0.5)
 """Likewise; 0.25 are whole lines."""
+_LEAST_IN_USE, _MOST_IN_USE = 0.7, 1.5
+"""Of the mean time of active SMs: kernels that use no memory, and kernels that do not fill the SMs."""
 _HEAVY_DOUBT = 0.1
 """On a share read from the heavy pipe: FP32 is not dealt out to both pipes exactly alike."""
 
@@ -178,10 +182,10 @@ def counts_of(
     notes = list(table.notes)
     if unknown:
         notes.append(f"the calibration has no energy for {', '.join(unknown)}: they cost nothing in this prediction")
-    return Counts(present, tuple(notes))
+    return Counts(present, tuple(notes), table.busy())
 
 
-_REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, "fp32_operands", "fp64_operands"})
+_REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, HBM_ACTIVE, "fp32_operands", "fp64_operands"})
 """Units that share what others count: an older calibration has their energy inside those."""
 
 
@@ -340,11 +344,39 @@ class _Table:
             total = self._total(counter, f"{unit.replace('_', ' ')} costs nothing here")
             hbm[unit] = total or 0.0
             found[unit] = Range.exact(hbm[unit])
+        found[HBM_ACTIVE] = self._in_use(sum(hbm.values()))
         l2 = self._total("l2_bytes", "L2 costs nothing here")
         if l2 is None:
             return found
         moved = self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
         return found | moved | {L2_REQUEST: self._l2_requests(moved, hbm)}
+
+    def busy(self) -> Range:
+        """As sampled; SMs on the mean are active for less, as kernels do not fill them all."""
+        active = self._active_share()
+        if "gpu_busy_s" in self._counters:
+            share = min(self._counters["gpu_busy_s"] / self._time_s, 1.0)
+            return Range(share, min(active or share, share), share)
+        return Range(1.0, 1.0 if active is None else active, 1.0)
+
+    def _active_share(self) -> float | None:
+        """Of SMs and time."""
+        sms, cycles = float(self._calibration.gpu.get("sms", 0)), self._counters.get("sm_active_cycles")
+        if cycles is None or not self._clock_hz or not sms:
+            return None
+        return min(cycles / self._clock_hz / sms / self._time_s, 1.0)
+
+    def _in_use(self, moved: float) -> Range:
+        """Time with the memory in use: that of kernels, if any byte is moved.
+
+        Samples are far longer than the kernels of a small network and the gaps between them: busy ones are too many.
+        """
+        if not moved:
+            return Range.exact(0.0)
+        share = self._active_share()
+        if share is None:
+            return Range(1.0, 0.0, 1.0) * self._time_s
+        return Range(share, share * _LEAST_IN_USE, min(share * _MOST_IN_USE, 1.0)) * self._time_s
 
     def _l2_requests(self, moved: Mapping[str, Range], hbm: Mapping[str, float]) -> Range:
         """As counted, less what HBM traffic adds to the requests of the SMs; else from the sectors."""

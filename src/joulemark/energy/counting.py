@@ -6,13 +6,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from joulemark.energy.engine import CounterRecorder
+    from joulemark.energy.engine import CountedSeries, CounterRecorder
 
-_TIME = "sm_cycles"
-"""Counts time, not work: a host that launches unevenly changes it alone."""
+BUSY = "gpu_busy_s"
+"""Time of the samples in which any SM did anything: a tenth of a millisecond each, or a thousandth of the work."""
+_TIMES = frozenset({"sm_cycles", BUSY})
+"""Count time, not work: a host that launches unevenly changes them alone."""
+_ACTIVE = "sm_active_cycles"
 _LINGER_S = 2e-3
 _LINGER_SHARE = 2e-3
 """Idle time after the work, at least, and as a share of it: the last sample is dropped while it is not complete."""
@@ -70,12 +75,25 @@ class Counting:
             for name in names:
                 total = series.total(name)
                 found.setdefault(name, []).extend([] if total is None else [total / times])
+            if (busy_s := _busy_s(series)) is not None:
+                found.setdefault(BUSY, []).append(busy_s / times)
         self._groups = tuple(useful)
         spread, differs = _spread(found)
         return Totals({name: values[0] for name, values in found.items() if values}, spread, differs)
 
 
+def _busy_s(series: CountedSeries) -> float | None:
+    """None where the series has no samples of active SMs."""
+    samples = getattr(series, "values", {}).get(_ACTIVE)
+    if samples is None:
+        return None
+    lengths = np.subtract(getattr(series, "end_s"), getattr(series, "start_s"))  # noqa: B009
+    return float(lengths[samples > 0].sum())
+
+
 def _spread(found: Mapping[str, list[float]]) -> tuple[float | None, str | None]:
-    twice = {name: values for name, values in found.items() if name != _TIME and len(values) > 1 and max(values) > 0}
+    twice = {
+        name: values for name, values in found.items() if name not in _TIMES and len(values) > 1 and max(values) > 0
+    }
     spreads = [((max(values) - min(values)) / max(values), name) for name, values in twice.items()]
     return max(spreads, default=(None, None))

@@ -21,6 +21,7 @@ class GpuFacts:
         architecture: as in ``sm_90a``.
         sms: streaming multiprocessors.
         l2_bytes: of the L2, as the driver says.
+        memory_bytes: of the device's memory that is free.
     """
 
     name: str
@@ -28,15 +29,22 @@ class GpuFacts:
     architecture: str
     sms: int
     l2_bytes: int
+    memory_bytes: int = 16 << 30
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Geometry of a launch; see :class:`joulemark.energy.microbench.suite.Benchmark`."""
+    """Geometry of a launch; see :class:`joulemark.energy.microbench.suite.Benchmark`.
+
+    Args:
+        blocks, iterations, sleep_ns: of the kernel.
+        rest_s: about how long the device does nothing after it.
+    """
 
     blocks: int
     iterations: int
     sleep_ns: int = 0
+    rest_s: float = 0.0
 
 
 @dataclass(frozen=True)

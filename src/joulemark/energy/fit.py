@@ -1,16 +1,17 @@
 """Windows to coefficients: a non-negative least-squares fit with an interval on every coefficient (pure).
 
 Power of a window is static power and what stands above it: the sum over its rates of coefficient times rate, and the
-supply's loss, which grows as the square of that sum. The loss is a column like the others, whose rate is the square of
-the measured power above static, without the loss: both are found by turns. Zero operands have activity 0, so that only
-the control of a unit shows; random ones have activity 1. Levels are nested in the counts, so a coefficient is an
-increment. Intervals are of a wild bootstrap over windows and repeats (Wu, *Jackknife, bootstrap and other resampling
-methods in regression analysis*, Ann. Statist. 1986): each window's power is drawn anew with the scatter that the
-residuals of its benchmark show, enlarged by their leverage (MacKinnon and White's HC3) and never smaller than that of
-all windows, and what a repeat has in common is drawn as one. Static power drifts and steps within minutes at one
-clock, so stretches of up to :data:`STRETCH` windows in order of measurement each have an offset from it; that order is
-random, so an offset takes nothing from a coefficient. The sensors' gain error is of the board, is not seen by any
-repetition and is not inside the intervals.
+loss of the core's supply, which grows as the square of the core's part of that sum (all but HBM). The loss is a column
+like the others, whose rate is the square of what the measured power leaves for the core: both are found by turns.
+
+Zero operands have activity 0, so that only the control of a unit shows; random ones have activity 1. Levels are nested
+in the counts, so a coefficient is an increment. Intervals are of a wild bootstrap over windows and repeats (Wu,
+*Jackknife, bootstrap and other resampling methods in regression analysis*, Ann. Statist. 1986): each window's power is
+drawn anew with the scatter that the residuals of its benchmark show, enlarged by their leverage (MacKinnon and White's
+HC3) and never smaller than that of all windows, and what a repeat has in common is drawn as one. Static power drifts
+and steps within minutes at one clock, so stretches of up to :data:`STRETCH` windows in order of measurement each have
+an offset from it; that order is random, so an offset takes nothing from a coefficient. The sensors' gain error is of
+the board, is not seen by any repetition and is not inside the intervals.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import L2_REQUEST, STATIC, SUPPLY, UNITS, Part, columns
+from joulemark.energy.units import HBM_ACTIVE, L2_REQUEST, STATIC, SUPPLY, UNITS, Part, columns, fed_by_core
+from joulemark.energy.windows import BURST
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -50,7 +54,10 @@ _NOISE_W = 0.4
 _NOISE_RELATIVE = 0.004
 _LEVERAGE_MOST = 0.95
 _INSEPARABLE = 0.95
-_TURNS, _SETTLED = 12, 1e-5
+_HBM_BYTES = ("hbm_read", "hbm_write")
+_LOW_RATE = 0.35
+"""Of the highest rate of the memory: below it, a window tells what the memory costs in use from what its bytes cost."""
+_TURNS, _SETTLED = 20, 1e-5
 """Turns of coefficients and the supply's loss at most, and the relative change of the loss that ends them."""
 
 
@@ -61,7 +68,7 @@ class Design:
     Args:
         columns: (unit, part) of each coefficient, shape [p].
         rates: count per second, times activity for a datapath, shape [n, p]; of the supply's loss, once it is fitted,
-            the square of the power above static without it, in W².
+            the square of the core's power without it, in W².
         power: in W, shape [n].
         sigma: standard deviation that a window's power is given, in W, shape [n].
         repeat: number of the repeat, shape [n].
@@ -81,6 +88,16 @@ class Design:
     left_out: dict[str, str]
     merged: frozenset[str] = frozenset()
     stretch: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def core(self) -> NDArray[np.bool_]:
+        """Columns whose power comes through the core's supply, shape [p]."""
+        return np.array([fed_by_core(unit) for unit, _ in self.columns])
+
+    @cached_property
+    def memory(self) -> NDArray[np.bool_]:
+        """Columns of the memory, shape [p]."""
+        return np.array([not fed_by_core(unit) and unit not in (STATIC, SUPPLY) for unit, _ in self.columns])
 
     @property
     def stretches(self) -> NDArray[np.int64]:
@@ -124,13 +141,13 @@ class Fit:
             rates: as in the design, shape [..., p]; what they hold of the supply's loss does not count.
             offset_w: of static power, in W.
         """
-        static, above = self._static_w + offset_w, rates[..., self._above] @ self.values[self._above]
-        drawn: Array = static + with_loss(above, self.supply)
+        core, memory = (rates[..., mask] @ self.values[mask] for mask in (self.design.core, self.design.memory))
+        drawn: Array = self._static_w + offset_w + memory + with_loss(core, self.supply)
         return drawn
 
-    def above_static_w(self, power_w: float, offset_w: float) -> float:
-        """Of a measured power, what the chip got above static power: without the supply's loss, in W."""
-        return float(without_loss(np.asarray(power_w - self._static_w - offset_w), self.supply))
+    def core_w(self, power_w: float, offset_w: float, memory_w: float) -> float:
+        """Of a measured power, what the core got above static power: without the memory and the supply's loss, in W."""
+        return float(without_loss(np.asarray(power_w - self._static_w - offset_w - memory_w), self.supply))
 
     @property
     def supply(self) -> float:
@@ -143,10 +160,6 @@ class Fit:
 
     def _value(self, unit: str) -> float:
         return sum(float(v) for (name, _), v in zip(self.design.columns, self.values, strict=True) if name == unit)
-
-    @property
-    def _above(self) -> NDArray[np.bool_]:
-        return np.array([unit not in (STATIC, SUPPLY) for unit, _ in self.design.columns])
 
     def offset_w(self, window: CalibrationWindow) -> float:
         """Offset of static power when a window was measured, in W."""
@@ -174,9 +187,9 @@ class Fit:
         ]
 
 
-def with_loss(above_w: Array, supply: float | Array) -> Array:
-    """What the board draws for a power above static, with the supply's loss, in W."""
-    drawn: Array = above_w * (1 + supply * above_w)
+def with_loss(core_w: Array, supply: float | Array) -> Array:
+    """What the board draws for a power of the core, with the supply's loss, in W."""
+    drawn: Array = core_w * (1 + supply * core_w)
     return drawn
 
 
@@ -191,7 +204,7 @@ def reason_left_out(window: CalibrationWindow) -> str | None:
     benchmark = SUITE.get(window.point.benchmark)
     if benchmark is None:
         return "the suite has no such benchmark"
-    if benchmark.role == "check":
+    if benchmark.role == "check" or window.point.duty == BURST:
         return "measured as a check of the fit"
     if window.point.operands not in ACTIVITY:
         return f"activity of {window.point.operands} operands is an outcome of the fit"
@@ -216,9 +229,7 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
         reasons = Counter(left_out.values()).most_common(1)
         raise MeasurementError(f"no window of {len(windows)} can be fitted: {reasons[0][0] if reasons else 'none'}")
     names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC, SUPPLY}
-    if not any(SUITE[window.point.benchmark].unit == L2_REQUEST for window in used):
-        names.discard(L2_REQUEST)  # whole lines alone: requests are in proportion to bytes
-    chosen = columns(dict.fromkeys(names))
+    chosen = columns(dict.fromkeys(names - _not_told_apart(used)))
     rates = np.array([rates_of(window, chosen) for window in used])
     merged = _merged(chosen, rates)
     single = {(unit, "datapath") for unit in merged}
@@ -229,6 +240,17 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     kept = tuple(chosen[i] for i in moving)
     stretch = _stretches(windows)
     return Design(kept, rates[:, moving], power, sigma, repeat, used, left_out, merged, stretch)
+
+
+def _not_told_apart(used: Sequence[CalibrationWindow]) -> set[str]:
+    """Units that these windows cannot tell from another: lines always asked for whole, memory always near its peak."""
+    found = set()
+    if not any(SUITE[window.point.benchmark].unit == L2_REQUEST for window in used):
+        found.add(L2_REQUEST)
+    moved = [rate for window in used if (rate := sum(window.rates.get(unit, 0.0) for unit in _HBM_BYTES))]
+    if min(moved, default=1.0) > _LOW_RATE * max(moved, default=1.0):
+        found.add(HBM_ACTIVE)
+    return found
 
 
 def _stretches(windows: Sequence[CalibrationWindow]) -> dict[str, int]:
@@ -302,15 +324,16 @@ def _with_supply(design: Design, target: Array) -> tuple[Design, _Solver]:
     """The design with the rates of the supply's loss, and what solves it."""
     index = {unit: i for i, (unit, _) in enumerate(design.columns)}
     supply, static = index[SUPPLY], index[STATIC]
-    loss, static_w = 0.0, np.full(len(design.power), design.power.min())
+    loss, other_w = 0.0, np.full(len(design.power), design.power.min())
     for _ in range(_TURNS):
         rates = design.rates.copy()
-        rates[:, supply] = np.maximum(without_loss(design.power - static_w, loss), 0.0) ** 2
+        rates[:, supply] = np.maximum(without_loss(design.power - other_w, loss), 0.0) ** 2
         design = replace(design, rates=rates)
         solver = _Solver(design)
         values, offsets = solver.solve(target)
         before, loss = loss, float(values[supply])
-        static_w = values[static] + offsets[design.stretches]
+        memory_w = rates[:, design.memory] @ values[design.memory]
+        other_w = values[static] + offsets[design.stretches] + memory_w
         if abs(loss - before) <= _SETTLED * loss:
             break
     return design, solver
@@ -333,20 +356,29 @@ class _Solver:
         system = np.block([[weighted / self._scale, offsets], [np.zeros((m, p)), np.eye(m) / _OFFSET_W]])
         self._q, self._r = np.linalg.qr(system)
         self._n, self._p, self._m = n, p, m
+        self._full_rank = bool(np.linalg.matrix_rank(self._r[:p, :p]) == p)
         self.condition_number = float(np.linalg.cond(weighted / self._scale))
         self.leverage: Array = np.minimum((self._q[:n] ** 2).sum(axis=1), _LEVERAGE_MOST)
 
     def solve(self, target: Array) -> tuple[Array, Array]:
-        """Coefficients, none below 0, and offsets of either sign (each as the difference of two from 0 on)."""
+        """Coefficients, none below 0, and offsets of either sign (each as the difference of two from 0 on).
+
+        Where least squares alone leaves none below 0, it is the answer; most draws of a bootstrap are.
+        """
         p, m = self._p, self._m
+        projected = self._q[: self._n].T @ target
+        if self._full_rank:
+            free = solve_triangular(self._r, projected)
+            if (free[:p] >= 0).all():
+                return free[:p] / self._scale, free[p:]
         both_signs = np.hstack([self._r, -self._r[:, p:]])
-        solution = nnls(both_signs, self._q[: self._n].T @ target)[0]
+        solution = nnls(both_signs, projected)[0]
         return solution[:p] / self._scale, solution[p : p + m] - solution[p + m :]
 
     def unbounded(self, target: Array) -> tuple[Array, Array]:
         """Coefficients without the bound and their standard errors; NaN where the design has no full rank."""
         p = self._p
-        if np.linalg.matrix_rank(self._r[:p, :p]) < p:
+        if not self._full_rank:
             nothing = np.full(p, np.nan)
             return nothing, nothing
         inverse = np.linalg.inv(self._r)

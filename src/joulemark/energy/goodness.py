@@ -10,7 +10,8 @@ import numpy as np
 
 from joulemark.energy.fit import ACTIVITY, Fit, rates_of
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import SM_ACTIVE, STATIC, SUPPLY, UNITS
+from joulemark.energy.units import HBM_ACTIVE, SM_ACTIVE, STATIC, UNITS
+from joulemark.energy.windows import BURST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 _LINE_POINTS = 3
+_FEWEST_BURSTS = 2
+_BURST_NOISE_W = 2.0
+"""Of the difference between two windows, from which a share is worked out: static power drifts."""
 _SAME_RATE = 0.02
 _CORE_SHARE = 0.4
 """Of a capped window's power: below it, errors of memory's and static power would pass for the law of the core."""
@@ -54,9 +58,18 @@ class Line:
 
 def static_power(fitted: Fit, window: CalibrationWindow) -> float:
     """Power of a window that is not dynamic: static, and that of its active SMs, in W."""
-    values = {unit: value for (unit, _), value in zip(fitted.design.columns, fitted.values, strict=True)}
-    active = values.get(SM_ACTIVE, 0.0) * window.rates.get(SM_ACTIVE, 0.0)
-    return float(values.get(STATIC, 0.0) + fitted.offset_w(window) + active)
+    return _power_of(fitted, window, STATIC, 1.0) + fitted.offset_w(window) + _power_of(fitted, window, SM_ACTIVE)
+
+
+def _power_of(fitted: Fit, window: CalibrationWindow, unit: str, rate: float | None = None) -> float:
+    """Power of a unit of one part, at its rate in a window unless another is given."""
+    value = sum(v for (name, _), v in zip(fitted.design.columns, fitted.values, strict=True) if name == unit)
+    return float(value * (window.rates.get(unit, 0.0) if rate is None else rate))
+
+
+def standing_power(fitted: Fit, window: CalibrationWindow) -> float:
+    """Power of a window that does not grow with its counts: :func:`static_power` and that of a memory in use, in W."""
+    return static_power(fitted, window) + _power_of(fitted, window, HBM_ACTIVE)
 
 
 def lines(fitted: Fit) -> list[Line]:
@@ -122,12 +135,13 @@ def _correlation(a: Array, b: Array) -> float | None:
 def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
     """Energy per count of a benchmark with everything on its way: issue, levels above, consumption of what was loaded.
 
-    This is what most publications print. Of each benchmark and kind of operands: by the windows (median and range),
-    and by the coefficients.
+    This is what most publications print, less what a memory in use costs by time. Of each benchmark and kind of
+    operands: by the windows (median and range), and by the coefficients.
     """
     groups: dict[tuple[str, str], list[CalibrationWindow]] = defaultdict(list)
     for window in windows:
         usable = window.power_w is not None and not window.capped and window.clock_held is not False
+        usable = usable and window.point.duty != BURST
         if usable and window.counts.get(SUITE[window.point.benchmark].unit) and SUITE[window.point.benchmark].kernel:
             groups[window.point.benchmark, window.point.operands].append(window)
     rows = []
@@ -135,10 +149,12 @@ def path_energies(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dic
         unit = SUITE[benchmark].unit
         if UNITS[unit].group == "static":
             continue
-        seen = [((one.power_w or 0.0) - static_power(fitted, one)) / one.rates[unit] for one in group]
+        seen = [((one.power_w or 0.0) - standing_power(fitted, one)) / one.rates[unit] for one in group]
         by_model = None
         if operands in ACTIVITY:
-            by_model = float(np.median([_dynamic(fitted, one) / one.rates[unit] for one in group]))
+            standing = [standing_power(fitted, one) - static_power(fitted, one) for one in group]
+            moving = [_dynamic(fitted, one) - at for one, at in zip(group, standing, strict=True)]
+            by_model = float(np.median([watts / one.rates[unit] for one, watts in zip(group, moving, strict=True)]))
         rows.append(
             {
                 "benchmark": benchmark, "operands": operands, "unit": unit, "per": UNITS[unit].counted,
@@ -155,17 +171,18 @@ def _dynamic(fitted: Fit, window: CalibrationWindow, activity: float | None = No
 
 
 def checks(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[str, Json]]:
-    """Windows that took no part, as the fit predicts them: other access patterns."""
+    """Windows that took no part, as the fit predicts them: other access patterns, several units at once, bursts."""
     rows = []
     for window in windows:
-        known = window.point.benchmark in SUITE and SUITE[window.point.benchmark].role == "check"
+        name, burst = window.point.benchmark, window.point.duty == BURST
+        known = name in SUITE and (burst or SUITE[name].role == "check")
         if not known or window.power_w is None or window.capped or window.point.operands not in ACTIVITY:
             continue
         static = static_power(fitted, window)
         measured, predicted = window.power_w - static, _dynamic(fitted, window)
         rows.append(
             {
-                "benchmark": window.point.benchmark, "operands": window.point.operands,
+                "benchmark": f"{name} in bursts" if burst else name, "operands": window.point.operands,
                 "measured_dynamic_w": measured, "predicted_dynamic_w": predicted,
                 "relative_error": (predicted - measured) / measured if measured > 1.0 else None,
             }
@@ -267,6 +284,47 @@ def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str
     }
 
 
+def bursts(fitted: Fit, windows: Sequence[CalibrationWindow]) -> dict[str, Json]:
+    """Which share of the supply's loss follows the power of the moment; the rest follows its mean.
+
+    A load that is busy for a share d of the time loses ``ρ·C²·(1 + f·(1/d − 1))`` in the supply: f is 1 for a current
+    through a resistance, 0 for a leakage that follows the temperature. f is the least-squares fit over windows in
+    bursts, each beside one of the same load without a pause, so that its coefficients' errors cancel.
+    """
+    random = [one for one in windows if one.point.operands == "random"]
+    steady = {one.point.benchmark: one for one in random if one.point.duty == "full"}
+    in_bursts = [one for one in random if one.point.duty == BURST and one.point.benchmark in steady]
+    found = [_gain_and_loss(fitted, one, steady[one.point.benchmark]) for one in in_bursts]
+    points = np.array([point for point in found if point is not None]).reshape(-1, 2)
+    if len(points) < _FEWEST_BURSTS or not fitted.supply:
+        why = f"{len(points)} loads in bursts that no limit held down; {_FEWEST_BURSTS} are needed, and a loss"
+        return {"share": None, "interval": None, "n": len(points), "reason": why}
+    most, more = points.T
+    share = float(most @ more / (most @ most))
+    left = more - share * most
+    scatter = max(float(np.sqrt(left @ left / (len(points) - 1))), _BURST_NOISE_W)
+    error = scatter / float(np.sqrt(most @ most))
+    return {"share": share, "interval": [share - 2 * error, share + 2 * error], "n": len(points), "reason": None}
+
+
+def _gain_and_loss(fitted: Fit, burst: CalibrationWindow, steady: CalibrationWindow) -> tuple[float, float] | None:
+    """What a load in bursts would lose more if all of the loss followed it, and what it did lose more, in W."""
+    if burst.power_w is None or steady.power_w is None or burst.capped or steady.capped:
+        return None
+    unit = SUITE[burst.point.benchmark].unit
+    busy = burst.rates[unit] / steady.rates[unit]
+    core = busy * fitted.core_w(steady.power_w, fitted.offset_w(steady), _memory_w(fitted, steady))
+    static = static_power(fitted, burst) - _power_of(fitted, burst, SM_ACTIVE)
+    lost = burst.power_w - static - _memory_w(fitted, burst) - core
+    mean = fitted.supply * core**2
+    return (mean * (1 / busy - 1), lost - mean) if 0 < busy < 1 else None
+
+
+def _memory_w(fitted: Fit, window: CalibrationWindow) -> float:
+    parts = np.array(rates_of(window, fitted.design.columns)) * fitted.values
+    return float(parts[fitted.design.memory].sum())
+
+
 def _all_fitted(fitted: Fit, window: CalibrationWindow) -> bool:
     """Whether every unit of a window has its energy for the window's operands."""
     random = window.point.operands == "random"
@@ -286,23 +344,14 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
     state = window.conditions
     if not window.capped or window.power_w is None or state is None or window.clock_held is not False:
         return None
-    if not _all_fitted(fitted, window):
+    if not _all_fitted(fitted, window) or window.point.duty == BURST:
         return None
     if state.sm_clock_hz is None or state.max_sm_clock_hz is None:
         return None
-    row = np.array(rates_of(window, fitted.design.columns))
-    parts = row * fitted.values
-    core = sum(
-        part
-        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
-        if UNITS[unit].scales_with_core_voltage and UNITS[unit].group != "static"
-    )
-    rest = sum(
-        part
-        for (unit, _), part in zip(fitted.design.columns, parts, strict=True)
-        if unit not in (STATIC, SUPPLY) and (UNITS[unit].group == "static" or not UNITS[unit].scales_with_core_voltage)
-    )
+    parts = np.array(rates_of(window, fitted.design.columns)) * fitted.values
+    active = _power_of(fitted, window, SM_ACTIVE)
+    core = float(parts[fitted.design.core].sum() - active)
     if core <= _CORE_SHARE * window.power_w:
         return None
-    got = fitted.above_static_w(window.power_w, fitted.offset_w(window))
-    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - rest) / core)
+    got = fitted.core_w(window.power_w, fitted.offset_w(window), float(parts[fitted.design.memory].sum()))
+    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - active) / core)

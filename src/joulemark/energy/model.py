@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from joulemark.energy.counters import Counts, Range
 from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part
+from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part, fed_by_core
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _BITS: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 """Bits of sign and mantissa, and of the exponent."""
 _LOWEST_CLOCK = 0.2
+_LEAST_BUSY = 0.02
 _STATIC_UNITS = frozenset({STATIC, SM_ACTIVE, SUPPLY})
 
 
@@ -53,7 +54,7 @@ class Prediction:
         interval_j: 95 %: coefficients, drift of static power, shares, activity; the sensors' gain is not inside.
         dynamic_j: without static power and active SMs.
         dynamic_interval_j: likewise.
-        parts: (unit, part) → J, each above static with its part of the supply's loss.
+        parts: (unit, part) → J, those of the core each with its part of the supply's loss.
         time_s: of the work.
         clock: SM clock over its highest that was assumed.
         activities: unit → activity of its operands that was taken.
@@ -154,12 +155,16 @@ class Model:
         self._draws = calibration.draw_matrix * factors
         self._core = np.array([UNITS[unit].scales_with_core_voltage for unit, _ in calibration.columns])
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
+        self._fed_by_core = np.array([fed_by_core(unit) for unit, _ in calibration.columns])
         self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
         supply = np.array([unit == SUPPLY for unit, _ in calibration.columns])
         self._supply, self._supply_draws = float(self._values[supply].sum()), self._draws[:, supply].sum(axis=1)
         self._values = self._values + np.where(self._drifting, static_offset_w, 0.0)
         self._draws = self._draws + np.where(self._drifting, static_offset_w, 0.0)
         self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
+        bursts = calibration.bursts
+        low, high = bursts["interval"] or (0.0, 0.0)
+        self._follows, self._follows_error = min(max(bursts["share"] or 0.0, 0.0), 1.0), (high - low) / 4
         self._seed = seed
 
     def predict(self, counts: Counts, time_s: float, clock: float = 1.0) -> Prediction:
@@ -175,7 +180,8 @@ class Model:
         """
         row = self._row(counts, time_s)
         scale = self._scale(clock, self.beta if clock < 1.0 else 0.0)
-        parts = self._drawn(row * self._values * scale, time_s, self._supply)
+        loss = self._supply * _more_in_bursts(self._follows, counts.busy.value)
+        parts = self._drawn(row * self._values * scale, time_s, loss)
         sampled = self._sampled(counts, time_s, clock)
         dynamic = sampled.energy[:, ~self._static].sum(axis=1)
         energy = float(parts.sum())
@@ -216,10 +222,10 @@ class Model:
         return np.array(row)
 
     def _drawn(self, parts: Array, time_s: float, supply: float | Array) -> Array:
-        """Parts as the board draws them, in J, shape [..., p]: those above static share the supply's loss."""
-        above = np.where(self._drifting, 0.0, parts).sum(axis=-1) / time_s
-        grown = np.divide(with_loss(above, supply), above, out=np.ones_like(above), where=above > 0)
-        drawn: Array = parts * np.where(self._drifting, 1.0, grown[..., None])
+        """Parts as the board draws them, in J, shape [..., p]: those of the core share its supply's loss."""
+        core = np.where(self._fed_by_core, parts, 0.0).sum(axis=-1) / time_s
+        grown = np.divide(with_loss(core, supply), core, out=np.ones_like(core), where=core > 0)
+        drawn: Array = parts * np.where(self._fed_by_core, grown[..., None], 1.0)
         return drawn
 
     def _scale(self, clock: float, beta: float | Array) -> Array:
@@ -240,7 +246,9 @@ class Model:
         energy: Array = np.column_stack(columns) * self._draws
         energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
         energy = energy * self._scale(clock, self._beta_draws(clock, rng, draws))
-        return Sampled(self._drawn(energy, time_s, self._supply_draws), share)
+        follows = np.clip(rng.normal(self._follows, self._follows_error, draws), 0.0, 1.0)
+        loss = self._supply_draws * _more_in_bursts(follows, _draw(counts.busy, rng, draws))
+        return Sampled(self._drawn(energy, time_s, loss), share)
 
     def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
         if clock >= 1.0:
@@ -284,6 +292,11 @@ class Model:
             middle = (low + high) / 2
             low, high = (middle, high) if power(middle) <= limit_w else (low, middle)
         return self.predict(counts, length(low), low)
+
+
+def _more_in_bursts(follows: float | Array, busy: float | Array) -> Any:
+    """Factor on the supply's loss of a load that is busy for a share of the time; see ``goodness.bursts``."""
+    return 1 + follows * (1 / np.maximum(busy, _LEAST_BUSY) - 1)
 
 
 def _draw(one: Range, rng: np.random.Generator, draws: int) -> Array:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from joulemark.energy.microbench.suite import Benchmark, Operands, benchmarks_for
+from joulemark.energy.microbench.suite import SUITE, Benchmark, Operands, benchmarks_for
 from joulemark.energy.units import L2_REQUEST
-from joulemark.energy.windows import Point
+from joulemark.energy.windows import BURST, Point
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class Duty:
     Args:
         sm_share: of the SMs; 0 is a single one.
         paused: whether each iteration is followed by a pause as long as itself.
+        bursts: whether each launch is followed by an idle device for about as long.
     """
 
     sm_share: float
     paused: bool = False
+    bursts: bool = False
 
     def blocks(self, sms: int) -> int:
         """Blocks of a launch: one per active SM."""
@@ -43,9 +45,12 @@ DUTIES: Mapping[str, Duty] = {
     "eighth": Duty(0.125),
     "single": Duty(0.0),
     "paused": Duty(1.0, paused=True),
+    BURST: Duty(1.0, bursts=True),
 }
 
 Part = Literal["short", "lines", "further"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""What each repeat measures, in this order."""
 
 _DUTIES_OF: Mapping[Part, Mapping[Operands, tuple[str, ...]]] = {
     "short": {"zero": ("full", "half"), "random": ("full", "half")},
@@ -56,22 +61,28 @@ _DUTIES_OF: Mapping[Part, Mapping[Operands, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 """Both operands at two duties give a fit; with the third each line can fail."""
+_OF_MEMORY: Mapping[str, str] = {"half": "eighth", "quarter": "single"}
+"""A quarter of the SMs fills an HBM: fewer of them change its rate, and tell what it costs in use from its bytes."""
 _STATIC_DUTIES: Mapping[str, tuple[str, ...]] = {
     "idle": ("full",),
     "empty": ("full",),
     "sleep": ("single", "full", "half"),
     "sleep_one_warp": ("single", "full"),
-    "issue": ("full", "half", "paused"),
+    "issue": ("full", "half", "quarter"),
 }
 _LAW = "wgmma_fp16_l2"
 """Meets the power limit at most duties: where the law of energy over clock is measured."""
 _LAW_DUTIES: Mapping[Part, tuple[str, ...]] = {"short": ("full",), "lines": ("half",), "further": ("three_quarters",)}
 _LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eighth"}
 """With more SMs than tiles two would share one, and requests that come together reach the L2 as one."""
+_IN_BURSTS = ("fp64", "fp16x2", "mma_int8", "l2_read", "hbm_read")
+"""Whether the supply's loss follows power within milliseconds, or its mean: a load's gaps then cost more or less."""
 _IDLE_EVERY = 25
 
 
-def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0) -> list[Point]:
+def plan(
+    architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0, last: Part = "further"
+) -> list[Point]:
     """The points of a calibration in order of measurement.
 
     Args:
@@ -80,10 +91,11 @@ def plan(architecture: str, quick: bool = False, repeats: int = 2, seed: int = 0
             each repeat first, then what completes the lines, so that a plan that is broken off still gives a fit.
         repeats: of a reference plan.
         seed: of the order.
+        last: the part of a repeat that is its last; the points are the first ones of the whole plan with one repeat.
     """
     order = random.Random(seed)
     found: list[Point] = []
-    parts: tuple[Part, ...] = ("short",) if quick else ("short", "lines", "further")
+    parts = PARTS[: 1 if quick else PARTS.index(last) + 1]
     for repeat in range(1 if quick else repeats):
         for part in parts:
             cells = [cell for one in benchmarks_for(architecture) for cell in _cells(one, part)]
@@ -114,11 +126,25 @@ def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
         kinds: Mapping[Part, tuple[Operands, ...]] = {"short": ("random",), "lines": (), "further": ("zero",)}
         return [(name, kind, "half") for kind in kinds[part]]
     cells = [(name, kind, duty) for kind in _operands(benchmark) for duty in _DUTIES_OF[part].get(kind, ())]
-    if benchmark.family in ("tensor", "wgmma") and part == "lines":  # a full grid of theirs meets the power limit
-        cells += [(name, kind, "eighth") for kind in ("zero", "random")]
+    if meets_limit(benchmark.name, "random", "full") and part == "lines":  # two windows of random operands are left
+        cells.append((name, "random", "eighth"))
+    if name in _IN_BURSTS and part == "lines":
+        cells.append((name, "random", BURST))
     if benchmark.unit == L2_REQUEST:
         cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
+    if benchmark.level == "hbm":
+        many = [cell for cell in cells if cell[1] in ("zero", "random") and cell[2] in _OF_MEMORY]
+        kept = [cell for cell in cells if cell not in many]
+        cells = [*kept, *((name, kind, _OF_MEMORY[duty]) for _, kind, duty in many), *(many if part == "lines" else ())]
     return list(dict.fromkeys(cells))
+
+
+def meets_limit(benchmark: str, operands: str, duty: str) -> bool:
+    """Whether a point is likely to meet the power limit of its GPU: its clocks then need time to settle."""
+    if benchmark == _LAW:
+        return True
+    heavy = SUITE[benchmark].family in ("tensor", "wgmma") or SUITE[benchmark].unit.endswith("_operands")
+    return heavy and operands == "random" and duty == "full"
 
 
 def _operands(benchmark: Benchmark) -> tuple[Operands, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.model import interval_of
-from joulemark.energy.units import MOVEMENT_GROUPS, UNITS, Group
+from joulemark.energy.units import HBM_ACTIVE, MOVEMENT_GROUPS, UNITS, Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,7 +172,8 @@ def _path_energy(calibration: Calibration, count: Mapping[str, Array]) -> tuple[
     lacking = [name for name in used if name not in energies]
     if lacking:
         return None, (f"no path energy of {', '.join(lacking)} in the calibration",)
-    return sum((bytes_ * energies[name] for name, bytes_ in used.items()), none), ()
+    in_use = of(HBM_ACTIVE) * calibration.value(HBM_ACTIVE)
+    return sum((bytes_ * energies[name] for name, bytes_ in used.items()), in_use), ()
 
 
 def _per_byte(calibration: Calibration) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """The units and memory levels that a calibration gives an energy, and what is counted of each (pure).
 
-``E = P_static·T + D·(1 + ρ·D/T)`` with ``D = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``.
+``E = P_static·T + C·(1 + ρ·C/T) + M`` with ``C + M = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``,
+of which M is the memory's (HBM) and C the core's.
 Control is what zero operands cost, datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for
 Energy Analysis and Attribution of GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is
 counted at HBM, L2 and L1, so that each level's coefficient is the increment over the level above. ρ is the loss of the
-board's supply: conduction losses of voltage regulators and wiring grow as the square of the current.
+core's supply: conduction losses of voltage regulators and wiring grow as the square of the current. The memory has a
+supply of its own, whose loss is not told from its coefficients.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Unit:
         group: what it is part of in a split.
         counted: what one count is: ``s``, ``SM.s``, ``inst`` (warp instruction), ``op`` (one thread's operation: an FMA
             is one), ``FLOP`` (tensor pipes: a multiply-add is two; integer operations alike), ``request`` (of up to a
-            line of 128 B), ``B``, or ``J.W`` (energy above static times its power: the supply's loss).
+            line of 128 B), ``B``, or ``J.W`` (energy of the core times its power: the supply's loss).
         title: for tables.
         has_datapath: whether operands toggle in it.
         scales_with_core_voltage: False for what the memory clock feeds.
@@ -49,7 +51,7 @@ class Unit:
         return {"s": "W", "SM.s": "W/SM", "J.W": "1/W"}.get(self.counted, f"J/{self.counted}")
 
 
-STATIC, SM_ACTIVE, SUPPLY = "static", "sm_active", "supply"
+STATIC, SM_ACTIVE, SUPPLY, HBM_ACTIVE = "static", "sm_active", "supply", "hbm_active"
 INSTRUCTION, MEMORY_ACCESS, L1_REQUEST, L2_REQUEST = "instruction", "memory_access", "l1_request", "l2_request"
 
 _DTYPES = (("fp16", "FP16"), ("bf16", "BF16"), ("tf32", "TF32"), ("fp64", "FP64"), ("int8", "INT8"), ("fp8", "FP8"))
@@ -79,6 +81,7 @@ UNITS: Mapping[str, Unit] = {
         Unit(L2_REQUEST, "l2", "request", "L2 request", has_datapath=False),
         Unit("l2_read", "l2", "B", "L2 read"),
         Unit("l2_write", "l2", "B", "L2 write"),
+        Unit(HBM_ACTIVE, "hbm", "s", "HBM in use", has_datapath=False, scales_with_core_voltage=False),
         Unit("hbm_read", "hbm", "B", "HBM read", scales_with_core_voltage=False),
         Unit("hbm_write", "hbm", "B", "HBM write", scales_with_core_voltage=False),
     )
@@ -88,6 +91,11 @@ UNITS: Mapping[str, Unit] = {
 
 MOVEMENT_GROUPS: frozenset[Group] = frozenset({"shared", "l1", "l2", "hbm"})
 """Groups that move data and compute nothing."""
+
+
+def fed_by_core(unit: str) -> bool:
+    """Whether a unit's power above static comes through the core's supply, whose loss grows with it."""
+    return UNITS[unit].scales_with_core_voltage and unit != STATIC
 
 
 def columns(units: Mapping[str, object]) -> list[tuple[str, Part]]:

@@ -185,13 +185,14 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     architecture = str(calibration.gpu.get("architecture"))
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
-    model = Model(calibration, row.activity, dtype=row.dtype, static_offset_w=static_offset_w(calibration, row.idle_w))
+    offset_w = static_offset_w(calibration, row.idle_w)
+    model = Model(calibration, row.activity, dtype=row.dtype, static_offset_w=offset_w)
     try:
         prediction = _predict(model, counts, row)
     except MeasurementError as lack:
         return Outcome(row, None, None, counts, reason=str(lack))
     rates = {unit: one.value / row.window_s for unit, one in counts.values.items()}
-    others = {one.name: one.power_w(rates, calibration) * row.window_s for one in simple}
+    others = {one.name: (one.power_w(rates, calibration) + offset_w) * row.window_s for one in simple}
     at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
 

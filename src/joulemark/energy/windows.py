@@ -23,12 +23,14 @@ from joulemark.collect.energy import (
     energy_of,
 )
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import INSTRUCTION, SM_ACTIVE
+from joulemark.energy.units import INSTRUCTION
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Conditions, Json, canonical_json
 
 SCHEMA = "joulemark/calibration-windows/1"
 
+BURST = "burst"
+"""Duty whose launches are each followed by an idle device for about as long: a check, which enters no fit."""
 _HINDERED_SHARE = 0.5
 _CLOCK_HELD = 0.985
 
@@ -102,14 +104,15 @@ class CalibrationWindow:
     def recounted(self, architecture: str) -> CalibrationWindow:
         """With what this version knows of the kernel, from the geometry and number of its launches.
 
-        Instructions per iteration, read from the machine code when it ran, and the time of active SMs are kept.
+        Instructions per iteration, read from the machine code when it ran, are kept.
         """
         benchmark = SUITE.get(self.point.benchmark)
         if benchmark is None or not self.counts.get(INSTRUCTION) or not benchmark.runs_on(architecture):
             return self
         each = benchmark.counts_per_launch(architecture, self.blocks, self.iterations, 0)
-        known = {name: count for name, count in self.counts.items() if name in (INSTRUCTION, SM_ACTIVE)}
-        return replace(self, counts={unit: count * self.launches for unit, count in each.items()} | known)
+        counts = {unit: count * self.launches for unit, count in each.items()}
+        over = benchmark.counts_over(self.blocks, self.duration_s * (0.5 if self.point.duty == BURST else 1.0))
+        return replace(self, counts=counts | over | {INSTRUCTION: self.counts[INSTRUCTION]})
 
     @property
     def duration_s(self) -> float:

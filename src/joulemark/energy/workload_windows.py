@@ -27,7 +27,7 @@ WINDOW_S = 2.3
 _IDLE_SETTLE_S, _IDLE_S = 0.3, 0.9
 _SETTLE_S = 0.4
 _CHUNK_S = 0.1
-_COUNTED_S = 0.1
+_COUNTED_S = 0.06
 _COUNTED_STEPS = 2
 _PILOT_STEPS = 3
 
@@ -91,6 +91,7 @@ def measure_energy(
     meter: Meter,
     power_limit_w: float | None = None,
     window_s: float = WINDOW_S,
+    idle: Idle | None = None,
 ) -> dict[str, Json]:
     """A row of a file of measured workloads, without counters as yet.
 
@@ -100,12 +101,15 @@ def measure_energy(
         meter: reads the sensors.
         power_limit_w: of the GPU, stored for capped windows.
         window_s: length of the window.
+        idle: the idle board, weighed a moment ago; None weighs it now.
 
     Raises:
         MeasurementError: the sensors gave no energy; the message says why.
     """
-    idle_w = idle_power(meter)
+    before = idle or weigh_idle(meter)
     ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
+    if hindered(conditions_of(power, ran.start, ran.end)):  # clocks fall for a second; now they are where they stay
+        ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
     reading, state = energy_of(power, ran.start, ran.end), conditions_of(power, ran.start, ran.end)
     if reading.power_w.value is None:
         raise MeasurementError(f"{facts.workload}: no energy ({reading.reason})", "repeat with a longer window")
@@ -119,7 +123,8 @@ def measure_energy(
         "steps": ran.launches,
         "window_s": length,
         "measured_j": reading.power_w.value * length,
-        "idle_w": idle_w,
+        "idle_w": before.power_w,
+        "idle_temperature_c": before.temperature_c,
         "power_interval_w": None if reading.power_w.interval is None else list(reading.power_w.interval),
         "cross_check_ratio": reading.cross_check_ratio,
         "findings": [finding.code for finding in reading.findings],
@@ -134,8 +139,16 @@ def measure_energy(
     }
 
 
-def idle_power(meter: Meter) -> float | None:
-    """Power of the idle board, in W: static power steps by up to 10 W between processes and minutes."""
+@dataclass(frozen=True)
+class Idle:
+    """An idle board: power in W and temperature in °C, each None where no sensor tells."""
+
+    power_w: float | None
+    temperature_c: float | None
+
+
+def weigh_idle(meter: Meter) -> Idle:
+    """The idle board: static power steps by up to 10 W between processes and minutes, and grows with temperature."""
 
     def wait() -> Run:
         time.sleep(_IDLE_SETTLE_S)
@@ -144,7 +157,8 @@ def idle_power(meter: Meter) -> float | None:
         return Run(0, start, time.perf_counter())
 
     ran, power = meter(wait)
-    return energy_of(power, ran.start, ran.end).power_w.value
+    state = conditions_of(power, ran.start, ran.end)
+    return Idle(energy_of(power, ran.start, ran.end).power_w.value, None if state is None else state.temperature_c)
 
 
 def with_counters(row: Mapping[str, Json], stepper: Stepper, counting: Counting) -> dict[str, Json]:

@@ -38,15 +38,5 @@ def attempts(ask: Callable[[int], Json], restart: Callable[[], None], processes:
     return replies
 
 
-def as_one(replies: list[Json]) -> Json:
-    """The replies of all processes of a case as one."""
-    return {
-        **replies[-1],
-        "measurements": [one for reply in replies for one in reply["measurements"]],
-        "findings": [one for reply in replies for one in reply["findings"]],
-        "window_utc": [replies[0]["window_utc"][0], replies[-1]["window_utc"][1]],
-    }
-
-
 def _retried(first: str | None) -> Finding:
     return Finding("retried", f"a CUDA error ended the first try ({first}); measured in a fresh process", flags=True)

@@ -1,23 +1,23 @@
 """Records a few steps with PM sampling and torch.profiler at once, in windows between beacons, into a folder.
 
-A window is one sampling: a train of beacons, steady steps, a train of beacons. All windows stand in one session of the
-profiler. Each pass of counters has windows of its own; two more hold references, the peaks that a roofline stands on.
-:func:`joulemark.attribution.attribute` reads the folder.
+A window is one sampling in one session of the profiler: a train of beacons, steady steps, a train of beacons. The
+profiler records the device alone; short kernels mark the steps there. Stretches without instruments stand in turns with
+the windows: they show what the instruments cost. Each pass of counters has windows of its own; two more hold
+references, the peaks that a roofline stands on. :func:`joulemark.attribution.attribute` reads the folder.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from joulemark.attribution.recording import (
-    MODULES,
-    TRACE,
+    HOST,
     Mode,
     RecordedWindow,
     Recording,
@@ -25,7 +25,6 @@ from joulemark.attribution.recording import (
     write_recording,
     write_series,
 )
-from joulemark.attribution.timeline import WINDOW
 from joulemark.collect.counters import open_counters
 from joulemark.collect.flops import calls_per_window, product_of
 from joulemark.collect.pm_sampling import Pace
@@ -43,17 +42,19 @@ _WARM_STEPS = 3
 _FEWEST_STEPS = 2
 _FILLED = 0.85
 """Of the samples that a window may give: its steps may be slower beside both instruments."""
-_PLAIN_LOOPS = 5
-_PAUSE_S = 0.3
 _MOST_LOST = 3
 """Windows that may be lost before the first one is read."""
-_MODULE_STEPS = 2
+_HOST_STEPS = 2
 _REFERENCE_S = 0.03
 _STREAM_BYTES = 2**29
 _SPIN_CYCLES = 2_000_000
 _SOURCE_FACTS = ("library", "chip")
 PACE = Pace(interval_s=10e-6, most_samples=8000, growth=2.0)
 """CUPTI 13.0 decoded 8,138 to 9,021 samples of a run whole, 20 to 5 µs apart (7 counters, H200)."""
+COUNTED = ("sm_active", "sm_active_cycles", "sm_cycles", "issue_active", "instructions", "pipe_tensor",
+           "pipe_tensor_cycles", "pipe_fma_instructions", "dram_throughput", "dram_read_bytes", "dram_write_bytes",
+           "l2_bytes")  # fmt: skip
+"""What a recording counts unless it is told otherwise: the fewer, the sooner CUPTI has decoded a sample."""
 CAREFUL_PACE = Pace(interval_s=20e-6, most_samples=3900, growth=1.25)
 """Within one image of CUPTI's usual size."""
 
@@ -66,7 +67,7 @@ class Plan:
         windows: of each pass of counters.
         groups: passes by their numbers; the first one counts tensor activity, instructions and DRAM.
         references: whether to record the peaks for a roofline.
-        modules: whether to record in which module's forward each kernel is launched.
+        host: whether to record in which operator and module's forward each kernel is launched.
         dtype: number format of the reference product.
         limit_s: no window is begun after so much time.
     """
@@ -74,7 +75,7 @@ class Plan:
     windows: int = 6
     groups: tuple[int, ...] = (0,)
     references: bool = True
-    modules: bool = True
+    host: bool = True
     dtype: str = "bf16"
     limit_s: float = math.inf
 
@@ -89,13 +90,15 @@ class Bench(Protocol):
     def synchronize(self) -> None: ...
     def spin(self, seconds: float) -> None: ...
     def mark(self, name: str) -> Any: ...
-    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Any: ...
+    def profiled(self, path: Path, warm: Callable[[], object], *, host: bool) -> Any: ...
     def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]: ...
 
 
-def _own_source(uuid: str, device: str, libcupti: str | None, pace: Pace) -> CounterSource:
+def _own_source(
+    uuid: str, device: str, libcupti: str | None, pace: Pace, counters: Collection[str] | None
+) -> CounterSource:
     """PM sampling in this process."""
-    ladder = open_counters(uuid, device, libcupti, pace)
+    ladder = open_counters(uuid, device, libcupti, pace, wanted=counters)
     if ladder.source is None or ladder.tier != "pm_sampling":
         ladder.close()
         raise ladder.refused.get("pm_sampling") or NotSupported("this GPU has no PM sampling")
@@ -109,6 +112,7 @@ class TorchBench:
         device: as torch calls it.
         libcupti: see :func:`joulemark.collect.counters.open_counters`.
         pace: how finely to sample.
+        counters: what to count; None for all that the device has, in several passes.
         beside: whether another process samples, where the sampler and torch.profiler do not bear each other.
 
     Raises:
@@ -117,7 +121,13 @@ class TorchBench:
     """
 
     def __init__(
-        self, device: str = "cuda:0", libcupti: str | None = None, pace: Pace = PACE, *, beside: bool = False
+        self,
+        device: str = "cuda:0",
+        libcupti: str | None = None,
+        pace: Pace = PACE,
+        counters: Collection[str] | None = COUNTED,
+        *,
+        beside: bool = False,
     ) -> None:
         try:
             import torch
@@ -130,7 +140,7 @@ class TorchBench:
         uuid = str(properties.uuid)
         uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
         opened = SideSource if beside else _own_source
-        self.source: CounterSource = opened(uuid, device, libcupti, pace)
+        self.source: CounterSource = opened(uuid, device, libcupti, pace, counters)
         self.mode: Mode = "side process" if beside else "one process"
         self.facts: dict[str, Any] = {"gpu": properties.name, "torch": torch.__version__}
         self._cycles_per_s = self._measured_clock()
@@ -157,18 +167,19 @@ class TorchBench:
         return self._torch.profiler.record_function(name)
 
     @contextmanager
-    def profiled(self, path: Path, warm: Callable[[], object], *, modules: bool) -> Iterator[None]:
+    def profiled(self, path: Path, warm: Callable[[], object], *, host: bool) -> Iterator[None]:
         """A session of the profiler that warms up first, and writes its trace behind the block.
 
         Args:
             path: of the trace.
             warm: what runs while it warms up.
-            modules: whether it also records Python's frames, among which are the modules' forward calls.
+            host: whether it also records the host's operators, and Python's frames, among which are the modules'
+                forward calls.
         """
         from torch.profiler import ProfilerActivity, profile
 
-        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        profiler = profile(activities=activities, with_stack=modules, acc_events=True)
+        activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if host else [])]
+        profiler = profile(activities=activities, with_stack=host, acc_events=True)
         profiler.prepare_trace()
         warm()
         self.synchronize()
@@ -188,49 +199,52 @@ class TorchBench:
 
 
 @dataclass
-class _Window:
-    """What the last run of a window was; a window runs again where its samples did not fit."""
-
-    number: int = -1
-    seconds: float = math.nan
-
-
-@dataclass
 class _Recorder:
     """One recording under way."""
 
     bench: Bench
     step: Step
     folder: Path
+    label: str
     pace: Pace
     interval_s: float
     steps: int
     windows: list[RecordedWindow] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    _next: int = 0
-    _next_step: int = 0
 
-    def loop(self, marked: bool) -> float:
-        """Steps back to back between two fences; seconds."""
+    def written(self) -> Recording:
+        """What was recorded so far, in its file too."""
+        done = Recording(
+            label=self.label,
+            windows=tuple(self.windows),
+            mode=self.bench.mode,
+            facts=self.bench.facts,
+            plain_step_s=tuple(self.plain_s),
+            recorded_step_s=tuple(self.step_s),
+            missing=self.missing,
+            notes=self.notes,
+        )
+        write_recording(self.folder, done)
+        return done
+
+    def loop(self) -> float:
+        """Steps back to back between two fences, each behind a mark on the device; seconds."""
         self.bench.synchronize()
         began = time.perf_counter()
         for _ in range(self.steps):
-            if marked:
-                with self.bench.mark(f"{MARK}#{self._next_step}"):
-                    self.step.run()
-                self._next_step += 1
-            else:
-                self.step.run()
+            self.bench.spin(0.0)
+            self.step.run()
+        self.bench.spin(0.0)
         self.bench.synchronize()
         return time.perf_counter() - began
 
-    def plain(self) -> float:
-        """Seconds per step of a window that no instrument sees, behind a pause like that between two windows."""
-        time.sleep(_PAUSE_S)
+    def plain(self) -> None:
+        """A stretch like those of the windows around it, which no instrument sees."""
         self.beacons()
-        return self.loop(marked=False) / self.steps
+        self.plain_s.append(self.loop() / self.steps)
 
     def beacons(self) -> None:
         """A train, with stretches around it in which nothing runs."""
@@ -241,20 +255,24 @@ class _Recorder:
             wait(_GAP * self.interval_s)
 
     def steps_window(self, group: str) -> None:
-        """A window of steps in a pass of counters."""
+        """A window of steps in a pass of counters, in a session of the profiler."""
 
         def work() -> float:
             self.beacons()
-            seconds = self.loop(marked=True)
+            seconds = self.loop()
             self.beacons()
             return seconds
 
-        seconds = self._window("steps", group, work, self.steps, None)
+        if len(self.plain_s) == len(self.step_s):  # else there is one, since a window was lost
+            self.plain()
+        window = RecordedWindow(len(self.windows), "steps", group, self.steps, own_trace=True)
+        with self.bench.profiled(self.folder / window.trace, self.loop, host=False):
+            seconds = self._sampled(window, work)
         self.step_s.append(seconds / self.steps)
+        self.written()
 
     def reference(self, role: Role, run: Callable[[], object], flop: float | None) -> None:
         """A window of work at a peak; a reason where it cannot be sampled."""
-        group = self.bench.source.groups[0]
         calls = calls_per_window(run, self.bench.synchronize, _REFERENCE_S)
 
         def work() -> float:
@@ -265,30 +283,30 @@ class _Recorder:
             self.bench.synchronize()
             return time.perf_counter() - began
 
+        all_flop = None if flop is None else flop * calls
+        window = RecordedWindow(len(self.windows), role, self.bench.source.groups[0], calls, all_flop)
         try:
-            self._window(role, group, work, calls, None if flop is None else flop * calls)
+            self._sampled(window, work)
         except DeviceError as error:
             self.notes["roofline"] = f"the reference {role} was not sampled: {error}"
 
-    def _window(self, role: Role, group: str, work: Callable[[], float], steps: int, flop: float | None) -> float:
-        last = _Window()
+    def _sampled(self, window: RecordedWindow, work: Callable[[], float]) -> float:
+        """Samples a window, and keeps it; the seconds of its work, of its last run where samples did not fit."""
+        spent = [math.nan]
 
         def run() -> None:
-            last.number, self._next = self._next, self._next + 1
-            with self.bench.mark(f"{WINDOW}#{last.number}"):
-                wait(_MARGIN_S)
-                last.seconds = work()
-                wait(_MARGIN_S)
+            wait(_MARGIN_S)
+            spent.append(work())
+            wait(_MARGIN_S)
 
-        series = self.bench.source.record(group, run, expected_s=self.interval_s * self.pace.most_samples)
-        done = RecordedWindow(last.number, role, group, steps, flop, last.seconds)
-        write_series(self.folder / done.file, series)
+        series = self.bench.source.record(window.group, run, expected_s=self.interval_s * self.pace.most_samples)
+        write_series(self.folder / window.file, series)
         self.missing |= dict(series.missing)
         self.bench.facts |= {key: series.source[key] for key in _SOURCE_FACTS if key in series.source}
-        self.windows.append(done)
+        self.windows.append(replace(window, seconds=spent[-1]))
         # where this run had to be sampled at a longer interval, later beacons are longer
         self.interval_s = max(self.interval_s, float(series.source.get("interval_s", self.interval_s)))
-        return last.seconds
+        return spent[-1]
 
 
 def record(
@@ -313,27 +331,15 @@ def record(
         raise Unsupported("a setup runs between the steps: counters cannot tell its work from theirs")
     end = time.monotonic() + plan.limit_s
     folder.mkdir(parents=True, exist_ok=True)
-    recorder = _prepared(bench, step, folder, pace)
-    plain = tuple(recorder.plain() for _ in range(_PLAIN_LOOPS))
-    references = bench.references(plan.dtype) if plan.references else {}
-    with bench.profiled(folder / TRACE, lambda: recorder.loop(marked=False), modules=False):
-        _record_windows(recorder, _turns(bench.source.groups, plan), end)
-        for role, (run, flop) in references.items():
-            recorder.reference(role, run, flop)
-    if plan.modules and time.monotonic() < end:
-        _record_modules(recorder)
-    done = Recording(
-        label=label,
-        mode=bench.mode,
-        windows=tuple(recorder.windows),
-        facts=bench.facts,
-        plain_step_s=plain,
-        recorded_step_s=tuple(recorder.step_s),
-        missing=recorder.missing,
-        notes=recorder.notes,
-    )
-    write_recording(folder, done)
-    return done
+    recorder = _prepared(bench, step, folder, label, pace)
+    _record_windows(recorder, _turns(bench.source.groups, plan), end)
+    recorder.plain()
+    for role, (run, flop) in (bench.references(plan.dtype) if plan.references else {}).items():
+        recorder.reference(role, run, flop)
+    recorder.written()
+    if plan.host and time.monotonic() < end:
+        _record_host(recorder)
+    return recorder.written()
 
 
 def _record_windows(recorder: _Recorder, groups: Sequence[str], end: float) -> None:
@@ -366,11 +372,11 @@ def _turns(groups: Sequence[str], plan: Plan) -> list[str]:
     return chosen * plan.windows
 
 
-def _prepared(bench: Bench, step: Step, folder: Path, pace: Pace) -> _Recorder:
+def _prepared(bench: Bench, step: Step, folder: Path, label: str, pace: Pace) -> _Recorder:
     """A recorder with as many steps to a window as its samples hold."""
-    recorder = _Recorder(bench, step, folder, pace, pace.interval_s, _WARM_STEPS)
-    recorder.loop(marked=False)
-    step_s = recorder.loop(marked=False) / _WARM_STEPS
+    recorder = _Recorder(bench, step, folder, label, pace, pace.interval_s, _WARM_STEPS)
+    recorder.loop()
+    step_s = recorder.loop() / _WARM_STEPS
     beacons = 2 * (sum(BEACONS) + (len(BEACONS) + 2) * _GAP)
     room = _FILLED * pace.most_samples - beacons - 4 * _MARGIN_S / pace.interval_s
     recorder.interval_s = max(pace.interval_s, _FEWEST_STEPS * step_s / room)
@@ -378,13 +384,18 @@ def _prepared(bench: Bench, step: Step, folder: Path, pace: Pace) -> _Recorder:
     return recorder
 
 
-def _record_modules(recorder: _Recorder) -> None:
-    """A session of its own with Python's frames, behind all that is measured: it makes the host much slower."""
+def _record_host(recorder: _Recorder) -> None:
+    """A session of its own with the host's operators and Python's frames, which make the host much slower.
+
+    It stands behind all that is measured, and its times are not used.
+    """
     bench = recorder.bench
-    recorder.steps = _MODULE_STEPS
+    recorder.steps = _HOST_STEPS
     try:
-        with bench.profiled(recorder.folder / MODULES, lambda: recorder.loop(marked=False), modules=True):
-            recorder.loop(marked=True)
+        with bench.profiled(recorder.folder / HOST, recorder.loop, host=True):
+            for number in range(_HOST_STEPS):
+                with bench.mark(f"{MARK}#{number}"):
+                    recorder.step.run()
     except RuntimeError as error:
         recorder.notes["modules"] = f"the profiler could not record them ({error})"
 

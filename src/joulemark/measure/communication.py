@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from joulemark.errors import UnreadableInput
-from joulemark.metrics import COMMUNICATION, find, format_value
+from joulemark.measure.value import value_of
+from joulemark.metrics import COMMUNICATION, format_value
 from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.trace.analyse import analyse
@@ -49,8 +50,7 @@ def measurement_of(seen: Communication) -> Measurement:
         ("straggler_wait_s", seen.wait_s),
     ):
         if figures and any(seen.communication_s):
-            one = summarize(figures)
-            values[name] = Value(one.median, find(name).unit, one.interval, one.confidence, one.n, tier)
+            values[name] = value_of(figures, name, tier)
     if seen.straggler is not None:
         values["straggler_rank"] = Value(float(seen.straggler.rank), "1", n=seen.straggler.iterations, tier=tier)
     return Measurement(NAME, values, _samples(seen), _missing(seen, values), tuple(_findings(seen)))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import median
 
 from joulemark.collect.flops import calls_per_window, count_flops, product_of
@@ -18,19 +17,21 @@ from joulemark.counter_series import CounterSeries, CounterSource
 from joulemark.errors import DeviceError, Unsupported
 from joulemark.measure.plan import Pass
 from joulemark.measure.stages import Stages
+from joulemark.measure.value import value_of
 from joulemark.metrics import AMOUNTS, COUNTERS, LEVELS, find
 from joulemark.records import Finding, Measurement, Row, Value
-from joulemark.stats import summarize
 from joulemark.utilization.levels import COUNTS, SHARES, Counted, Stretch, levels_of, rows_of, total, unlike
 from joulemark.workloads.base import Step
 
 _MOST_STEPS = 5000
-_FEWEST_WINDOWS = 3
+_FEWEST_WINDOWS = 2
 """Windows with the counters: an instrument that counts all at once has its one pass repeated."""
 _GPM_S = 0.6
 """A shorter window than this says little by NVML's GPM: its samples are 0.1 s apart, and the first ones lag."""
-_GPM_BESIDE_S = 0.45
+_GPM_BESIDE_S = 0.42
 """Where it is not the best instrument: two of its samples behind the lag, and some room for a step that gets faster."""
+_UNSEEN_S = 0.2
+"""A window that is no longer is over before GPM's first sample of a run."""
 _COVERED = 0.9
 """Share of the steps' time that samples must span: what they lack is not like what they hold, a step has phases."""
 _AGREE = 0.03
@@ -94,8 +95,8 @@ class Readings:
     """All that the pass has read of one step.
 
     Args:
-        off_s: seconds per step of each window without the counters; one more than ``on_s``.
-        on_s: of each window with them, each between two without.
+        off_s: seconds per step of the windows without the counters, one before all others and one after.
+        on_s: of each window with them, in between.
         counted: what the counters saw, one entry per group that could be counted, cut to the work.
         spans: (start, end) of the counted windows on ``time.perf_counter``.
         lost: group → why it could not be counted.
@@ -124,13 +125,13 @@ class Readings:
 
 
 def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, step: Step, step_s: float) -> Readings:
-    """Run a step beside the counters, group by group, and without them in between.
+    """Run a step beside the counters, group by group, and without them before and after.
 
     Args:
         counting: instruments of this process.
         timer: of the device.
         dtype: number format of the case, for the reference; None where it has none.
-        one: its budget is spread over the groups, half with and half without the counters.
+        one: its budget is spread over the windows with and without the counters.
         step: to repeat.
         step_s: about its time, in s.
 
@@ -143,19 +144,32 @@ def read_step(counting: Counting, timer: Timer, dtype: str | None, one: Pass, st
     if counting.opening_s is not None:
         seen.stages.add("opening", counting.opening_s)
         counting.opening_s = None
-    groups = () if counting.source is None else counting.source.groups
+    groups = () if counting.source is None else worth_counting(counting.source, counting.beside)
     turns = groups * math.ceil(_FEWEST_WINDOWS / len(groups)) if groups else ()
-    window_s = max(one.budget_s / (2 * len(turns) + 1), _least_s(counting.source, _GPM_S))
+    window_s = max(one.budget_s / (len(turns) + 2), _least_s(counting.source, _GPM_S))
     loop = _Loop(step, timer, counting.device, _steps(window_s, step_s, one.min_samples), step_s)
     seen.uncounted(loop)
     loop.step_s = seen.off_s[0]
     for group in turns:
-        if _count_group(counting.source, group, loop, seen):
-            seen.uncounted(loop)
-    beside_s = _least_s(counting.beside, _GPM_BESIDE_S)
-    _read_beside(counting, replace(loop, steps=_steps(beside_s, min(seen.off_s))), seen)
+        _count_group(counting.source, group, loop, seen)
+    _read_beside(counting, loop, seen)
     _read_work(counting, timer, dtype, step, seen)
     return seen
+
+
+def worth_counting(source: CounterSource, beside: CounterSource | None) -> tuple[str, ...]:
+    """Passes that tell what neither an earlier one nor the instrument beside tells; the first in any case.
+
+    On a GH100 that leaves out the pass that would be run for the tensor pipe on FP64 alone, which GPM tells too.
+    """
+    known = set() if beside is None else {name for group in beside.groups for name in beside.counters(group)}
+    first, *others = source.groups
+    kept, known = [first], known | set(source.counters(first))
+    for group in others:
+        if not known >= set(source.counters(group)):
+            kept.append(group)
+            known |= set(source.counters(group))
+    return tuple(kept)
 
 
 def _least_s(source: CounterSource | None, gpm_s: float) -> float:
@@ -201,8 +215,8 @@ class _Loop:
         return seconds, tuple(Stretch(*one) for one in clock.read())
 
 
-def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Readings) -> bool:
-    """Count one group; whether that came to anything."""
+def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Readings) -> None:
+    """Count one group, or say why that came to nothing."""
     assert source is not None
     told: list[tuple[float, float, float, tuple[Stretch, ...]]] = []
 
@@ -216,21 +230,20 @@ def _count_group(source: CounterSource | None, group: str, loop: _Loop, seen: Re
         series = source.record(group, run, loop.expected_s).at_work()
     except DeviceError as error:
         seen.lost[group] = str(error)
-        return False
+        return
     finally:
         _tell_stages(seen.stages, begin, told)
     if not len(series):
         seen.lost[group] = f"every sample of the group {group} reads 0: nothing was counted"
-        return False
+        return
     start, end, seconds, stretches = told[-1]
     covered = float(series.end_s[-1] - series.start_s[0]) / (seconds * loop.steps)
     if source.tier == "pm_sampling" and covered < _COVERED:
         seen.lost[group] = f"the samples of the group {group} cover {covered:.0%} of the steps: the others are lost"
-        return False
+        return
     seen.spans.append((start, end))
     seen.on_s.append(seconds)
     seen.counted.append(Counted(series, loop.steps, stretches))
-    return True
 
 
 def _tell_stages(stages: Stages, begin: float, told: list[tuple[float, float, float, tuple[Stretch, ...]]]) -> None:
@@ -243,20 +256,44 @@ def _tell_stages(stages: Stages, begin: float, told: list[tuple[float, float, fl
 
 
 def _read_beside(counting: Counting, loop: _Loop, seen: Readings) -> None:
+    """The last window without the counters, and on from it the run that the other instrument sees.
+
+    That one takes its first sample when the window is over: it lags behind the work.
+    """
+    if counting.beside is None or loop.expected_s > _UNSEEN_S:
+        _last_uncounted(loop, seen)
     if counting.beside is None:
         return
-    with seen.stages.of("other instrument"):
-        _record_beside(counting.beside, loop, seen)
+    in_run = len(seen.off_s) < 2 and bool(seen.on_s)
+    total = _steps(_least_s(counting.beside, _GPM_BESIDE_S), min(seen.off_s + seen.on_s))
+    rest = replace(loop, steps=max(1, total - loop.steps * in_run))
+
+    def run() -> None:
+        if in_run:
+            _last_uncounted(loop, seen)
+        with seen.stages.of("other instrument"):
+            rest.plain()
+
+    _record_beside(counting.beside, run, loop.steps * in_run + rest.steps, total * loop.step_s, seen)
+    _last_uncounted(loop, seen)
 
 
-def _record_beside(beside: CounterSource, loop: _Loop, seen: Readings) -> None:
+def _last_uncounted(loop: _Loop, seen: Readings) -> None:
+    """The window after those with the counters, once, if there were any."""
+    if seen.on_s and len(seen.off_s) < 2:
+        seen.uncounted(loop)
+
+
+def _record_beside(
+    beside: CounterSource, run: Callable[[], object], steps: int, expected_s: float, seen: Readings
+) -> None:
     try:
-        series = beside.record(beside.groups[0], loop.plain, loop.expected_s).at_work()
+        series = beside.record(beside.groups[0], run, expected_s).at_work()
     except DeviceError as error:
         seen.lost[beside.tier] = str(error)
         return
     if len(series):
-        seen.beside = Counted(series, loop.steps)
+        seen.beside = Counted(series, steps)
 
 
 def _read_work(counting: Counting, timer: Timer, dtype: str | None, step: Step, seen: Readings) -> None:
@@ -345,28 +382,24 @@ def measurement_of(
     )
 
 
-def _value(samples: list[float], metric: str, tier: str) -> Value:
-    found = summarize(samples)
-    return Value(found.median, find(metric).unit, found.interval, found.confidence, found.n, tier)
-
-
 def _levels(seen: Readings) -> dict[str, Value]:
     """Each by the best instrument that gives it: what that one lacks, by the one beside it."""
     out: dict[str, Value] = {}
     for counted in (seen.counted, [] if seen.beside is None else [seen.beside]):
         for name, samples in levels_of(counted).items():
-            out.setdefault(name, _value(samples, name, counted[0].series.tier))
+            out.setdefault(name, value_of(samples, name, counted[0].series.tier))
     return out
 
 
 def _times(seen: Readings) -> dict[str, Value]:
     if not seen.on_s:
         return {}
-    around = [(before + after) / 2 for before, after in pairwise(seen.off_s)]
-    costs = [on / off - 1 for on, off in zip(seen.on_s, around, strict=True)]
+    before, after = seen.off_s[0], seen.off_s[-1]
+    shares = [(place + 1) / (len(seen.on_s) + 1) for place in range(len(seen.on_s))]
+    costs = [on / (before + share * (after - before)) - 1 for on, share in zip(seen.on_s, shares, strict=True)]
     return {
-        "counted_step_s": _value(seen.on_s, "counted_step_s", "host_clock"),
-        "counters_overhead": _value(costs, "counters_overhead", "host_clock"),
+        "counted_step_s": value_of(seen.on_s, "counted_step_s", "host_clock"),
+        "counters_overhead": value_of(costs, "counters_overhead", "host_clock"),
     }
 
 
@@ -389,7 +422,7 @@ def _work(seen: Readings) -> dict[str, Value]:
                 if (counts := total(one.series, reference.counter)) is not None
             ]
             if per_step:
-                out["counted_flops"] = _value(per_step, "counted_flops", seen.counted[0].series.tier)
+                out["counted_flops"] = value_of(per_step, "counted_flops", seen.counted[0].series.tier)
     return out
 
 

@@ -96,7 +96,7 @@ _QUICK = {"latency": 0.1, "steady": 0.1, "issue": 0.025, "power": 1.3, "cold": 0
 _BY_INSTRUMENT = {"timing": ("latency", "steady", "issue", "cold", "graph"), "power": ("power",)}
 
 PROFILE = Plan((Pass("profiler", 0.5, min_samples=3),))
-COUNT = Plan((Pass("counters", 0.5, min_samples=1),))
+COUNT = Plan((Pass("counters", 0.2, min_samples=1),))
 ALONE = {"profiler": PROFILE, "counters": COUNT}
 """Instrument → the plan of a process of its own.
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from joulemark.collect.torch_profiler import Recording
 from joulemark.errors import UnreadableInput
-from joulemark.metrics import PROFILER, find
+from joulemark.measure.value import value_of
+from joulemark.metrics import PROFILER
 from joulemark.records import Finding, Json, Measurement, Value
-from joulemark.stats import summarize
 
 TIER = "torch_profiler"
 _KEYS = {
@@ -51,9 +51,7 @@ def measurement_of(recording: Recording, trace: Path, name: str = "profiler") ->
     values = dict(distortion)
     for metric in PROFILER:
         if samples.get(metric):
-            found = summarize(samples[metric])
-            unit = find(metric).unit
-            values[metric] = Value(found.median, unit, found.interval, found.confidence, found.n, TIER)
+            values[metric] = value_of(samples[metric], metric, TIER)
     found_in_trace = [Finding.from_json(one) for one in document["findings"] if one["code"] != "no_gpu_events"]
     return Measurement(
         name,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from joulemark.findings import throttled
-from joulemark.metrics import find
+from joulemark.measure.value import value_of
 from joulemark.records import Finding, Json, Measurement, Value
-from joulemark.stats import summarize
 
 STEP_TIMES = ("device_time_s", "host_time_s")
 _ENERGY = ("energy_j", "energy_window_s", "energy_steps")
@@ -47,18 +46,13 @@ def _timed(ranks: Sequence[Measurement]) -> Measurement:
         each = [one.samples[name] for one in ranks]
         samples[name] = [max(times) for times in zip(*each, strict=True)]
         samples |= {f"rank{rank}_{name}": times for rank, times in enumerate(each)}
-        values[name] = _median(samples[name], name, first.values[name].tier)
+        values[name] = value_of(samples[name], name, first.values[name].tier)
     peaks = [one.values["peak_memory_bytes"] for one in ranks if "peak_memory_bytes" in one.values]
     if peaks:
         values["peak_memory_bytes"] = max(peaks, key=lambda one: one.value or 0.0)
     if "throughput_per_s" in first.values:
         values["throughput_per_s"] = _throughput(ranks, values)
     return replace(first, values=values, samples=samples, findings=_all_findings(ranks))
-
-
-def _median(samples: Sequence[float], name: str, tier: str | None) -> Value:
-    found = summarize(samples)
-    return Value(found.median, find(name).unit, found.interval, found.confidence, found.n, tier)
 
 
 def _throughput(ranks: Sequence[Measurement], values: Mapping[str, Value]) -> Value:

@@ -25,21 +25,16 @@ from joulemark.measure.pace import Alone, Pace
 from joulemark.measure.plan import Pass, Plan
 from joulemark.measure.profile import measurement_of
 from joulemark.measure.stopping import BUDGET, Exactly, Precision
+from joulemark.measure.value import value_of
 from joulemark.metrics import COUNTERS, PROFILER, format_value
-from joulemark.metrics import find as find_metric
 from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.workloads.base import Step
 
+_WARM_UP_S = 5.0
+"""A warm-up that has not settled by then is ended."""
 _SHORT_ROUND_S = 20e-6
 """Rounds shorter than this are repeated inside one timed round: a clock call costs about 0.1 µs."""
-
-
-def value_of(samples: Sequence[float], metric: str, tier: str) -> Value:
-    """The median of samples as a figure of a record."""
-    summary = summarize(samples)
-    unit = find_metric(metric).unit
-    return Value(summary.median, unit, summary.interval, summary.confidence, summary.n, tier)
 
 
 @dataclass(frozen=True)
@@ -184,7 +179,9 @@ class Runner:
                     break
                 continue
             settled = len(times) >= 3 and times[-1] > 0.9 * min(times[:-1])
-            if settled or spent > 5 or len(times) >= 50:
+            # The first step alone would be taken for a warm one; of a compiled step it is mostly the compiler.
+            late = spent > _WARM_UP_S and len(times) >= 2
+            if settled or late or len(times) >= 50:
                 break
         return WarmUp(time.perf_counter() - begin, times[-1], len(times))
 

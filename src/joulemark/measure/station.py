@@ -15,10 +15,11 @@ from typing import Any
 from joulemark.device.gpu import Inventory, probe_gpus
 from joulemark.environment import gather, why_no_gpu, with_instruments
 from joulemark.errors import CaseTimeout, WorkerDied
-from joulemark.measure.attempts import as_one, attempts
+from joulemark.measure.attempts import attempts
+from joulemark.measure.replies import as_one, died, filled, joined
 from joulemark.measure.worker import Worker, preload
 from joulemark.metrics import COUNTERS, PROFILER
-from joulemark.records import Json, Measurement
+from joulemark.records import Json
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,7 @@ class Station:
         collect = reply.get("collect", ()) if reply["outcome"] == "ok" else ()
         for name in _PASSES_ALONE:
             if name in collect:
-                other = self._alone(name, nodeid, variables)
-                reply["measurements"] += other["measurements"]
-                reply["findings"] += other["findings"]
-                reply["window_utc"] = [reply["window_utc"][0], time.time()]
+                reply = joined(reply, self._alone(name, nodeid, variables))
         uuid = None if self._gpu is None else self._gpu.uuid
         return {**reply, "gpu_uuid": uuid, "environment": self._facts()}
 
@@ -132,9 +130,7 @@ class Station:
         try:
             return dict(worker.ask(nodeid, None, self._plan.timeout_s, **request))
         except (CaseTimeout, WorkerDied) as error:
-            reason = error.what if isinstance(error, CaseTimeout) else str(error)
-            window = [begin, time.time()]
-            return {"outcome": "failed", "reason": reason, "measurements": [], "findings": [], "window_utc": window}
+            return died(error, begin)
 
     def _alone(self, name: str, nodeid: str, variables: Mapping[str, str]) -> dict[str, Any]:
         """A pass in a worker that ends with it; whatever goes wrong costs its figures alone."""
@@ -144,10 +140,7 @@ class Station:
             self._counters = (worker.hello or {}).get("counters") or self._counters
         finally:
             worker.close()
-        if not reply["measurements"]:
-            why = f"the {name} pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement(name, missing=dict.fromkeys(_PASSES_ALONE[name], why)).to_json()]
-        return reply
+        return filled(reply, name, _PASSES_ALONE[name])
 
     def _facts(self) -> Json:
         """The environment of this station's records; gathered once its measuring process has said what it has."""

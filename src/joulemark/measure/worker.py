@@ -114,6 +114,7 @@ class Worker:
     _log: Path | None = field(default=None, repr=False)
     _stage: str = field(default=HELLO, repr=False)
     """Of a child's start, what it says next; empty once it has greeted."""
+    _ending: bool = field(default=False, repr=False)
 
     @property
     def is_running(self) -> bool:
@@ -168,7 +169,7 @@ class Worker:
 
     def _start(self, more: Mapping[str, str]) -> None:
         self.kill()
-        self._stage = HELLO
+        self._stage, self._ending = HELLO, False
         self.started += 1
         answers = self.folder / f"measurements-{self.started}.jsonl"
         answers.touch()
@@ -271,12 +272,18 @@ class Worker:
         if self._process is None:
             return
         try:
-            if self._connection is not None:
-                with suppress(subprocess.TimeoutExpired, OSError):  # it is killed then
-                    send(self._connection, {"stop": True})
-                    self._process.wait(timeout_s)
+            self.ask_to_end()
+            with suppress(subprocess.TimeoutExpired):  # it is killed then
+                self._process.wait(timeout_s)
         finally:
             self.kill()
+
+    def ask_to_end(self) -> None:
+        """Tell the child to end, and do not wait for it: several end together."""
+        if self._connection is not None and not self._ending:
+            self._ending = True
+            with suppress(OSError):  # its end of the connection is closed: it has ended, or is about to
+                send(self._connection, {"stop": True})
 
 
 def preload(environment: Mapping[str, str], library: Path | None) -> dict[str, str]:

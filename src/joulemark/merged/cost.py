@@ -97,6 +97,7 @@ class Candidate:
         threads: of a block; 0 for a library's.
         blocks: on a multiprocessor at once; None for as many as shared memory and threads admit, one for a library.
         parts: blocks that share a brick.
+        images: whose bricks at the same place are one block's.
         live: bytes of intermediates that its rings hold; None where the schedule decides.
         counted_s: time by the family's own counts (:mod:`joulemark.merged.kernels.seconds`), on the GPU that is
             predicted for; None where neither the family nor one that it borrows from was measured on it.
@@ -109,6 +110,7 @@ class Candidate:
     threads: int = 0
     blocks: int | None = None
     parts: int = 1
+    images: int = 1
     live: int | None = None
     counted_s: float | None = None
 
@@ -199,9 +201,10 @@ def work_of(
     flops = bricks * sum(one.flops_per_position * prod(n) for one, n in zip(sequence.layers, inner[1:], strict=True))
     residuals = sum(one.residual == 0 for one in sequence.layers)
     l2 = batch * needed[0] * sequence.channels(0) * itemsize + counts[-1] * (1 + residuals)
-    l2 += weights * min(bricks, rates.multiprocessors)
+    taken = bricks // batch * ceil(batch / candidate.images)  # by blocks, or by as many as share one
+    l2 += weights * min(taken, rates.multiprocessors)
     plain = batch * sequence.flops(size)
-    return Work(dram, l2, flops, flops / plain, bricks * candidate.parts)
+    return Work(dram, l2, flops, flops / plain, taken * candidate.parts)
 
 
 def _unmerged(

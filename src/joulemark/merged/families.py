@@ -89,6 +89,7 @@ def offers(families: Iterable[Family], problem: Problem) -> list[Offer]:
                 kernel.block,
                 kernel.persistent,
                 kernel.parts,
+                kernel.images,
                 counted_s=_counted_s(family, kernel, problem),
             )
             found.append(Offer(candidate, kernel, rank))
@@ -113,6 +114,7 @@ _SCHEDULES: dict[str, How] = {
     "memoized": "memoized",
     "inverted_residual": "padded",
     "stream_warpgroup": "rows",
+    "inverted_residual_warpgroup": "padded",
     "wide": "rows",
     "planes": "rows",
     "planes_warpgroup": "rows",

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from math import exp, log
 from pathlib import Path
@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 
 from joulemark.merged.kernels import Description
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.seconds import Counts, Fitted, fitted
+from joulemark.merged.kernels.seconds import Counts, fitted
 from joulemark.merged.sequence import Conv, Sequence
 
 SCHEMA = "joulemark.merged-model/1"
@@ -209,13 +209,23 @@ def main(argv: List[str] | None = None) -> int:
     errors, seconds = errors_of(points), fit(points)
     print(table(errors))
     origin = "; ".join(_origin(path, one) for path, one in zip(args.files, documents, strict=True))
-    made = Fitted(gpu, origin, seconds, fitted().borrowed)
+    made = replace(fitted(), gpu=gpu, origin=origin, seconds=seconds, derived=_not_measured(points))
     if args.out is not None:
         _write(args.out, {"schema": SCHEMA, **vars(made), "errors": errors})
     if args.write:
         with resources.as_file(resources.files("joulemark.merged.kernels") / "seconds.json") as path:
             _write(path, vars(made))
     return 0
+
+
+def _not_measured(points: List[Timed]) -> dict[str, dict[str, float]]:
+    """The derived seconds of terms that no point counts."""
+    counted = {(one.family, term) for one in points for term, count in one.counts.items() if count}
+    kept = {
+        family: {term: seconds for term, seconds in terms.items() if (family, term) not in counted}
+        for family, terms in fitted().derived.items()
+    }
+    return {family: terms for family, terms in kept.items() if terms}
 
 
 def _origin(path: Path, document: Mapping[str, Any]) -> str:

@@ -74,17 +74,21 @@ class Bottleneck(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1×1 up, depthwise 3×3, 1×1 down, ReLU6 between (MobileNetV2); the input is added where the shape stays."""
+    """1×1 up, depthwise 3×3, 1×1 down, ReLU6 between (MobileNetV2); the input is added where the shape stays.
+
+    With as many hidden channels as the input has there is nothing up: MobileNetV2's first block.
+    """
 
     def __init__(self, channels: int, hidden: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.expand = _convolution(channels, hidden, 1)
+        self.expand = _convolution(channels, hidden, 1) if hidden != channels else None
         self.depthwise = _convolution(hidden, hidden, 3, stride, groups=hidden)
         self.project = _convolution(hidden, outputs, 1)
         self.adds = stride == 1 and channels == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.project(F.relu6(self.depthwise(F.relu6(self.expand(x)))))
+        y = x if self.expand is None else F.relu6(self.expand(x))
+        y = self.project(F.relu6(self.depthwise(y)))
         return y + x if self.adds else y
 
 
@@ -149,6 +153,7 @@ BLOCKS: tuple[Subject, ...] = (
     *(_inverted(*one, 64) for one in ((24, 144, 24, 1, 56), (32, 192, 32, 1, 28), (64, 384, 64, 1, 14))),
     *(_inverted(*one, 64) for one in ((96, 576, 96, 1, 14), (160, 960, 320, 1, 7))),
     *(_inverted(*one, 64) for one in ((16, 96, 24, 2, 112), (24, 144, 32, 2, 56), (32, 192, 64, 2, 28))),
+    *(_inverted(*one, 64) for one in ((64, 384, 96, 1, 14), (96, 576, 160, 2, 14), (32, 32, 16, 1, 112))),
     _chain(32, 4, 512, 16),
     _chain(16, 3, 128, 1, 3),
     _chain(16, 4, 512, 1),

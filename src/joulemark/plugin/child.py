@@ -24,6 +24,7 @@ from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
 from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.plan import ALONE
+from joulemark.measure.replies import unmeasured
 from joulemark.measure.turn import TURN_VARIABLE, turn_at
 from joulemark.measure.worker import (
     FD_VARIABLE,
@@ -177,14 +178,8 @@ class ChildLoop:
     def _answer(self, by_id: dict[str, pytest.Item], request: dict[str, Any]) -> dict[str, Any]:
         item = by_id.get(request["nodeid"])
         if item is None:
-            return {
-                "nodeid": request["nodeid"],
-                "outcome": "failed",
-                "reason": "the measuring process does not collect this item: its id differs between processes",
-                "measurements": [],
-                "findings": [],
-                "window_utc": [time.time()] * 2,
-            }
+            why = "the measuring process does not collect this item: its id differs between processes"
+            return {"nodeid": request["nodeid"], **unmeasured("failed", why)}
         item.stash[REQUEST] = request
         begin = time.time()
         trouble = self._tear_down_for(item)
@@ -245,7 +240,7 @@ class ChildLoop:
 
 def _may_open(connection: socket.socket, requests: queue.Queue[dict[str, Any]]) -> bool:
     """Import what the cases will need, touching no device, and wait for the parent's word; False to stop instead."""
-    for name in ("torch", "torch._dynamo"):  # the second is imported by every optimizer of torch
+    for name in ("torch", "torch._dynamo", "torchvision"):  # the second is imported by every optimizer of torch
         with suppress(ImportError, OSError):  # instruments and cases say what is wrong with it
             importlib.import_module(name)
     send(connection, {IMPORTED: True})

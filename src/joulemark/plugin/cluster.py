@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +11,10 @@ import pytest
 from joulemark.errors import ConfigurationError
 from joulemark.measure.dispatch import Answer, Dispatcher, Job, Seat
 from joulemark.measure.plan import ALONE
+from joulemark.measure.replies import unmeasured
 from joulemark.measure.station import StationPlan
-from joulemark.plugin.parent import TARGETS_VARIABLE, Sweep, child_arguments, failed_reply
+from joulemark.plugin.inherited import child_arguments, variables_for
+from joulemark.plugin.parent import Sweep
 from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding
 
@@ -112,7 +113,7 @@ class ClusterLoop:
         """Put an answer where the item finds it; one that was refused has none."""
         reply = answer.reply
         if answer.reason is not None:
-            reply = failed_reply(answer.reason)
+            reply = unmeasured("failed", answer.reason)
         if not reply:
             return
         if answer.attempt > 1 and answer.reason is None:
@@ -131,14 +132,12 @@ class ClusterLoop:
     def _variables(self, seat: Seat) -> dict[str, str]:
         """For a seat's measuring process: its own GPU, under the name that the session's target has."""
         target = self._targets.get(seat.uuid or "") or self._targets[seat.model]
-        here = asdict(replace(target, uuid=seat.uuid))
-        several = len(self._targets) > 1
-        described = {"targets": [here], "pool": {}, "current": here, "several": several}
-        return {"CUDA_VISIBLE_DEVICES": seat.uuid or "", TARGETS_VARIABLE: json.dumps(described)}
+        here = replace(target, uuid=seat.uuid)
+        return variables_for(here, [here], {}, several=len(self._targets) > 1)
 
     def _budget_s(self) -> float | None:
         """Seconds for a case's passes: its share of what is left, times the GPUs that work beside each other."""
-        share = self.sweep.share()
+        share = self.sweep.budget.share()
         return None if share is None else share * max(1, self.cluster.seats)
 
 

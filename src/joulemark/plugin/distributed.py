@@ -22,6 +22,7 @@ import pytest
 
 from joulemark.errors import ConfigurationError
 from joulemark.plugin.sweep import Target
+from joulemark.plugin.targets import shown
 from joulemark.records import Case, Record
 
 if TYPE_CHECKING:
@@ -331,7 +332,8 @@ class Controller:
         """
         if self._plan is None:
             self._plan, self.session.stray = read_plan(self.scratch / "plan.json")
-            self._journal.total = len(self._plan)
+            self.session.plan = self._plan
+            self._journal.expect(self._plan)
             if self.session.resumed is not None:
                 planned = frozenset(one.case.case_id for one in self._plan if one.case is not None)
                 self.session.refuse_another_sweep(self.session.resumed, planned)
@@ -372,7 +374,7 @@ class Controller:
             environment_id="",
             outcome="failed",
             reason=f"its worker {worker} died ({self._errors.get(worker, 'no reason known')})",
-            gpu_uuid=None if station.uuid is None else self.session.shown(station.uuid),
+            gpu_uuid=None if station.uuid is None else shown(station.uuid, self.options),
             nodeid=crashitem,
             window_utc=(self._begun.get(crashitem, now), now),
         )

@@ -22,7 +22,7 @@ from joulemark.measure.runner import Runner, missing_metrics, warnings_as_findin
 from joulemark.measure.steady import Clock, unknown_clock
 from joulemark.measure.turn import turn_at
 from joulemark.plugin.sweep import Target
-from joulemark.records import Case, Finding, Measurement, Record
+from joulemark.records import Case, Finding, Measurement, Record, Row
 from joulemark.workloads.base import Step
 
 T = TypeVar("T")
@@ -196,6 +196,18 @@ class Bench:
         step = replace(step, items=items or step.items, setup=setup or step.setup, unit=unit or step.unit)
         self._measure(step)
         return self.record()
+
+    def keep(self, table: str, rows: Sequence[Row]) -> None:
+        """Store rows beside the record's figures.
+
+        A process that has the case for one instrument alone keeps none: what the benchmark times there is disturbed.
+
+        Args:
+            table: its name, of those in ``docs/metrics.md``.
+            rows: scalars in base units.
+        """
+        if self.alone is None:
+            self.measurements.append(Measurement(table, tables={table: list(rows)}, process=self.process))
 
     def record(self) -> Record:
         """What was measured so far, as a record."""

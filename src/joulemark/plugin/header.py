@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
 from joulemark.metrics import format_value
-from joulemark.records import Run
+from joulemark.records import Record, Run
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
@@ -153,23 +156,34 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         write_report([run], path)
         reporter.write_line(f"report: {path}")
     reporter.write_line(f"records: {journal.path}")
+    if journal.completed and not session.options.reports and not session.options.baseline:
+        reporter.write_line(f"as a page: joulemark report {shlex.quote(str(journal.path))} --out report.html")
     if not journal.completed and journal.records:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
 
 
 def whole_run(session: BenchSession) -> Run:
-    """What this session measured; of a resumed sweep, all that its file holds."""
+    """What this session measured, in the order of its items; of a resumed sweep, all that its file holds.
+
+    Several workers end their cases in an order of their own, in which they are stored.
+    """
     from joulemark.store import read_run
 
     journal = session.journal
     assert journal is not None
+    place = {one.nodeid: number for number, one in enumerate(session.plan)}
+
+    def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
+        return tuple(sorted(records, key=lambda one: place.get(one.nodeid or "", len(place))))
+
     if session.resumed is not None:
-        return read_run(journal.path)
+        resumed = read_run(journal.path)
+        return replace(resumed, records=in_order(resumed.records))
     return Run(
         str(journal.path),
         journal.run_id,
         dict(journal.environments),
-        tuple(journal.records),
+        in_order(journal.records),
         journal.completed,
         journal.wall_s,
         journal.measured_s,
@@ -182,11 +196,15 @@ def _why_nothing(session: BenchSession) -> str:
     assert journal is not None
     if session.finished:
         return f": all {len(session.finished)} cases are in the resumed file"
-    if journal.total == 0:
+    if journal.total == 0 and session.left_out.items and not session.uncollected:
+        return f": its {len(session.left_out.items)} cases need a GPU; --bench-all lists them, each with its reason"
+    if journal.total == 0 and not session.uncollected:
         return (
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "
             "def bench_model(bench, workload): bench.step(workload)"
         )
+    if session.uncollected:
+        return ": a file cannot be collected, as the errors above say"
     if session.interrupted:
         return ": interrupted before the first case was done"
     return "; pytest -rs shows why each case was skipped"

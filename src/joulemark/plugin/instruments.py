@@ -14,6 +14,7 @@ from joulemark.collect.counters import Ladder, open_counters
 from joulemark.collect.framework import device_uuid
 from joulemark.collect.gpm import GpmSource
 from joulemark.collect.memory import ProcessMemoryPeak, memory_peak
+from joulemark.collect.pm_sampling import SWEEP_PACE
 from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power, sm_clock_of
 from joulemark.collect.timing import HostTimer, Timer, timer_for
 from joulemark.counter_series import CounterSource
@@ -23,6 +24,7 @@ from joulemark.measure.counters import Counting
 from joulemark.measure.steady import unknown_clock
 from joulemark.plugin.fixture import Instruments
 from joulemark.plugin.sweep import Target
+from joulemark.utilization.levels import READ
 
 _STATIC_WINDOW_S = 1.3
 
@@ -124,7 +126,7 @@ def open_counting(target: Target, device: str, no_clock: str, cupti: Path | None
     if device == "cpu" and FAKE_GPUS not in os.environ:
         return Counting(None, {"counters": no_clock}, device)
     begin = time.perf_counter()
-    ladder = open_counters(target.uuid, "cuda:0", None if cupti is None else str(cupti))
+    ladder = open_counters(target.uuid, "cuda:0", None if cupti is None else str(cupti), SWEEP_PACE, wanted=READ)
     reasons: dict[str, str] = {tier: str(error) for tier, error in ladder.refused.items()}
     beside = _beside(ladder, target.uuid)
     return Counting(ladder.source, reasons, device, beside, opening_s=time.perf_counter() - begin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,13 +14,14 @@ import pytest
 from joulemark.errors import JoulemarkError
 from joulemark.plugin.replay import progress_line
 from joulemark.plugin.sweep import Target
-from joulemark.records import Environment, Record
+from joulemark.records import Case, Environment, Record
 from joulemark.stats import union_length
 from joulemark.store import RunWriter
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
     from joulemark.plugin.options import BenchOptions
+    from joulemark.plugin.schedule import Planned
     from joulemark.records import Run
 
 
@@ -53,6 +54,7 @@ class Journal:
 
     Attributes:
         keeps_samples: whether the records in memory have their samples; those in the file always do.
+        notes: what each environment says of the whole session.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Journal:
         self.run_id = run_id
         self.records: list[Record] = []
         self.keeps_samples = True
+        self.notes: dict[str, str] = {}
+        self._name: Callable[[Case], str] = lambda case: case.label
         self.environments: dict[str, Environment] = {}
         self._of: dict[str | None, Environment] = {}
         self._greeted: set[str | None] = set()
@@ -74,6 +78,13 @@ class Journal:
         self.completed = False
         self._writer: RunWriter | None = None
         self._said: dict[str, int] = {}
+
+    def expect(self, plan: Sequence[Planned]) -> None:
+        """Know the cases to come: how many, and what to call them so that no two go by one name."""
+        from joulemark.report.names import namer
+
+        self.total = len(plan)
+        self._name = namer(one.case for one in plan if one.case is not None)
 
     def keep(self, record: Record, seen: Seen) -> Record:
         """Store a record; what comes back names its run and its environment."""
@@ -116,7 +127,7 @@ class Journal:
             anonymize=self.options.anonymize,
             framework=framework,
             tiers=tiers,
-            notes=notes,
+            notes={**notes, **self.notes},
             options=[str(one) for one in self.config.invocation_params.args],
         )
         counters = (seen.hello.get("counters") or {}) if "counters" in self.options.collect else None
@@ -138,7 +149,7 @@ class Journal:
         line = progress_line(record)
         if record.outcome == "unsupported" and (first := self._said.setdefault(line, done)) != done:
             line = f"as case {first} [unsupported]"
-        return f"[{done}/{total}{estimate}] {record.case.label}: {line}"
+        return f"[{done}/{total}{estimate}] {self._name(record.case)}: {line}"
 
     def close(self, completed: bool, reason: str | None) -> None:
         """Mark the file.

@@ -55,6 +55,7 @@ class BenchOptions:
     reports: tuple[Path, ...] = ()
     strict: bool = False
     anonymize: bool = False
+    all_cases: bool = False
     keep_traces: bool = False
     cupti: Path | None = None
     worker: tuple[str, Path] | None = None
@@ -101,6 +102,7 @@ class BenchOptions:
             reports=tuple(base / one for one in _names(config, "report") or ()),
             strict=_flag(config, "strict"),
             anonymize=_flag(config, "anonymize"),
+            all_cases=_flag(config, "all"),
             keep_traces=_keep_traces(config),
             cupti=_cupti(config),
             worker=None if worker is None else _worker(worker),
@@ -116,7 +118,7 @@ class BenchOptions:
 _HELP: dict[str, tuple[str, str]] = {
     "models": (
         "NAMES",
-        "models to sweep, comma-separated: zoo names (resnet50, bert_base …) and pkg.mod:factory alike",
+        "models to sweep, comma-separated: zoo names (resnet50, bert_base …; a wrong one lists all) or pkg.mod:factory",
     ),
     "batch-sizes": ("SIZES", "batch sizes, comma-separated; 1:128 means the powers of two from 1 to 128"),
     "dtypes": ("NAMES", f"number formats, of {', '.join(DTYPES)} (fp32 has TF32 off)"),
@@ -140,7 +142,7 @@ _HELP: dict[str, tuple[str, str]] = {
         "wall time of the whole sweep; cases share what is left, the last ones are left for --bench-resume",
     ),
     "timeout": ("SECONDS", "a case is killed after it and reported as failed (900 unless you choose)"),
-    "processes": ("N", "measure each case in N fresh processes, to see the spread between processes"),
+    "processes": ("N", "measure each case in N fresh processes; from 3 on, comparisons measure their spread"),
     "results": (
         "DIR",
         "where records are stored: DIR/<gpu>/sweep-<time>-<run>.jsonl (results/ if there is one, else .joulemark/)",
@@ -163,10 +165,10 @@ _HELP: dict[str, tuple[str, str]] = {
         "FILE|latest",
         "fail each case that got worse than in this stored result, or than in the newest one of the results folder",
     ),
-    "worker": ("PASSES:FILE", "internal: measure for a parent process"),
 }
 _FLAGS = {
-    "quick": "short passes: a look, not a record",
+    "quick": "short passes: a first look, with wider intervals",
+    "all": "on a machine without a GPU, list the cases that need one as well, each as unsupported with its reason",
     "strict": "flagged and out-of-memory cases fail",
     "anonymize": "store no host name, no paths, and digests of the GPUs' UUIDs",
     "keep-traces": "keep the profiler's traces in a folder beside the result file",
@@ -188,7 +190,7 @@ def add_options(parser: pytest.Parser) -> None:
     for name, (metavar, about) in _HELP.items():
         ini = f"bench_{name.replace('-', '_')}"
         group.addoption(f"--bench-{name}", dest=_dest(name), metavar=metavar, default=None, help=about)
-        if name not in ("worker", "resume"):
+        if name != "resume":
             parser.addini(ini, f"{about} (as --bench-{name})", default=None)
     group.addoption(
         "--bench-report",
@@ -202,6 +204,13 @@ def add_options(parser: pytest.Parser) -> None:
     for name, about in _FLAGS.items():
         group.addoption(f"--bench-{name}", dest=_dest(name), action="store_true", default=False, help=about)
         parser.addini(f"bench_{name.replace('-', '_')}", f"{about} (as --bench-{name})", type="bool", default=False)
+    group.addoption(
+        "--bench-worker",
+        dest=_dest("worker"),
+        metavar="PASSES:FILE",
+        default=None,
+        help="internal: measure for a parent process",
+    )
 
 
 def _default_results(root: Path) -> Path:

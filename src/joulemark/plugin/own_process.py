@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from typing import Any
 
 from joulemark.errors import CaseTimeout, WorkerDied
 from joulemark.measure.rank_group import RankGroup
+from joulemark.measure.replies import died, filled
 from joulemark.measure.worker import Worker
 from joulemark.plugin.sweep import Target
-from joulemark.records import Json, Measurement
+from joulemark.records import Json
 
 
 @dataclass
@@ -95,23 +97,24 @@ class OwnProcess:
             self._worker = self._last = self.start(target)
             self._target = target
         self._cases += 1
+        begin = time.time()
         try:
             reply = dict(self._worker.ask(nodeid, None, timeout_s, **request))
         except (CaseTimeout, WorkerDied) as error:
             self.close()
-            timed_out = isinstance(error, CaseTimeout)
-            what = error.what if isinstance(error, CaseTimeout) else str(error)
-            return {"outcome": "failed", "reason": what, "measurements": [], "findings": [], "timed_out": timed_out}
+            return {**died(error, begin), "timed_out": isinstance(error, CaseTimeout)}
         if reply.get("poisoned"):
             self.kill()
         return reply
 
     def filled(self, reply: dict[str, Any]) -> dict[str, Any]:
         """The answer with a Measurement that says why there is none; what was measured before a failure stands."""
-        if not reply["measurements"]:
-            why = f"the {self.name} pass ended {reply['outcome']}: {reply['reason']}"
-            reply["measurements"] = [Measurement(self.name, missing=dict.fromkeys(self.metrics, why)).to_json()]
-        return reply
+        return filled(reply, self.name, self.metrics)
+
+    def ask_to_end(self) -> None:
+        """Tell the process to end; :meth:`close` waits for it."""
+        if isinstance(self._worker, Worker) and self._opening is None:
+            self._worker.ask_to_end()
 
     def close(self) -> None:
         """Let the process end by itself; a later case starts another."""

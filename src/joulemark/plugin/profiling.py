@@ -56,6 +56,10 @@ class ProfilingProcess:
             self._inherent |= suspect & _doubts(reply)
         return self._own.filled(reply)
 
+    def ask_to_end(self) -> None:
+        """Tell the process to end; :meth:`close` waits for it."""
+        self._own.ask_to_end()
+
     def close(self) -> None:
         """End the process."""
         self._own.close()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +14,12 @@ import pytest
 
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.plugin import distributed
+from joulemark.plugin.left_out import LeftOut
 from joulemark.plugin.options import BenchOptions
-from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells
+from joulemark.plugin.signals import Interrupts
+from joulemark.plugin.strays import is_stray
+from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells, workload_of
 from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
-from joulemark.records import Case
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
@@ -37,10 +36,7 @@ if TYPE_CHECKING:
     from joulemark.report.comparison import Comparison
     from joulemark.workloads.base import Step, Workload
 
-_ENDS = ("call", "???")
-"""Phases whose report ends a case; the second is what xdist calls the death of a worker."""
-
-_SESSION = pytest.StashKey["BenchSession"]()
+SESSION = pytest.StashKey["BenchSession"]()
 
 
 def session_of(config: pytest.Config) -> BenchSession:
@@ -50,62 +46,9 @@ def session_of(config: pytest.Config) -> BenchSession:
         pytest.UsageError: a fixture of joulemark was asked for outside ``--bench``.
     """
     try:
-        return config.stash[_SESSION]
+        return config.stash[SESSION]
     except KeyError:
         raise pytest.UsageError("the fixtures bench and workload need --bench") from None
-
-
-def configure(config: pytest.Config) -> None:
-    """Check the options, find the devices and register the session.
-
-    Raises:
-        pytest.UsageError: an option is wrong, or conflicts with another plugin.
-    """
-    try:
-        options = BenchOptions.from_pytest_config(config)
-        session = BenchSession(config, options)
-    except JoulemarkError as error:
-        raise pytest.UsageError(str(error)) from error
-    config.stash[_SESSION] = session
-    # A project may turn warnings into errors for its tests; in a benchmark a warning is a Finding.
-    # A case that was interrupted, failed or did not fit has nothing to replay: its outcome says so, no second voice is
-    # needed.
-    named = config.known_args_namespace.pythonwarnings or ()
-    config.known_args_namespace.pythonwarnings = [*named, "default", "ignore:Benchmark fixture was not used"]
-    _adapt_pytest_benchmark(config, options)
-    config.pluginmanager.register(session, "joulemark-session")
-    _choose_paths(config)
-    config.addinivalue_line("python_files", "bench_*.py")
-    config.addinivalue_line("python_functions", "bench_*")
-    config.addinivalue_line("python_classes", "Bench")
-
-
-def _adapt_pytest_benchmark(config: pytest.Config, options: BenchOptions) -> None:
-    """Our tables hold the same figures: its own appear with its own comparison. In a child and under -n it is off."""
-    if not config.pluginmanager.hasplugin("benchmark"):
-        return
-    config.option.benchmark_only = False  # --bench keeps benchmarks only, and by their own fixture
-    if options.worker is not None or distributed.is_worker(config) or distributed.is_controller(config):
-        config.option.benchmark_disable, config.option.benchmark_enable = True, False
-        config.option.benchmark_skip = False
-        config.option.benchmark_compare = config.option.benchmark_compare_fail = None
-    if not config.option.benchmark_compare:
-        config.option.benchmark_quiet = True
-
-
-def _choose_paths(config: pytest.Config) -> None:
-    """Without paths: the root's bench_* folders; where there are none, the invocation folder."""
-    source = config.args_source
-    if source not in (pytest.Config.ArgsSource.TESTPATHS, pytest.Config.ArgsSource.INVOCATION_DIR):
-        return
-    root, here = config.rootpath, config.invocation_params.dir
-    if not here.is_relative_to(root):
-        raise pytest.UsageError(
-            f"pytest took {root} for the root of this project, most likely the value of an option: write options that "
-            "name folders with an equals sign (--bench-results=DIR), or give the benchmarks' paths"
-        )
-    folders = sorted(str(path) for path in root.glob("bench_*") if path.is_dir())
-    config.args[:] = folders or [str(config.invocation_params.dir)]
 
 
 class BenchSession:
@@ -127,8 +70,10 @@ class BenchSession:
         self.measuring: Measuring | None = None
         self.leases: Leases | None = None
         self.cluster: RayCluster | None = None
+        self.targets: list[Target] = []
         self.pool: Mapping[str, Sequence[str]] = {}
         self.stray: list[str] = []
+        self.plan: Sequence[Planned] = ()
         self.resumed: Run | None = None
         self.baseline: Baseline | None = None
         self.finished: frozenset[str] = frozenset()
@@ -137,8 +82,7 @@ class BenchSession:
         self._uncollected = False
         self.concluded = 0
         self._late = 0
-        self._error: BaseException | None = None
-        self._signals: dict[int, Any] = {}
+        self._interrupts = Interrupts()
         self._lease_files: list[int] = []
         self.is_child = options.worker is not None
         if self.is_child:
@@ -149,22 +93,26 @@ class BenchSession:
             self._configure_parent()
         if not self.is_child:
             self.several = len(self.targets) > 1
+        self.left_out = LeftOut(self)
+        config.pluginmanager.register(self.left_out, "joulemark-left-out")
 
     def _configure_child(self) -> None:
         from joulemark.device.lease import join_lease
-        from joulemark.plugin.parent import targets_from_parent
+        from joulemark.plugin.inherited import targets_from_parent
 
         self._lease_files = join_lease(os.environ)
         inherited = targets_from_parent()
         if inherited is None:
-            self.inventory = probed(self.config)
-            self.targets = select_targets(self.options, self.inventory)
-            self.pool = pool_of(self.options, self.inventory, self.targets)
+            self._find_devices()
             self.current, self.several = self.targets[0], len(self.targets) > 1
         else:
             self.targets, self.pool = inherited.targets, inherited.pool
             self.current, self.several = inherited.current, inherited.several
-        self._configure_measuring()
+        from joulemark.plugin.child import ChildLoop, Measuring
+
+        self.measuring = Measuring(self.options)
+        loop = ChildLoop(self.options, self.measuring, self.current)
+        self.config.pluginmanager.register(loop, "joulemark-child")
 
     def _configure_worker(self) -> None:
         """Measure on the GPU that the controller has assigned; it stores what comes of it."""
@@ -176,7 +124,7 @@ class BenchSession:
         self._read_resumed()
         self.courier = Courier(given.path, given.started)
         self.sweep = Sweep(self.config, self.options, self.targets, self.courier, self.finished, given.scratch)
-        self.sweep.leases = given.leases()
+        self.sweep.workers.leases = given.leases()
         self.sweep.turn = given.turns(self.options.power_budget_w)
         self.assignment = given
         self._tell_of_earlier()
@@ -211,7 +159,13 @@ class BenchSession:
             loop = ClusterLoop(self.sweep, self.journal, self.cluster, self.options, self.targets)
             self.config.pluginmanager.register(loop, "joulemark-cluster")
         if not self.options.isolate:
-            self._configure_measuring()
+            from joulemark.plugin.child import Measuring
+            from joulemark.plugin.in_process import InProcess, show_one_gpu
+
+            self.measuring = Measuring(self.options)
+            if self.targets[0].on_gpu:
+                show_one_gpu(self.config, self.targets[0].uuid or "")
+            self.config.pluginmanager.register(InProcess(self.sweep), "joulemark-in-process")
 
     def _find_devices(self) -> None:
         """The GPUs of this machine, or those that a cluster gives."""
@@ -281,36 +235,6 @@ class BenchSession:
             reporter.ensure_newline()
             reporter.write_line(line)
 
-    def shown(self, uuid: str) -> str:
-        """A UUID as it may be stored."""
-        from joulemark.environment import anonymous
-
-        return anonymous(uuid) if self.options.anonymize else uuid
-
-    def _configure_measuring(self) -> None:
-        from joulemark.plugin.child import ChildLoop, Measuring
-
-        self.measuring = Measuring(self.options)
-        if self.is_child:
-            loop = ChildLoop(self.options, self.measuring, self.current)
-            self.config.pluginmanager.register(loop, "joulemark-child")
-        elif self.targets[0].on_gpu:
-            self._show_one_gpu(self.targets[0].uuid or "")
-
-    def _show_one_gpu(self, uuid: str) -> None:
-        """To this very process, until pytest ends: a process that runs several sessions finds its own mask again."""
-        name = "CUDA_VISIBLE_DEVICES"
-        before = os.environ.get(name)
-
-        def restore() -> None:
-            if before is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = before
-
-        os.environ[name] = uuid
-        self.config.add_cleanup(restore)
-
     # -- collection
 
     @pytest.hookimpl(trylast=True)
@@ -320,15 +244,31 @@ class BenchSession:
             self.own.update(given or {})
         if self.is_child:
             return
+        self._check_models()
         if threading.current_thread() is threading.main_thread():
-            # A cancelled job gets SIGTERM, a closed terminal SIGHUP (under nohup it is ignored): both end the sweep as
-            # an interrupt does.
-            for one in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(one) is not signal.SIG_IGN:
-                    self._signals[one] = signal.signal(one, _interrupt)
+            self._interrupts.catch()
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity == 0:
             reporter.showfspath = False
+
+    @property
+    def uncollected(self) -> bool:
+        """Whether a file could not be collected."""
+        return self._uncollected
+
+    def _check_models(self) -> None:
+        """A model that does not exist is one error, not one of each file.
+
+        Raises:
+            pytest.UsageError: there is no such model.
+        """
+        from joulemark.plugin.sweep import describe
+
+        try:
+            for name in self.options.models or ():
+                describe(name, self.own, self.options.rootdir)
+        except JoulemarkError as error:
+            raise pytest.UsageError(f"--bench-models: {error}") from error
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One item per cell for a benchmark that takes ``workload``, one per GPU for any other."""
@@ -367,8 +307,6 @@ class BenchSession:
             return
         if self.courier is not None:
             self.courier.total = -(-len(session.items) // self.assignment.workers)
-        if self.journal is not None:
-            self.journal.total = len(session.items)
         has_benchmark = self.config.pluginmanager.hasplugin("benchmark")
         for item in session.items:
             if not isinstance(item, pytest.Function):
@@ -385,7 +323,10 @@ class BenchSession:
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
-            self.open_baseline(self.sweep.plan(session.items), self.sweep.sink.path)
+            self.plan = self.sweep.plan(session.items)
+            if self.journal is not None:
+                self.journal.expect(self.plan)
+            self.open_baseline(self.plan, self.sweep.sink.path)
             self.sweep.baseline = self.baseline
 
     def open_baseline(self, plan: Sequence[Planned], own: Path) -> None:
@@ -424,10 +365,7 @@ class BenchSession:
 
     def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str, obj: object) -> None:
         """A function that takes ``bench`` under a name that pytest does not collect would be lost without a word."""
-        if not inspect.isfunction(obj) or not isinstance(collector, (pytest.Module, pytest.Class)):
-            return
-        takes = "bench" in inspect.signature(obj).parameters
-        if takes and not _is_collected(name, self.config.getini("python_functions")) and not _is_fixture(obj):
+        if is_stray(collector, name, obj):
             self.stray.append(f"{collector.nodeid}::{name}")
 
     # -- running
@@ -440,7 +378,7 @@ class BenchSession:
         if self.cluster is not None:
             return
         self.lease([*self.targets, *self.sweep.ranks(session.items)])
-        self.sweep.leases = self.leases
+        self.sweep.workers.leases = self.leases
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -453,20 +391,8 @@ class BenchSession:
         return True
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """In one process, the record is made when the item has ended."""
-        if self.sweep is None or self.options.isolate:
-            return (yield)
-        begin = time.time()
-        result = yield
-        self._keep_in_process(item, begin)
-        return result
-
-    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
-        """In one process, note the first exception of the item; in a worker, put the record on its report."""
-        if self.sweep is not None and not self.options.isolate and call.excinfo is not None and self._error is None:
-            self._error = call.excinfo.value
+        """In a worker, put the record of a case on its report."""
         report = yield
         if self.courier is not None and call.when == "call":
             self._send(report)
@@ -480,26 +406,6 @@ class BenchSession:
         text = self.courier.take(late)
         if text is not None:
             setattr(report, distributed.KEY, text)
-
-    def _keep_in_process(self, item: pytest.Item, begin: float) -> None:
-        from joulemark.plugin.child import BENCH, outcome_of
-
-        bench, error = item.stash.get(BENCH, None), self._error
-        self._error = None
-        if bench is None or self.sweep is None or not isinstance(item, pytest.Function):
-            return
-        outcome, reason = outcome_of(error, bench)
-        self.sweep.keep_in_process(
-            item,
-            {
-                "outcome": outcome,
-                "reason": reason,
-                "window_utc": [begin, time.time()],
-                "measurements": [one.to_json() for one in bench.measurements],
-                "findings": [one.to_json() for one in bench.findings],
-                "static_power_w": bench.instruments.static_power_w,
-            },
-        )
 
     def make_bench(self, request: pytest.FixtureRequest, target: Target) -> Bench:
         """The value of the fixture ``bench``."""
@@ -522,38 +428,7 @@ class BenchSession:
         with warnings_as_findings(bench.findings):
             return workload_of(bench.case, self.own, self.config.rootpath).build(bench.case, bench.device)
 
-    # -- talking
-
-    def pytest_report_header(self) -> list[str]:
-        """Which devices, clocks and instruments are in use and what is off and why."""
-        if self.journal is None:
-            return []
-        from joulemark.plugin.header import header_lines
-
-        return header_lines(self)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Progress is a line per case, not a dot."""
-        if self.is_child or report.when not in _ENDS or hasattr(report, "wasxfail"):
-            return None
-        properties = dict(report.user_properties)
-        outcome = "regressed" if "regressed" in properties else str(properties.get("outcome", report.outcome))
-        category = report.outcome if not report.passed or outcome == "ok" else outcome
-        return category, "", outcome.upper()
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print the line of the case that has just ended."""
-        if self.journal is None or not self.journal.records or report.when not in _ENDS:
-            return
-        record = self.journal.records[-1]
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and record.nodeid == report.nodeid and reporter.verbosity >= 0:
-            from joulemark.report.escape import printable
-
-            reporter.ensure_newline()
-            reporter.write_line(printable(self.journal.status(record)))
+    # -- the end
 
     def pytest_runtest_logfinish(self) -> None:
         """Count the items that came to an end, skipped ones too."""
@@ -572,7 +447,7 @@ class BenchSession:
         """Close the file and give the GPUs free; a run that measured nothing exits 5."""
         try:
             if self.sweep is not None:
-                self.sweep.close(at_once=self.interrupted)
+                self.sweep.workers.close(at_once=self.interrupted)
         finally:
             self._end(session.config.option.collectonly)
         found = self.comparison()
@@ -597,8 +472,7 @@ class BenchSession:
                 self.cluster.close(at_once=self.interrupted)
             if self.leases is not None:
                 self.leases.close()
-            for number, before in self._signals.items():
-                signal.signal(number, before)
+            self._interrupts.release()
 
     def comparison(self) -> Comparison | None:
         """All that was measured against the baseline; None without one, or when nothing was measured."""
@@ -619,49 +493,3 @@ class BenchSession:
             return "not all files could be collected"
         missing = self.concluded < journal.total or of.unrecorded
         return "not all cases were measured" if missing else None
-
-    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
-        """Tables, Findings, and where the records are; nothing of a session that was refused: its error says why."""
-        if self.journal is None or self.config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
-            return
-        from joulemark.plugin.header import write_summary
-
-        write_summary(self, terminalreporter)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_update_machine_info(self, config: pytest.Config, machine_info: dict[str, Any]) -> None:
-        """GPUs and driver for pytest-benchmark's own file, as they are known before anything was measured.
-
-        It compares this with the stored one from the start: what differs between two runs has no place in it.
-        """
-        if self.inventory is None:
-            return
-        from joulemark.environment import gpu_facts
-
-        gpus = [{**gpu_facts(gpu), "uuid": self.shown(gpu.uuid)} for gpu in self.inventory.gpus]
-        driver, cuda_driver = self.inventory.driver, self.inventory.cuda_driver
-        machine_info["joulemark"] = {"gpus": gpus, "driver": driver, "cuda_driver": cuda_driver}
-
-
-def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Workload:
-    """The workload that a case names: the project's own, a ``pkg.mod:factory``, or the zoo's."""
-    from joulemark.workloads import loader, zoo
-
-    if case.workload in own:
-        return own[case.workload]
-    if ":" in case.workload:
-        return loader.load(case.workload, rootpath)
-    return zoo.find(case.workload)
-
-
-def _is_collected(name: str, patterns: list[str]) -> bool:
-    """Whether pytest takes a function of this name: by prefix, or by shell pattern."""
-    return any(name.startswith(one) or fnmatch(name, one) for one in patterns)
-
-
-def _is_fixture(obj: object) -> bool:
-    return hasattr(obj, "_pytestfixturefunction") or type(obj).__name__ == "FixtureFunctionDefinition"
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(f"signal {signal.Signals(number).name}")

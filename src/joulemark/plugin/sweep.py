@@ -109,6 +109,8 @@ class SweepMarker:
         cpu: axes to use instead on a machine without a GPU.
         requires: instruments without which the case is skipped, with the reason.
         world_sizes: numbers of GPUs that train together; only training takes more than one.
+        needs_gpu: why the cases say nothing without a GPU; on a machine without one they are left out, unless they
+            are asked for.
     """
 
     models: tuple[str, ...] = ("resnet18",)
@@ -121,6 +123,7 @@ class SweepMarker:
     cpu: Mapping[str, Any] | None = None
     requires: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = (1,)
+    needs_gpu: str = ""
 
     @classmethod
     def read(cls, marks: Iterable[pytest.Mark]) -> SweepMarker:
@@ -175,7 +178,7 @@ class SweepMarker:
 
 
 def _as_tuple(name: str, value: Any) -> Any:
-    if name in ("layout", "cpu") or (name == "batch_sizes" and isinstance(value, Mapping)):
+    if name in ("layout", "cpu", "needs_gpu") or (name == "batch_sizes" and isinstance(value, Mapping)):
         return value
     return (value,) if isinstance(value, (str, int)) else tuple(value)
 
@@ -249,6 +252,17 @@ def describe(model: str, own: Mapping[str, Workload], rootdir: Path | None = Non
         return model, ("inference", "train"), False
     name = zoo.canonical(model)
     return name, zoo.phases(name), zoo.takes_images(name)
+
+
+def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Workload:
+    """The workload that a case names: the project's own, a ``pkg.mod:factory``, or the zoo's."""
+    from joulemark.workloads import loader, zoo
+
+    if case.workload in own:
+        return own[case.workload]
+    if ":" in case.workload:
+        return loader.load(case.workload, rootpath)
+    return zoo.find(case.workload)
 
 
 def case_of_function(item: pytest.Function, target: Target) -> Case:

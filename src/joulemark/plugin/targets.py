@@ -44,8 +44,8 @@ def select_targets(options: BenchOptions, inventory: Inventory) -> list[Target]:
     for one in chosen:
         slug = one.gpu.slug
         if slugs.count(slug) > 1:
-            shown = _shown(one.gpu.uuid, options)
-            slug += f"-{shown.removeprefix('GPU-').removeprefix('MIG-')[:8]}"
+            stored = shown(one.gpu.uuid, options)
+            slug += f"-{stored.removeprefix('GPU-').removeprefix('MIG-')[:8]}"
         doubt = one.why if _by_ordinal(options) and not one.verified else None
         out.append(Target(one.gpu.uuid, slug, one.gpu.slug, one.gpu.name, doubt))
     if not options.isolate and len(out) > 1:
@@ -79,7 +79,7 @@ def _one_of(several: list[Target], options: BenchOptions) -> list[Target]:
     return several[:1]
 
 
-def _shown(uuid: str, options: BenchOptions) -> str:
+def shown(uuid: str, options: BenchOptions) -> str:
     """A UUID as it may be stored."""
     from joulemark.environment import anonymous
 

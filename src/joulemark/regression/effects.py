@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from joulemark.metrics import find
 from joulemark.records import Record, Value
-from joulemark.regression.variance import moderate
+from joulemark.regression.scatter import Pooled, Scatter, joined, pool, scatter_of
 from joulemark.regression.verdicts import Effect, Rule, quantile
 
 MIN_PROCESSES = 3
@@ -20,13 +20,13 @@ MIN_PROCESSES = 3
 CLOCK_MOVED = 0.005
 """Relative range of the SM clock over all processes of a row from which on its cycles are looked at too."""
 
-_CLOCKS = ("steady_sm_clock_hz", "sm_clock_hz")
+CLOCKS = ("steady_sm_clock_hz", "sm_clock_hz")
 """Where a record may hold the SM clock: of its timed steps, and of its energy windows."""
 
 _SMALLEST = 1e-100
 """A figure under it is none: ratios with it would overflow."""
 
-_PER_CYCLE = {"device_time_s": 1, "device_time_graph_s": 1, "device_time_cold_s": 1, "throughput_per_s": -1}
+PER_CYCLE = {"device_time_s": 1, "device_time_graph_s": 1, "device_time_cold_s": 1, "throughput_per_s": -1}
 """Metrics that follow the SM clock: with +1 a time that becomes cycles, with -1 a rate that becomes work per cycle."""
 
 Figure = Callable[[Record], NDArray[np.float64]]
@@ -34,16 +34,31 @@ Pair = tuple[Record, Record]
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """The one process of a row that stood apart from all others, so that the row was judged without it.
+
+    Args:
+        side: 0 for base, 1 for new.
+        ratio: its figure over that of its side's others.
+    """
+
+    side: int
+    ratio: float
+
+
+@dataclass(frozen=True)
 class Change:
     """How one figure of one case changed.
 
     Args:
-        base, new: figures in base units; over several processes the geometric mean of their figures.
+        base, new: figures in base units; over several processes the geometric mean of their figures, without one
+            that was left out.
         effects: one, or two between which the truth lies: in time, and in cycles of a clock that moved. Empty where
             an interval reaches zero, so that there is no error on a logarithmic scale.
-        processes: on each side.
+        processes: on each side, with one that was left out.
         assumed: whether the spread between processes was assumed.
         clocks: median SM clock of both sides in Hz where it moved, else None.
+        left_out: the process that was left out of ``base``, ``new`` and the effect in time.
     """
 
     base: float
@@ -52,6 +67,7 @@ class Change:
     processes: tuple[int, int]
     assumed: bool
     clocks: tuple[float, float] | None = None
+    left_out: LeftOut | None = None
 
     @property
     def ratio(self) -> float:
@@ -81,25 +97,18 @@ def changes(pairs: Sequence[Pair], metric: str, rule: Rule, others: Sequence[Rec
         One per pair; None where a side lacks the figure or it is not positive.
     """
     plain = _effects(pairs, metric, rule, others, lambda record: _figures(record, metric))
-    exponent = _PER_CYCLE.get(metric)
+    exponent = PER_CYCLE.get(metric)
     moved = [_moved_clocks(pair, metric) if exponent else None for pair in pairs]
     if exponent is None or not any(moved):
         return plain
     clocks_of = {id(record): _clock_of(pair, metric) for pair in pairs for record in pair}
 
     def cycles_of(record: Record) -> NDArray[np.float64]:
-        return _in_cycles(record, metric, exponent, clocks_of.get(id(record), _CLOCKS[-1]))
+        return _in_cycles(record, metric, exponent, clocks_of.get(id(record), CLOCKS[-1]))
 
     in_cycles = _effects(pairs, metric, rule, others, cycles_of)
     return [
-        Change(
-            one.base,
-            one.new,
-            (*one.effects, *(() if cycles is None else cycles.effects)),
-            one.processes,
-            one.assumed,
-            clocks,
-        )
+        replace(one, effects=(*one.effects, *(() if cycles is None else cycles.effects)), clocks=clocks)
         if one is not None and clocks is not None
         else one
         for one, cycles, clocks in zip(plain, in_cycles, moved, strict=True)
@@ -141,8 +150,8 @@ def _clocks(record: Record, metric: str, clock: str) -> NDArray[np.float64]:
 
 def _clock_of(pair: Pair, metric: str) -> str:
     """The clock that both sides know, that of the timed steps before that of the energy windows."""
-    known = (clock for clock in _CLOCKS if all(_clocks(record, metric, clock).size for record in pair))
-    return next(known, _CLOCKS[-1])
+    known = (clock for clock in CLOCKS if all(_clocks(record, metric, clock).size for record in pair))
+    return next(known, CLOCKS[-1])
 
 
 def _in_cycles(record: Record, metric: str, exponent: int, clock: str) -> NDArray[np.float64]:
@@ -172,29 +181,27 @@ def _effects(
     logs = [(_log_or_empty(figure(base)), _log_or_empty(figure(new))) for base, new in pairs]
     measured = [i for i, sides in enumerate(logs) if min(map(len, sides)) >= MIN_PROCESSES]
     alone = [one for record in others if len(one := _log_or_empty(figure(record))) >= MIN_PROCESSES]
-    variances, dfs = _variances([logs[i] for i in measured] + [(one,) for one in alone])
     sign = -1 if find(metric).better == "higher" else 1
     out: list[Change | None] = [
         _assumed(pair, metric, sides, rule, sign) if all(map(len, sides)) else None
         for pair, sides in zip(pairs, logs, strict=True)
     ]
-    for i, variance, df in zip(measured, variances, dfs, strict=False):
-        base, new = logs[i]
-        error = math.sqrt(variance * (1 / len(base) + 1 / len(new)))
-        effect = Effect(sign * float(new.mean() - base.mean()), error, error, df)
-        means = (math.exp(base.mean()), math.exp(new.mean()))
-        out[i] = Change(*means, (effect,), (len(base), len(new)), assumed=False)
+    if measured:
+        rows = joined([*(scatter_of(*logs[i]) for i in measured), *(scatter_of(one) for one in alone)])
+        pooled = pool(rows)
+        for row, i in enumerate(measured):
+            out[i] = _measured(rows, pooled, row, sign)
     return out
 
 
-def _variances(groups: Sequence[tuple[NDArray[np.float64], ...]]) -> tuple[list[float], list[float]]:
-    """Moderated variances and their degrees of freedom, of groups of sides with levels of their own."""
-    if not groups:
-        return [], []
-    dfs = [sum(len(side) - 1 for side in sides) for sides in groups]
-    squares = [sum(float(side.var(ddof=1)) * (len(side) - 1) for side in sides) for sides in groups]
-    found = moderate([total / df for total, df in zip(squares, dfs, strict=True)], dfs)
-    return found.variance.tolist(), found.df.tolist()
+def _measured(rows: Scatter, pooled: Pooled, row: int, sign: int) -> Change:
+    error = float(pooled.error[row])
+    effect = Effect(sign * float(pooled.effect[row]), error, error, float(pooled.df[row]))
+    base, new = np.exp(pooled.means[row]).tolist()
+    side = int(rows.side[row])
+    out = LeftOut(side, math.exp(rows.figure[row] - pooled.means[row][side])) if pooled.left_out[row] else None
+    counts = rows.counts[row].astype(int).tolist()
+    return Change(base, new, (effect,), (counts[0], counts[1]), assumed=False, left_out=out)
 
 
 def _assumed(

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from joulemark.errors import UnreadableInput
 from joulemark.records import Case, Record, Run
+from joulemark.regression.effects import CLOCKS, PER_CYCLE
 from joulemark.regression.simulate import Components
+from joulemark.regression.variance import RESOLUTION
 from joulemark.stats import summarize
 
 Array = NDArray[np.float64]
@@ -25,6 +27,9 @@ METRICS = ("device_time_s", "host_time_s")
 _LEAST = 6
 """Processes for one pair of disjoint triples."""
 
+_APART, _MAD_TO_SD = 5.0, 1.4826
+"""Of Hampel's identifier; the median of the distances from the median times the second is a standard deviation."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -34,21 +39,40 @@ class Cell:
         key: the plain case in words.
         logs: added work → (processes,), logarithm of each process's figure.
         samples: added work → per process its raw samples.
+        clocks: added work → (processes,), logarithm of the SM clock; NaN where a process of the cell does not know it.
     """
 
     key: str
     logs: Mapping[float, Array]
     samples: Mapping[float, Sequence[Array]]
+    clocks: Mapping[float, Array]
 
     @property
     def components(self) -> Components:
         """Scatter between and within the plain processes, as standard deviations of the logarithm.
 
         The figures' own variance holds both; what the median of a process's samples is uncertain by is taken off.
+        Processes further from the median than five standard deviations, these estimated from the median of all such
+        distances, stand apart (the identifier of Hampel; Davies and Gather, Journal of the American Statistical
+        Association 88, 1993): they are no part of the scatter, but deviations that a share of processes has.
         """
-        total = float(self.logs[0.0].var(ddof=1))
-        inside = min(total, float(np.mean([_variance_of_log_median(one) for one in self.samples[0.0]])))
-        return Components(math.sqrt(total - inside), math.sqrt(inside))
+        logs = self.logs[0.0]
+        deviations = logs - np.median(logs)
+        alike = np.abs(deviations) <= _APART * max(RESOLUTION, _MAD_TO_SD * float(np.median(np.abs(deviations))))
+        total = float(logs[alike].var(ddof=1))
+        inside = [_variance_of_log_median(one) for one, near in zip(self.samples[0.0], alike, strict=True) if near]
+        within = min(total, float(np.mean(inside)))
+        apart = (logs[~alike] - logs[alike].mean()).tolist()
+        return Components(math.sqrt(total - within), math.sqrt(within), tuple(apart), len(apart) / len(logs))
+
+
+@dataclass(frozen=True)
+class _Process:
+    """Logarithm of a figure, its samples, and the SM clocks in Hz that are known."""
+
+    log: float
+    samples: Array
+    clocks: Mapping[str, float]
 
 
 def _variance_of_log_median(samples: Array) -> float:
@@ -79,7 +103,7 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
         by_case.setdefault(record.case_id, []).append(record)
     names = METRICS if metric is None else (metric,)
     name = max(names, key=lambda one: _extent(by_case.values(), one))
-    arms: dict[str, dict[float, tuple[Array, list[Array]]]] = {}
+    arms: dict[str, dict[float, list[_Process]]] = {}
     labels: dict[str, str] = {}
     left_out = []
     for group in by_case.values():
@@ -88,8 +112,7 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
         if len(found) < _LEAST:
             left_out.append(f"{group[0].case.label}: {len(found)} processes with samples of {name}, six are needed")
             continue
-        logs = np.array([math.log(figure) for figure, _ in found])
-        arms.setdefault(plain.case_id, {})[added] = (logs, [samples for _, samples in found])
+        arms.setdefault(plain.case_id, {})[added] = found
         labels[plain.case_id] = plain.label
     cells = [_cell(labels[one], of_cell) for one, of_cell in arms.items() if 0.0 in of_cell]
     if not cells:
@@ -110,21 +133,32 @@ def _arm(case: Case) -> tuple[Case, float]:
     return replace(case, params=rest), float(added) if isinstance(added, (int, float)) else 0.0
 
 
-def _processes(group: Iterable[Record], metric: str) -> list[tuple[float, Array]]:
-    """Figure and samples of each process that has both."""
+def _processes(group: Iterable[Record], metric: str) -> list[_Process]:
+    """Processes that have both a figure and samples."""
     out = []
     for record in group:
         samples = record.samples_by_process(metric) or []
-        figures = [process.get(metric) for process in record.processes] or [record.value(metric)]
-        for figure, own in zip(figures, samples, strict=False):
-            if figure and own:
-                out.append((figure, np.asarray(own, dtype=float)))
+        each = record.processes or [{name: record.value(name) for name in (metric, *CLOCKS)}]
+        for process, own in zip(each, samples, strict=False):
+            if (figure := process.get(metric)) and own:
+                clocks = {name: clock for name in CLOCKS if (clock := process.get(name))} if metric in PER_CYCLE else {}
+                out.append(_Process(math.log(figure), np.asarray(own, dtype=float), clocks))
     return out
 
 
-def _cell(key: str, arms: Mapping[float, tuple[Array, list[Array]]]) -> Cell:
+def _cell(key: str, arms: Mapping[float, Sequence[_Process]]) -> Cell:
     ordered = sorted(arms.items())
-    return Cell(key, {added: logs for added, (logs, _) in ordered}, {added: own for added, (_, own) in ordered})
+    every = [one for processes in arms.values() for one in processes]
+    clock = next((name for name in CLOCKS if all(name in one.clocks for one in every)), None)
+    return Cell(
+        key,
+        {added: np.array([one.log for one in found]) for added, found in ordered},
+        {added: [one.samples for one in found] for added, found in ordered},
+        {
+            added: np.array([math.nan if clock is None else math.log(one.clocks[clock]) for one in found])
+            for added, found in ordered
+        },
+    )
 
 
 def _of_equal_size(cells: Sequence[Cell]) -> list[Cell]:
@@ -135,6 +169,7 @@ def _of_equal_size(cells: Sequence[Cell]) -> list[Cell]:
             cell,
             logs={added: logs[:size] for added, logs in cell.logs.items()},
             samples={added: own[:size] for added, own in cell.samples.items()},
+            clocks={added: clocks[:size] for added, clocks in cell.clocks.items()},
         )
         for cell in cells
     ]

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from joulemark.regression.variance import moderate
+from joulemark.regression.effects import CLOCK_MOVED
+from joulemark.regression.scatter import Array, pool, scatter_of
 from joulemark.regression.verdicts import Rule, established
 
 
@@ -19,16 +20,20 @@ class Components:
     """Where the scatter of one row's figure comes from, as standard deviations of its logarithm.
 
     Args:
-        between: of processes of the same thing.
+        between: of processes of the same thing, without those that stand apart.
         within: of one process's figure, given the process.
+        apart: deviations of the processes that stand apart, on the logarithmic scale.
+        share: of all processes, how many do.
     """
 
     between: float
     within: float = 0.0
+    apart: tuple[float, ...] = ()
+    share: float = 0.0
 
     @property
     def total(self) -> float:
-        """Of one process's figure."""
+        """Of the figure of one process that does not stand apart."""
         return math.hypot(self.between, self.within)
 
 
@@ -76,26 +81,38 @@ def wilson(share: float, trials: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def regressions(base: NDArray[np.float64], new: NDArray[np.float64], rule: Rule) -> NDArray[np.bool_]:
+def regressions(base: Array, new: Array, rule: Rule, clocks: tuple[Array, Array] | None = None) -> NDArray[np.bool_]:
     """Which rows of many runs the gate calls regressed.
 
-    The very procedure of :func:`joulemark.regression.verdicts.judge` for measured spreads, over all runs at once.
+    The very procedure of :func:`joulemark.regression.effects.changes` and
+    :func:`joulemark.regression.verdicts.judge` for measured spreads, over all runs at once.
 
     Args:
         base, new: (runs, rows, processes), logarithms of the processes' figures, where lower is better.
         rule: of the gate.
+        clocks: logarithms of the SM clocks of both sides' processes, NaN for rows that do not know theirs; where they
+            moved, a regression must show in cycles too. None for figures that do not follow the clock.
 
     Returns:
         (runs, rows).
     """
-    counts = base.shape[-1], new.shape[-1]
-    df = sum(counts) - 2
-    squares = sum(side.var(axis=-1, ddof=1) * (count - 1) for side, count in zip((base, new), counts, strict=True))
-    spread = moderate(squares / df, df)
-    error = np.sqrt(spread.variance * (1 / counts[0] + 1 / counts[1]))
-    effect = new.mean(axis=-1) - base.mean(axis=-1)
-    p = special.stdtr(spread.df, -effect / error)
+    p, effect = _tested(base, new)
+    if clocks is not None:
+        known = np.flatnonzero(~np.isnan(np.concatenate(clocks, axis=-1)).any(axis=(0, 2)))
+        both = np.concatenate(clocks, axis=-1)[:, known]
+        moved = np.expm1(both.max(axis=-1) - both.min(axis=-1)) > CLOCK_MOVED
+        in_cycles = [side[:, known] + clock[:, known] for side, clock in zip((base, new), clocks, strict=True)]
+        if moved.any():
+            p_cycles, effect_cycles = _tested(*in_cycles)
+            p[:, known] = np.where(moved, np.maximum(p[:, known], p_cycles), p[:, known])
+            effect[:, known] = np.where(moved, np.minimum(effect[:, known], effect_cycles), effect[:, known])
     return np.asarray(established(p, rule) & (effect >= math.log1p(rule.min_effect)))
+
+
+def _tested(base: Array, new: Array) -> tuple[Array, Array]:
+    """One-sided p-values of "not worse", and the effects."""
+    found = pool(scatter_of(base, new))
+    return np.asarray(special.stdtr(found.df, -found.effect / found.error)), found.effect
 
 
 def simulate(
@@ -106,7 +123,7 @@ def simulate(
     processes: int = 3,
     seed: int = 0,
 ) -> NDArray[np.bool_]:
-    """Verdicts on simulated runs: log figure = effect + process + noise within, all normal.
+    """Verdicts on simulated runs: log figure = effect + process + noise within, normal but for what stands apart.
 
     Args:
         components: of each row of a run.
@@ -120,8 +137,18 @@ def simulate(
         (runs, rows of a run), whether the gate called the row regressed.
     """
     generator = np.random.default_rng(seed)
-    sd = np.array([one.total for one in components])
-    runs = math.ceil(rows / len(sd))
-    effect = np.broadcast_to(np.log1p(np.asarray(slowdown, dtype=float)), sd.shape)
-    base, new = (generator.standard_normal((runs, len(sd), processes)) * sd[:, None] for _ in range(2))
+    runs = math.ceil(rows / len(components))
+    effect = np.broadcast_to(np.log1p(np.asarray(slowdown, dtype=float)), (len(components),))
+    base, new = (_side(components, (runs, processes), generator) for _ in range(2))
     return regressions(base, new + effect[:, None], rule)
+
+
+def _side(components: Sequence[Components], shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """(runs, rows, processes), logarithms."""
+    rows = []
+    for one in components:
+        figures = generator.standard_normal(shape) * one.total
+        if one.apart:
+            figures += np.where(generator.random(shape) < one.share, generator.choice(one.apart, shape), 0.0)
+        rows.append(figures)
+    return np.stack(rows, axis=1)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from joulemark.metrics import find, format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
 
 
-def render(document: Json, form: Literal["terminal", "markdown"], width: int | None = None) -> str:
-    """A document of :func:`joulemark.regression.trials.evaluate` as text."""
-    tables = [_rates(document), _cells(document)]
-    return markdown.render(tables) if form == "markdown" else terminal.render(tables, width) + "\n"
+def tables(document: Json) -> list[Table]:
+    """A document of :func:`joulemark.regression.trials.evaluate` as tables."""
+    return [_rates(document), _cells(document)]
 
 
 def _rates(document: Json) -> Table:
@@ -26,8 +23,15 @@ def _rates(document: Json) -> Table:
         )
         for row in sorted(document["rates"], key=lambda row: row["added_work"])
     ]
+    names = _simulated(document)
     rows += [
-        ("joulemark, simulated", _arm(row["slowdown"]), *_share(row["rate"], row["interval"]), "-", "-")
+        (
+            names[row["model"]],
+            _arm(row["slowdown"]),
+            *_share(row["rate"], row["interval"]),
+            "-",
+            "-",
+        )
         for row in document["simulated"]["rates"]
     ]
     return Table(
@@ -37,6 +41,15 @@ def _rates(document: Json) -> Table:
         tuple(_notes(document)),
         f"alarms | {find(document['metric']).title} | {', '.join(document['gpu_models'])}",
     )
+
+
+def _simulated(document: Json) -> dict[str, str]:
+    """What the table calls each model that was simulated: numbered where there are several."""
+    models = list(dict.fromkeys(row["model"] for row in document["simulated"]["rates"]))
+    return {
+        model: f"joulemark, simulated{f' ({number})' if len(models) > 1 else ''}"
+        for number, model in enumerate(models, 1)
+    }
 
 
 def _arm(added: float) -> str:
@@ -58,6 +71,7 @@ def _notes(document: Json) -> Iterable[str]:
         if found is None
         else f"the smallest slowdown found in {smallest['share']:.0%} of trials: {found:.2%}"
     )
+    yield from (f"{name}: {model}" for model, name in _simulated(document).items())
     yield f"of rows, of runs: Wilson's 95 % intervals; {document['resampling']['statement']}"
     yield from document["notes"]
 
@@ -70,14 +84,15 @@ def _cells(document: Json) -> Table:
             format_value(cell["median"], "s"),
             f"{cell['between_processes']:.3%}",
             f"{cell['within_process']:.3%}",
+            ", ".join(f"{ratio:.3f}x" for ratio in cell["standing_apart"]) or "-",
             "-" if smallest[cell["key"]] is None else f"{smallest[cell['key']]:.2%}",
             ", ".join(f"{arm['ratio']:.4f}x" for arm in cell["arms"] if arm["added_work"]) or "-",
         )
         for cell in document["cells"]
     )
     return Table(
-        ("cell", "median", "between processes", "within", "smallest found", "with added work"),
+        ("cell", "median", "between processes", "within", "standing apart", "smallest found", "with added work"),
         rows,
-        frozenset({1, 2, 3, 4}),
+        frozenset({1, 2, 3, 5}),
         title="cells",
     )

@@ -10,6 +10,7 @@ from joulemark.energy.units import GROUPS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Record, Value
 from joulemark.report.evidence import CPU, Curve, Evidence, Workload
+from joulemark.report.formats import capital
 from joulemark.tandem import FEW, idle_by_cause
 from joulemark.utilization.plateau import batch_text
 from joulemark.utilization.waterfall import class_shares, no_tensor_share
@@ -295,7 +296,7 @@ def _split_answer(curve: Curve, batch: int, row: Mapping[str, Json]) -> Answer:
     text = f"At batch {batch}{each}: {parts}. Not explained: {100 * residual:+.1f} % of it."
     close = ranges[0] is not None and ranges[1] is not None and ranges[1][1] >= ranges[0][0]
     tone: Tone = "unsure" if close or abs(residual) >= _EXPLAINED else "good"
-    verdict = f"{_capital(named[0])} or {named[1]}" if close else f"{_capital(named[0])}, then {named[1]}"
+    verdict = f"{capital(named[0])} or {named[1]}" if close else f"{capital(named[0])}, then {named[1]}"
     return Answer("joules", verdict, text, tone, "energy model calibrated on this GPU", f"batch {batch}")
 
 
@@ -342,11 +343,7 @@ def _figure(value: Value) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{_capital(text).rstrip('.')}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return f"{capital(text).rstrip('.')}."
 
 
 def unanswered(evidence: Evidence) -> Iterator[str]:

@@ -26,7 +26,8 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     if document["roofline"] is not None:
         yield roofline_table(document)
     yield _rows(document["kernels"], "kernels", "kernel", lambda one: str(one["name"]), _some)
-    yield _rows(document["operators"], "operators", "operator", lambda one: str(one["operator"]), _some)
+    if document["operators"] is not None:
+        yield _rows(document["operators"], "operators", "operator", lambda one: str(one["operator"]), _some)
     if document["modules"] is not None:
         yield _rows(document["modules"], "modules (forward calls)", "module", lambda one: str(one["module"]), _some)
 
@@ -114,6 +115,7 @@ def _summary(document: Mapping[str, Any]) -> Table:
         ("GPU", str(facts.get("gpu", "n/a"))),
         ("steps, in windows", f"{steps['recorded']}, {len(windows)}"),
         ("step without instruments, with both", f"{_s(steps['plain_s'])}, {_s(steps['recorded_s'])}"),
+        ("slower beside both", _slower(steps)),
         ("sample", _s(document["sampling"]["interval_s"])),
         ("standard error of the clocks", _s(worst)),
         ("best offset by the counts (largest of all windows)", _s(off)),
@@ -126,6 +128,13 @@ def _summary(document: Mapping[str, Any]) -> Table:
     notes = [f"{one['message']} ({one['remedy']})" if one["remedy"] else one["message"] for one in document["findings"]]
     notes += [f"{name}: {reason}" for name, reason in document["notes"].items()]
     return table_of(f"attribution | {document['label']}", ("figure", "value"), rows, notes)
+
+
+def _slower(steps: Mapping[str, Json]) -> str:
+    if steps["slowdown"] is None:
+        return "n/a"
+    ends = steps["slowdown_interval"]
+    return f"{steps['slowdown']:+.1%}" + ("" if ends is None else f" [{ends[0]:+.1%}, {ends[1]:+.1%}]")
 
 
 def _some(entries: Sequence[Any]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import all_metrics, find, format_value
 from joulemark.records import Outcome, Record, Run
-from joulemark.regression.effects import Change, changes, spread_between_processes
+from joulemark.regression.effects import Change, LeftOut, changes, spread_between_processes
 from joulemark.regression.machines import differences, set_up_differently
 from joulemark.regression.verdicts import Judged, Rule, Verdict, judge
 from joulemark.report.comparison import OUTCOME, Comparison, Row
@@ -221,6 +221,8 @@ def _with_change(row: Row, pair: Pair, change: Change | None) -> _Draft:
     ]  # fmt: skip
     if alone and metric.unit != "B":
         notes.append(f"no interval in {' and '.join(alone)}: its own spread is unknown")
+    if change.left_out is not None:
+        notes.append(_left_out_note(change.left_out))
     if change.clocks is not None and row.gated:
         notes.append(_clock_note(change, higher_is_better=metric.better == "higher"))
     return _Draft(
@@ -235,6 +237,11 @@ def _with_change(row: Row, pair: Pair, change: Change | None) -> _Draft:
         ),
         change if change.effects else None,
     )
+
+
+def _left_out_note(one: LeftOut) -> str:
+    side = ("BASE", "NEW")[one.side]
+    return f"one process of {side} stood apart and was left out: its figure is {one.ratio:.3f}x that of the others"
 
 
 def _clock_note(change: Change, higher_is_better: bool) -> str:
@@ -258,20 +265,34 @@ def _judge(drafts: Sequence[_Draft], rule: Rule) -> tuple[Row, ...]:
             [draft.row.gated for draft in open_ones],
         )
     )
-    return tuple(draft.row if draft.change is None else _judged_row(draft.row, next(judged)) for draft in drafts)
+    return tuple(
+        draft.row if draft.change is None else _judged_row(draft.row, draft.change, next(judged), rule)
+        for draft in drafts
+    )
 
 
-def _judged_row(row: Row, judged: Judged) -> Row:
+def _judged_row(row: Row, change: Change, judged: Judged, rule: Rule) -> Row:
     lo, hi = judged.interval
+    verdict = judged.verdict
+    if verdict == "same" and _worse_now_and_then(row.metric, change, rule):
+        verdict = "inconclusive"
     if find(row.metric).better == "higher":
         lo, hi = -hi, -lo
     return replace(
         row,
         interval=(math.exp(lo), math.exp(hi)),
-        verdict=judged.verdict,
+        verdict=verdict,
         p_value=judged.p_value,
         detectable=judged.detectable,
     )
+
+
+def _worse_now_and_then(metric: str, change: Change, rule: Rule) -> bool:
+    """Whether the process that was left out is one of NEW's, and beyond the threshold: nothing excludes that."""
+    if change.left_out is None or change.left_out.side == 0:
+        return False
+    worse = change.ratio * change.left_out.ratio
+    return (1 / worse if find(metric).better == "higher" else worse) > 1 + rule.threshold
 
 
 def _outcome_row(pair: Pair) -> Row:

@@ -27,8 +27,8 @@ class Row:
             function that swept it is where several swept the same.
         case_id: of the case, in the new run.
         metric: its name, or ``outcome`` where one side has no figures at all.
-        base, new: figures in base units, over several processes their geometric mean; or the two outcomes; None when
-            not measured.
+        base, new: figures in base units, over several processes their geometric mean, without one that stood apart; or
+            the two outcomes; None when not measured.
         unit: of both.
         ratio: new / base; None without two positive figures.
         interval: of the ratio, (lo, hi).

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
 from joulemark.report.escape import printable, shorten_apart
+from joulemark.report.formats import percent, table_of
 from joulemark.utilization.kernels import TITLES
-
-Format = Literal["terminal", "markdown"]
 
 _SHOWN = 15
 _NAME_WIDTH = 56
@@ -27,18 +25,11 @@ _LEVELS = (
 )
 
 
-def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
-    """The document of :func:`joulemark.utilization.read_files` as text, ending with a line break.
-
-    Names from the file are shown harmless: control characters spelt out, Markdown and HTML not interpreted.
-    """
-    chosen = tables(document)
-    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
-    return text.rstrip("\n") + "\n"
-
-
 def tables(document: Mapping[str, Json]) -> list[Table]:
-    """The files with what is wrong with them, then totals, classes and kernels of those that were read."""
+    """Of the document of :func:`joulemark.utilization.read_files`.
+
+    The files with what is wrong with them, then totals, classes and kernels of those that were read.
+    """
     found = [_files(document["files"])]
     if document["totals"]["launches"]:
         found += [_totals(document), _classes(document), _kernels(document)]
@@ -51,9 +42,7 @@ def _files(entries: Sequence[Mapping[str, Any]]) -> Table:
         for entry in entries
     ]
     notes = [note for entry in entries for note in _file_notes(entry)]
-    return Table(
-        ("file", "state", "launches", "GPU"), tuple(rows), numeric=frozenset({2}), title="counters", notes=tuple(notes)
-    )
+    return table_of("counters", ("file", "state", "launches", "GPU"), rows, notes, {2})
 
 
 def _file_notes(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -70,24 +59,28 @@ def _totals(document: Mapping[str, Any]) -> Table:
     rows = [
         ("launches", _count(totals["launches"])),
         ("kernel time (sum)", _seconds(time)),
-        (f"… in kernels that use no tensor core (by {totals['no_tensor_source']})", _percent(share)),
+        (f"… in kernels that use no tensor core (by {totals['no_tensor_source']})", percent(share, 2)),
         ("DRAM read", _bytes(totals["dram_read_bytes"])),
         ("DRAM written", _bytes(totals["dram_write_bytes"])),
         ("L2 traffic", _bytes(totals["l2_bytes"])),
         ("L1 traffic", _bytes(totals["l1_bytes"])),
         ("warp instructions", _count(totals["instructions"])),
-        *((f"{title}, mean over time", _percent(totals[name])) for name, title in _LEVELS if totals[name] is not None),
+        *(
+            (f"{title}, mean over time", percent(totals[name], 2))
+            for name, title in _LEVELS
+            if totals[name] is not None
+        ),
     ]
     reasons = {**document["notes"], **totals["notes"]}
     shown = ("time_s", "no_tensor_time_s", "dram_read_bytes", "dram_write_bytes", "tensor_active_fraction")
     notes = [f"{name}: {reasons[name]}" for name in shown if name in reasons]
     notes.append("each kernel was profiled alone (replayed, serialized): shares are of its own time, not of a step")
-    return _table("totals", ("figure", "value"), rows, tuple(notes))
+    return table_of("totals", ("figure", "value"), rows, notes)
 
 
 def _classes(document: Mapping[str, Any]) -> Table:
     rows = [(TITLES[entry["class"]], *_figures(entry)) for entry in document["classes"]]
-    return _table("time by class of kernel", ("class", *_COLUMNS), rows)
+    return table_of("time by class of kernel", ("class", *_COLUMNS), rows)
 
 
 def _kernels(document: Mapping[str, Any]) -> Table:
@@ -100,7 +93,7 @@ def _kernels(document: Mapping[str, Any]) -> Table:
     if len(entries) > _SHOWN:
         notes.append(f"and {len(entries) - _SHOWN} more (--json has them all)")
     columns = ("kernel", "class", *_COLUMNS)
-    return _table("time by kernel", columns, rows, tuple(notes), frozenset(range(2, len(columns))))
+    return table_of("time by kernel", columns, rows, notes, range(2, len(columns)))
 
 
 _COLUMNS = ("launches", "time", "share", "tensor pipe", "DRAM read", "DRAM written")
@@ -114,8 +107,8 @@ def _figures(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         _count(entry["launches"]),
         _seconds(entry["time_s"]),
-        _percent(entry["time_share"]),
-        _percent(entry["tensor_active_fraction"]),
+        percent(entry["time_share"], 2),
+        percent(entry["tensor_active_fraction"], 2),
         _bytes(entry["dram_read_bytes"]),
         _bytes(entry["dram_write_bytes"]),
     )
@@ -129,21 +122,5 @@ def _bytes(value: float | None) -> str:
     return format_value(value, "B", 4)
 
 
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.2f} %"
-
-
 def _count(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.0f}"
-
-
-def _table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    notes: tuple[str, ...] = (),
-    numeric: frozenset[int] | None = None,
-) -> Table:
-    """A table whose first column is text; the others are figures unless said otherwise."""
-    right = frozenset(range(1, len(columns))) if numeric is None else numeric
-    return Table(tuple(columns), tuple(tuple(row) for row in rows), numeric=right, title=title, notes=notes)

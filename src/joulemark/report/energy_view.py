@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from joulemark.energy.units import GROUPS, UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
+from joulemark.report.formats import table_of
 from joulemark.report.share_table import Share, share_text
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _coefficients(calibration: Calibration) -> Table:
     ]
     notes += [f"the sensors' gain error of ±{calibration.gain:.0%} comes on top", *calibration.notes[1:]]
     title = f"energies of {calibration.gpu.get('gpu', 'the GPU')} ({calibration.mode})"
-    return _table(title, ("unit", "part", "energy", "95 % interval", "windows"), rows, {2, 3, 4}, notes)
+    return table_of(title, ("unit", "part", "energy", "95 % interval", "windows"), rows, notes, {2, 3, 4})
 
 
 def _goodness(calibration: Calibration) -> Table:
@@ -66,6 +67,7 @@ def _goodness(calibration: Calibration) -> Table:
         ("worst error of dynamic power", _percent(good["dynamic_error_worst"])),
         ("condition number", _number(good["condition_number"], 3)),
         ("energy over clock: β", _number(law["beta"], 3)),
+        ("supply loss that follows bursts", _percent(calibration.bursts["share"])),
     ]
     notes = [f"β: {law['reason']}"] if law["reason"] else []
     notes += [f"does not hold: {row['statement']}" for row in good["orderings"] if not row["holds"]]
@@ -78,7 +80,7 @@ def _goodness(calibration: Calibration) -> Table:
         error = row["relative_error"]
         if error is not None and row["operands"] == "random":
             notes.append(f"{row['benchmark']}, not in the fit: predicted {error:+.1%} of its dynamic power")
-    return _table("fit", ("figure", "value"), rows, {1}, notes)
+    return table_of("fit", ("figure", "value"), rows, notes)
 
 
 def _lines(calibration: Calibration) -> Table:
@@ -90,7 +92,7 @@ def _lines(calibration: Calibration) -> Table:
     left_out = len(calibration.goodness["lines"]) - len(rows)
     notes = [f"{left_out} more have too few windows or rates for a line"] if left_out else []
     columns = ("benchmark", "operands", "windows", "rates", "R² of dynamic energy")
-    return _table("dynamic energy against count at one window length", columns, rows, {2, 3, 4}, notes)
+    return table_of("dynamic energy against count at one window length", columns, rows, notes, {2, 3, 4})
 
 
 def _paths(calibration: Calibration) -> Table:
@@ -99,7 +101,7 @@ def _paths(calibration: Calibration) -> Table:
         for row in calibration.paths
     ]
     title = "energies with everything on the way (issue, levels above, use of what was loaded)"
-    return _table(title, ("benchmark", "operands", "energy", "windows"), rows, {2, 3}, [])
+    return table_of(title, ("benchmark", "operands", "energy", "windows"), rows, numeric={2, 3})
 
 
 def workload_tables(document: Mapping[str, Json]) -> list[Table]:
@@ -128,7 +130,7 @@ def _predictions(rows: Sequence[Mapping[str, Any]], document: Mapping[str, Json]
     ]
     columns = ("workload", "", "measured", "predicted", "95 % interval", "error", "dynamic")
     notes = [f"{row['workload']}: {row['notes']['prediction']}" for row in rows if row["notes"]]
-    return _table("energy, measured and predicted", columns, shown, {2, 3, 4, 5, 6}, [*notes, *_summary(document)])
+    return table_of("energy, measured and predicted", columns, shown, [*notes, *_summary(document)], {2, 3, 4, 5, 6})
 
 
 def _summary(document: Mapping[str, Json]) -> list[str]:
@@ -187,7 +189,7 @@ def split_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         )
     columns = ("workload", "residual", "movement", "with path", *GROUPS)
     notes = [_MOVEMENT, _PUBLISHED_MOVEMENT, *_residuals(rows)]
-    return _table("where the joules went", columns, shown, set(range(1, len(columns))), notes)
+    return table_of("where the joules went", columns, shown, notes)
 
 
 def _share(split: Mapping[str, Any], name: str) -> Share:
@@ -226,7 +228,7 @@ def _series(series: Sequence[Mapping[str, Any]]) -> Table:
         for level in ("throughput", "energy")
     ]
     columns = ("workload", "batch", "items/s", "energy per item", "dynamic", "power")
-    return _table("energy per item over batch sizes", columns, rows, {1, 2, 3, 4, 5}, notes)
+    return table_of("energy per item over batch sizes", columns, rows, notes)
 
 
 def _what_if(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -244,7 +246,7 @@ def _what_if(rows: Sequence[Mapping[str, Any]]) -> Table:
     ]
     columns = ("workload", "change", "energy", "then", "largest part", "then", "time")
     notes = [f"{row['workload']}, {row['change']}: {row['reason']}" for row in rows if row["reason"]]
-    return _table("what if", columns, shown, {2, 3, 6}, notes)
+    return table_of("what if", columns, shown, notes, {2, 3, 6})
 
 
 def trend_table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
@@ -259,7 +261,7 @@ def trend_table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
     columns = ("quantity", f"{gpu}, random", f"{gpu}, zeros", *names)
     citations = sorted({one["citation"] for row in rows for one in row["published"]})
     notes = ["scopes differ between publications: compare order and trend rather than values", *citations]
-    return _table("beside published energies", columns, shown, set(range(1, len(columns))), notes)
+    return table_of("beside published energies", columns, shown, notes)
 
 
 def _energy(value: float | None, unit: str) -> str:
@@ -276,9 +278,3 @@ def _percent(value: float | None) -> str:
 
 def _signed(value: float | None) -> str:
     return "n/a" if value is None else f"{value:+.1%}"
-
-
-def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: set[int], notes: Sequence[str]
-) -> Table:
-    return Table(tuple(columns), tuple(map(tuple, rows)), frozenset(numeric), tuple(notes), title)

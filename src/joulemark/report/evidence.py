@@ -13,7 +13,8 @@ from joulemark.history.runs import driver_of
 from joulemark.records import Case, Json, Record, Run, Value
 from joulemark.tandem import Crossover, find_crossover
 from joulemark.tandem import Point as TandemPoint
-from joulemark.utilization.plateau import MIN_BATCHES, Plateau, Point, find_plateau
+from joulemark.utilization.curves import best_equipped_last, by_batch, plateau_of
+from joulemark.utilization.plateau import Plateau
 from joulemark.utilization.waterfall import Waterfall, waterfall_of
 
 MOST_SHOWN = 12
@@ -21,7 +22,6 @@ MOST_SHOWN = 12
 
 CPU = "cpu"
 """Model of a case that ran on no GPU."""
-_MEASURED = ("ok", "flagged")
 _NEARLY_ALL = 0.9
 _BOARD_DIGITS = 8
 _PHASES = ("train", "inference", "prefill", "decode")
@@ -89,26 +89,8 @@ class Curve:
 
     @cached_property
     def plateau(self) -> Plateau:
-        """Of throughput over the batch.
-
-        Of the run that swept the largest batch, the newest of several: runs differ in more than noise (another host,
-        another load). Where no run has enough batches for a verdict, all of them together.
-        """
-        by_run: dict[str, dict[int, Record]] = {}
-        for batch, found in self.records.items():
-            for record in found:
-                if record.value("throughput_per_s"):
-                    by_run.setdefault(record.run_id, {})[batch] = record
-        enough = [one for one in by_run.values() if len(one) >= MIN_BATCHES]
-        if enough:
-            chosen = max(
-                enough, key=lambda one: (max(one), max(record.window_utc or (0.0,) for record in one.values()))
-            )
-            points = [Point(batch, _levels([record])) for batch, record in chosen.items()]
-        else:
-            points = [Point(batch, levels) for batch in self.batches if (levels := _levels(self.records[batch]))]
-        limit = "the batch sizes that were asked for" if self.did_not_fit is None else "memory"
-        return find_plateau(points, limited_by=limit)
+        """Of throughput over the batch; of which run is told by :func:`joulemark.utilization.curves.plateau_of`."""
+        return plateau_of(self.records, self.did_not_fit)
 
     @cached_property
     def crossover(self) -> Crossover:
@@ -238,16 +220,6 @@ class Evidence:
         return sorted(found, key=lambda one: one[0])
 
 
-def _levels(records: Sequence[Record]) -> tuple[float, ...]:
-    """Throughput as each measuring process saw it."""
-    found: list[float] = []
-    for record in records:
-        own = [one["throughput_per_s"] for one in record.processes if "throughput_per_s" in one]
-        value = record.value("throughput_per_s")
-        found += own or ([] if value is None else [value])
-    return tuple(found)
-
-
 def same_gpu(name: Json, model: str) -> bool:
     """Whether a document's name of a GPU, if it has one, is a case's model."""
     return name is None or slug(str(name)) == model
@@ -268,7 +240,7 @@ def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
         runs: in any order.
         documents: beside them.
     """
-    ordered = sorted(runs, key=_equipment)
+    ordered = best_equipped_last(runs)
     groups: dict[tuple[Json, ...], dict[str, list[Record]]] = {}
     drivers: set[str] = set()
     for run in ordered:
@@ -299,24 +271,13 @@ def driver_of_record(run: Run, record: Record) -> str:
     return driver_of({} if environment is None else environment.facts)
 
 
-def _equipment(run: Run) -> tuple[bool, float]:
-    return any(record.tables.get("timeline") for record in run.records), run.started_utc or 0.0
-
-
 def _configuration(case: Case) -> Case:
     return replace(case, batch_size=None, benchmark=None)
 
 
 def _curve(records: Sequence[Record]) -> Curve | None:
-    by_batch: dict[int, list[Record]] = {}
-    too_large = [one.case.batch_size or 0 for one in records if one.outcome == "oom"]
-    for record in records:
-        if record.outcome in _MEASURED:
-            by_batch.setdefault(record.case.batch_size or 0, []).append(record)
-    if not by_batch:
-        return None
-    measured = {batch: tuple(found) for batch, found in by_batch.items()}
-    return Curve(_configuration(records[0].case), measured, min(too_large, default=None))
+    measured, did_not_fit = by_batch(records)
+    return Curve(_configuration(records[0].case), measured, did_not_fit) if measured else None
 
 
 def _usual(curve: Curve) -> tuple[bool, bool, tuple[int, int, int]]:

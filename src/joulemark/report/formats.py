@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from joulemark.records import Table
 from joulemark.report import markdown, terminal
 
-Form = Literal["terminal", "markdown"]
 
-
-def render(tables: Iterable[Table], form: Form = "terminal", width: int | None = None) -> str:
+def render(tables: Iterable[Table], form: str | None = None, width: int | None = None) -> str:
     """Tables as text, ending with a line break; names from outside are shown harmless.
 
     Args:
         tables: of a view.
-        form: ``terminal`` or ``markdown``.
+        form: ``markdown``; anything else is for a terminal.
         width: of the terminal, in columns; its own by default.
     """
-    text = terminal.render(tables, width) if form == "terminal" else markdown.render(tables)
+    text = markdown.render(tables) if form == "markdown" else terminal.render(tables, width)
     return text.rstrip("\n") + "\n"
 
 
@@ -33,6 +30,11 @@ def table_of(
     """A table whose first column is text; the others are figures unless said otherwise."""
     right = frozenset(range(1, len(columns)) if numeric is None else numeric)
     return Table(tuple(columns), tuple(map(tuple, rows)), right, tuple(notes), title)
+
+
+def capital(text: str) -> str:
+    """A text as it begins a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from joulemark.history.runs import PastRun, Source
@@ -28,8 +28,8 @@ def _levels(trend: Trend) -> Table:
     unit, name = find(figures.metric).unit, namer(figures.cases)
     counts = Counter(run.driver for run in figures.runs)
     newest = f"{drivers[-1]} / previous" if len(drivers) > 1 else ""
-    rows = []
-    for case, levels in zip(figures.cases, trend.levels, strict=True):
+    rows, told = [], zip(figures.cases, trend.levels, strict=True)
+    for case, levels in sorted(told, key=lambda one: _says_less(one[1], drivers)):
         cells = [_level(levels.get(driver), unit, counts[driver]) for driver in drivers]
         last = levels.get(drivers[-1])
         rows.append((name(case), *cells, *([ratio_text(None if last is None else last.ratio)] if newest else [])))
@@ -40,6 +40,13 @@ def _levels(trend: Trend) -> Table:
         frozenset(range(1, len(columns))),
         title=f"{find(figures.metric).title} by driver, median over {_runs(len(figures.runs))}",
     )
+
+
+def _says_less(levels: Mapping[str, Level], drivers: Sequence[str]) -> tuple[bool, bool]:
+    """What puts a row behind others: no ratio for the newest driver, then a single run."""
+    newest = levels.get(drivers[-1]) if drivers else None
+    compared = newest is not None and newest.ratio is not None
+    return not compared, sum(one.runs for one in levels.values()) < 2
 
 
 def _level(level: Level | None, unit: str, runs: int) -> str:

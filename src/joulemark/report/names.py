@@ -17,16 +17,17 @@ def namer(cases: Iterable[Case]) -> Callable[[Case], str]:
     """
     functions: dict[str, set[str | None]] = defaultdict(set)
     for case in cases:
-        functions[_label_without_gpu(case)].add(case.benchmark)
+        functions[label_without_gpu(case)].add(case.benchmark)
     several = {label for label, names in functions.items() if len(names) > 1}
 
     def name(case: Case) -> str:
-        return f"{case.benchmark or '-'}:{case.label}" if _label_without_gpu(case) in several else case.label
+        return f"{case.benchmark or '-'}:{case.label}" if label_without_gpu(case) in several else case.label
 
     return name
 
 
-def _label_without_gpu(case: Case) -> str:
+def label_without_gpu(case: Case) -> str:
+    """What a case is called where its GPU stands beside it."""
     return replace(case, gpu_model="").label
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run, Table
-from joulemark.report import answers_view, csv, jsonout, markdown, plateau_table, terminal
+from joulemark.report import answers_view, csv, formats, jsonout, markdown, plateau_table, terminal
 from joulemark.report.evidence import Evidence, gather
 from joulemark.report.tables import tables_of
 
@@ -79,8 +79,7 @@ def render_comparison(comparison: Comparison, form: Format, width: int | None = 
         return jsonout.dumps(comparison.to_json())
     from joulemark.report.comparison_table import table_of  # the statistics take a while to load
 
-    table = table_of(comparison)
-    return markdown.render([table]) if form == "markdown" else terminal.render([table], width) + "\n"
+    return formats.render([table_of(comparison)], form, width)
 
 
 def format_of(path: Path) -> Format:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from joulemark.errors import ConfigurationError
-from joulemark.history.runs import driver_of, sorted_drivers
+from joulemark.history.runs import sorted_drivers
 from joulemark.metrics import Metric, all_metrics, find, format_value
 from joulemark.records import Case, Json, Record, Run, Table
-from joulemark.report.names import first_of
-from joulemark.utilization.plateau import Plateau, Point, batch_text, find_plateau
+from joulemark.report.evidence import driver_of_record
+from joulemark.report.names import first_of, label_without_gpu
+from joulemark.utilization.curves import MEMORY, by_batch, plateau_of
+from joulemark.utilization.plateau import Plateau, batch_text
 
 SCHEMA = "joulemark/plateaus/1"
-_MEMORY = "memory"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def plateaus_of(runs: Sequence[Run], metric: Metric) -> list[PlateauRow]:
         metric: whose level is looked at.
     """
     rows = [
-        PlateauRow(run, records[0].case.series, driver, _plateau(records, metric))
+        PlateauRow(run, records[0].case.series, driver, plateau_of(*by_batch(records), metric.name))
         for run in runs
         for driver, records in _series(run)
     ]
@@ -63,7 +64,7 @@ def plateaus_of(runs: Sequence[Run], metric: Metric) -> list[PlateauRow]:
 
     def order(row: PlateauRow) -> tuple[str, str, int, float, str]:
         when = row.run.started_utc or 0.0
-        return _name(row.series), row.series.gpu_model, ranks[row.driver], when, row.run.path
+        return label_without_gpu(row.series), row.series.gpu_model, ranks[row.driver], when, row.run.path
 
     return sorted(rows, key=order)
 
@@ -73,44 +74,14 @@ def _series(run: Run) -> list[tuple[str, list[Record]]]:
     found: dict[tuple[str, str], list[Record]] = {}
     for record in run.records:
         if record.case.batch_size is not None:
-            found.setdefault((_driver(run, record), record.case.series.case_id), []).append(record)
+            found.setdefault((driver_of_record(run, record), record.case.series.case_id), []).append(record)
     return [(driver, records) for (driver, _), records in found.items()]
-
-
-def _driver(run: Run, record: Record) -> str:
-    environment = run.environments.get(record.environment_id)
-    return driver_of({} if environment is None else environment.facts)
-
-
-def _plateau(records: Sequence[Record], metric: Metric) -> Plateau:
-    points = [
-        Point(float(record.case.batch_size), levels)
-        for record in records
-        if record.case.batch_size and (levels := _levels(record, metric))
-    ]
-    largest = max((point.batch for point in points), default=0.0)
-    if any(record.outcome == "oom" and (record.case.batch_size or 0) > largest for record in records):
-        return find_plateau(points, limited_by=_MEMORY)
-    return find_plateau(points)
-
-
-def _levels(record: Record, metric: Metric) -> tuple[float, ...]:
-    """The level as each process saw it, or as the record has it."""
-    values = [process[metric.name] for process in record.processes if process.get(metric.name) is not None]
-    whole = record.value(metric.name)
-    if not values and whole is not None:
-        values = [whole]
-    return tuple(1 / value if metric.better == "lower" and value else value for value in values)
-
-
-def _name(series: Case) -> str:
-    return replace(series, gpu_model="").label
 
 
 def table_of(rows: Sequence[PlateauRow], metric: Metric) -> Table:
     """The plateaus side by side; series of too few batch sizes are named under the table."""
     shown = [row for row in rows if row.plateau.verdict != "too_few_points"]
-    few = [_name(row.series) for row in rows if row.plateau.verdict == "too_few_points"]
+    few = [label_without_gpu(row.series) for row in rows if row.plateau.verdict == "too_few_points"]
     notes = [f"{first_of(few)}: too few batch sizes for a plateau"] if few else []
     notes += _notes(shown)
     if metric.better == "lower":
@@ -131,10 +102,10 @@ def _cells(row: PlateauRow, metric: Metric) -> tuple[str, ...]:
     level = plateau.level if plateau.level is None or metric.better != "lower" else 1 / plateau.level
     verdict = "plateau" if plateau.verdict == "plateau" else plateau.describe()
     if plateau.verdict == "not_reached":
-        end = ": larger ones did not fit" if plateau.limited_by == _MEMORY else ""
+        end = ": larger ones did not fit" if plateau.limited_by == MEMORY else ""
         verdict = f"not reached by {batch_text(plateau.largest_batch)}{end}"
-    return (_name(row.series), row.series.gpu_model, row.driver, _run_name(row.run.path), knee_text(plateau),
-            format_value(level, metric.unit), verdict)  # fmt: skip
+    name, path, level_text = label_without_gpu(row.series), _run_name(row.run.path), format_value(level, metric.unit)
+    return name, row.series.gpu_model, row.driver, path, knee_text(plateau), level_text, verdict
 
 
 def _run_name(path: str) -> str:
@@ -159,7 +130,7 @@ def _notes(rows: Iterable[PlateauRow]) -> list[str]:
         for finding in row.plateau.findings:
             remedy = f" ({finding.remedy})" if finding.remedy else ""
             _, names = said.setdefault(finding.code, (f"{finding.message}{remedy}", []))
-            names.append(_name(row.series))
+            names.append(label_without_gpu(row.series))
     return [f"{first_of(list(dict.fromkeys(names)))}: {text}" for text, names in said.values()]
 
 

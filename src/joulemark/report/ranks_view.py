@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
 
 _COLUMNS = ("rank", "collectives", "comm.", "exposed comm.", "overlap", "computation")
 _SOURCES = {"device": "kernels of the communication library", "host": "ranges of gloo on the host"}
 
 
-def render(document: Mapping[str, Json], format: Literal["terminal", "markdown"]) -> str:  # noqa: A002
-    """The document of :func:`joulemark.trace.communication.ranks_document`, ending with a line break."""
-    table = ranks_table(document)
-    text = terminal.render([table]) if format == "terminal" else markdown.render([table])
-    return text.rstrip("\n") + "\n"
+def tables(document: Mapping[str, Json]) -> list[Table]:
+    """Of the document of :func:`joulemark.trace.communication.ranks_document`."""
+    return [ranks_table(document)]
 
 
 def ranks_table(document: Mapping[str, Json]) -> Table:

@@ -13,12 +13,15 @@ _COLUMNS = (
     "batch", "step", "GPU busy", "host issue", "exposed", "of step", "hidden", "issue/operator", "kernels", "launches",
     "profiler cost", "peak memory",
 )  # fmt: skip
+_ANSWERS = ("crossover", "below", "above", "too_few_batches")
+"""Verdicts, the one that says most first."""
 _INPUT_COLUMNS = ("cell", "step", "GPU busy", "idle: input", "idle: copy call", "copy only", "exposed (profiled)")
 
 
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
-    """A table per series, then the modes against eager, then the cells that have no batch size."""
-    yield from map(_series, document["series"], series_titles(document["series"]))
+    """A table per series, those with a crossover first, then modes against eager, then cells without a batch size."""
+    series = sorted(document["series"], key=lambda one: _ANSWERS.index(one["crossover"]["verdict"]))
+    yield from map(_series, series, series_titles(series))
     if document["against_eager"]:
         yield _against_eager(document["against_eager"])
     if document["cells"]:
@@ -75,10 +78,18 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
 
 
 def _issue_per_operator(series: Mapping[str, Json]) -> Iterator[str]:
-    """How even the host's issue time is over the batches, at one speed of the host where that is known."""
+    """How even the host's issue time is over the batches: in turns, else at one speed of the host, else as it is."""
+    turns = series["host_issue_per_operator_in_turns"]
+    if turns["median_s"] is not None:
+        low, high = turns["interval"]
+        yield (
+            f"host issue time per operator, batches in turns: {format_value(turns['median_s'], 's')}, furthest from it "
+            f"by {turns['largest_deviation']:+.1%} [{low:+.1%}, {high:+.1%}] (batch {turns['batch']}, "
+            f"{turns['rounds']} rounds)"
+        )
     scaled, profiled = series["host_issue_per_operator_at_one_speed"], series["host_issue_per_operator"]
     even, how = (scaled, " at one speed of the host") if scaled["median_s"] is not None else (profiled, "")
-    if even["median_s"] is not None:
+    if even["median_s"] is not None and turns["median_s"] is None:
         yield (
             f"host issue time per operator{how}: {format_value(even['median_s'], 's')}, "
             f"furthest from it by {even['largest_deviation']:+.1%} (batch {even['batch']})"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report import markdown, terminal
 from joulemark.report.escape import printable, shorten
-
-Format = Literal["terminal", "markdown"]
+from joulemark.report.formats import percent, table_of
 
 _SHOWN = 10
 _SHOWN_GAPS = 5
@@ -31,25 +29,16 @@ _CAUSE_TITLES = {
 }
 
 
-def render(document: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002 - the name that users know
-    """The document of :func:`joulemark.trace.analyse_files` as text, ending with a line break.
-
-    Names from the traces are shown harmless: control characters spelt out, Markdown and HTML not interpreted.
-    """
-    return _render([table for entry in document["files"] for table in tables(entry)], format)
-
-
-def render_diff(difference: Mapping[str, Json], format: Format = "terminal") -> str:  # noqa: A002
-    """The difference of two traces (:func:`joulemark.trace.diff`) as text, ending with a line break."""
-    return _render(list(diff_tables(difference)), format)
+def tables(document: Mapping[str, Json]) -> Iterator[Table]:
+    """Of the document of :func:`joulemark.trace.analyse_files`, or of :func:`joulemark.trace.diff`."""
+    if "base" in document:
+        yield from _diff_tables(document)
+        return
+    for entry in document["files"]:
+        yield from _file_tables(entry)
 
 
-def _render(chosen: Sequence[Table], format: Format) -> str:  # noqa: A002
-    text = terminal.render(chosen) if format == "terminal" else markdown.render(chosen)
-    return text.rstrip("\n") + "\n"
-
-
-def tables(entry: Mapping[str, Any]) -> list[Table]:
+def _file_tables(entry: Mapping[str, Any]) -> list[Table]:
     """One file of the document as tables: its figures with all findings, then what they are made of."""
     if entry["error"]:
         return [Table((), (), title=entry["path"], notes=(f"not read: {entry['error']}",))]
@@ -70,17 +59,11 @@ def _seconds(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.2f} %"
+    return percent(value, 2)
 
 
 def _count(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], **more: Any) -> Table:
-    """A table whose first column is text; the others are figures unless said otherwise."""
-    numeric = more.pop("numeric", frozenset(range(1, len(columns))))
-    return Table(tuple(columns), tuple(tuple(row) for row in rows), numeric=numeric, title=title, **more)
 
 
 def _notices(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -115,7 +98,7 @@ def _summary(entry: Mapping[str, Any]) -> Table:
     if entry["invalid_events"]:
         rows.append(("device events with invalid times", _count(entry["invalid_events"])))
     title = entry["path"] if entry["complete"] else f"{entry['path']} (INCOMPLETE)"
-    return _table(title, ("figure", "value"), rows, notes=tuple(_notices(entry)))
+    return table_of(title, ("figure", "value"), rows, tuple(_notices(entry)))
 
 
 def _idle(entry: Mapping[str, Any]) -> Table:
@@ -125,7 +108,7 @@ def _idle(entry: Mapping[str, Any]) -> Table:
         (_CAUSE_TITLES.get(cause, cause), _seconds(value), _percent(value / total))
         for cause, value in sorted(causes, key=lambda item: -item[1])
     ]
-    return _table("why the device was idle in its span", ("cause", "time", "share"), rows)
+    return table_of("why the device was idle in its span", ("cause", "time", "share"), rows)
 
 
 def _iterations(entry: Mapping[str, Any]) -> Table:
@@ -142,7 +125,7 @@ def _iterations(entry: Mapping[str, Any]) -> Table:
         for row in entry["iterations"][:_SHOWN]
     ]
     columns = ("iteration", "wall", "busy", "exposed overhead", "host issue", "hidden", "kernels")
-    return _table("iterations", columns, rows, notes=_more(entry["iterations"], _SHOWN))
+    return table_of("iterations", columns, rows, _more(entry["iterations"], _SHOWN))
 
 
 def _more(entries: Sequence[Any], shown: int) -> tuple[str, ...]:
@@ -163,7 +146,7 @@ def _shares(what: str, entries: Sequence[Mapping[str, Any]]) -> Table:
         for row in entries[:_SHOWN]
     ]
     columns = (what, "device time", "share", "kernels", "copies")
-    return _table(f"device time by {what}", columns, rows, notes=_more(entries, _SHOWN))
+    return table_of(f"device time by {what}", columns, rows, _more(entries, _SHOWN))
 
 
 def _copies(entry: Mapping[str, Any]) -> Table:
@@ -177,7 +160,7 @@ def _copies(entry: Mapping[str, Any]) -> Table:
         )
         for row in entry["copy_kinds"]
     ]
-    return _table("copies and sets", ("copy or set", "count", "time", "bytes", "bandwidth"), rows)
+    return table_of("copies and sets", ("copy or set", "count", "time", "bytes", "bandwidth"), rows)
 
 
 def _gaps(entry: Mapping[str, Any]) -> Table:
@@ -189,10 +172,10 @@ def _gaps(entry: Mapping[str, Any]) -> Table:
         before = shorten(printable(gap["before"]), _NAME_WIDTH)
         rows.append((_CAUSE_TITLES.get(cause, cause), _seconds(gap["duration_s"]), at, host, before))
     columns = ("cause", "idle for", "at", "host in", "ended by")
-    return _table("longest idle gaps", columns, rows, numeric=frozenset({1, 2}))
+    return table_of("longest idle gaps", columns, rows, numeric={1, 2})
 
 
-def diff_tables(difference: Mapping[str, Json]) -> Iterator[Table]:
+def _diff_tables(difference: Mapping[str, Json]) -> Iterator[Table]:
     """The difference of two traces as tables."""
     per = "means per iteration" if difference["basis"] == "iteration" else "whole traces"
     state = "" if difference["complete"] else " (INCOMPLETE)"
@@ -216,7 +199,7 @@ def _changes(
     title: str, what: str, rows: Sequence[Mapping[str, Any]], notes: tuple[str, ...] = (), unit: str = ""
 ) -> Table:
     shown = [_change(row, unit) for row in rows[:_SHOWN]]
-    return _table(title, (what, "base", "new", "change", "new / base"), shown, notes=(*notes, *_more(rows, _SHOWN)))
+    return table_of(title, (what, "base", "new", "change", "new / base"), shown, (*notes, *_more(rows, _SHOWN)))
 
 
 def _change(row: Mapping[str, Any], unit: str) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from statistics import median
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import PROFILER, find
-from joulemark.records import Case, Environment, Json, Record, Run, Value
+from joulemark.records import Case, Environment, Json, Record, Row, Run, Value
+from joulemark.tandem import turns
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
 
 SCHEMA = "joulemark/tandem/1"
@@ -52,10 +53,12 @@ def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
         key = record.case.series.case_id
         if key in wanted:
             groups.setdefault(key, []).append(record)
-    found = [_series(sorted(group, key=_batch_of)) for group in groups.values()]
+    issued = _issue_turns(records.values())
+    found = [_series(sorted(group, key=_batch_of), issued) for group in groups.values()]
     modules = {_module(one.case) for one in profiled if one.case.batch_size is None}
     cells = [one for one in records.values() if one.case.batch_size is None and _module(one.case) in modules]
     used = {one.run_id for group in (*groups.values(), cells) for one in group}
+    used |= {run_id for run_id, rows in issued.items() for one in found if _of_series(rows, one["rows"])}
     return {
         "schema": SCHEMA,
         "runs": [_run(run) for run in runs if run.run_id in used],
@@ -94,8 +97,27 @@ def _run(run: Run) -> dict[str, Json]:
     }
 
 
-def _series(records: Sequence[Record]) -> dict[str, Json]:
-    """One model in one mode over its batch sizes."""
+def _issue_turns(records: Iterable[Record]) -> dict[str, list[Row]]:
+    """Run → what its tables ``issue_turns`` hold, in the order of the runs."""
+    found: dict[str, list[Row]] = {}
+    for one in records:
+        if rows := one.tables.get(turns.TABLE):
+            found.setdefault(one.run_id, []).extend(rows)
+    return found
+
+
+def _of_series(turns_of_run: Iterable[Row], rows: Iterable[Mapping[str, Json]]) -> list[Row]:
+    """Those of the cases of a series."""
+    cases = {row["case_id"] for row in rows}
+    return [one for one in turns_of_run if one["case_id"] in cases]
+
+
+def _series(records: Sequence[Record], issued: Mapping[str, list[Row]]) -> dict[str, Json]:
+    """One model in one mode over its batch sizes.
+
+    Args:
+        issued: run → tables ``issue_turns``; a series counts by the last run that has its cases.
+    """
     speed_s = _fastest_reference(records)
     rows = [_row(one, speed_s) for one in records]
     crossover = _crossover(records, "host_issue_unprofiled_s")
@@ -111,6 +133,7 @@ def _series(records: Sequence[Record]) -> dict[str, Json]:
         "host_issue_per_operator": _evenness(rows, "host_issue_per_operator_s"),
         "host_issue_per_operator_unprofiled": _evenness(rows, "host_issue_per_operator_unprofiled_s"),
         "host_issue_per_operator_at_one_speed": _evenness(rows, "host_issue_per_operator_at_one_speed_s"),
+        "host_issue_per_operator_in_turns": _in_turns(rows, [_of_series(one, rows) for one in issued.values()]),
         "exposed_from_twice_the_crossover": _exposed_beyond(rows, crossover),
         "exposed_rises": _rises(rows),
     }
@@ -254,6 +277,46 @@ def _evenness(rows: Sequence[Mapping[str, Json]], name: str) -> dict[str, Json]:
     deviation = values[batch] / middle - 1
     even = abs(deviation) <= EVEN
     return {**found, "median_s": middle, "largest_deviation": deviation, "batch": batch, "even": even, "note": None}
+
+
+def _in_turns(rows: Sequence[Mapping[str, Json]], issued: Sequence[Sequence[Row]]) -> dict[str, Json]:
+    """How much the issue time per operator differs over batches that were issued in turns.
+
+    Args:
+        rows: of the series, with their operators.
+        issued: per run the bursts of the series' cases.
+    """
+    operators = {row["batch_size"]: row["metrics"]["operators_per_step"]["value"] for row in rows}
+    bursts = next((one for one in reversed(issued) if one), [])
+    known = {row["batch_size"] for row in bursts}
+    per_batch = {batch: count for batch, count in operators.items() if count and batch in known}
+    found = turns.compare(bursts, per_batch)
+    common: dict[str, Json] = {"limit": EVEN, "confidence": turns.CONFIDENCE}
+    if found is None:
+        unknown = dict.fromkeys(("rounds", "median_s", "largest_deviation", "interval", "batch", "even"))
+        return {**common, "batches": [], **unknown, "note": _why_no_turns(bursts, per_batch)}
+    at = found.furthest
+    told = zip(found.batches, found.deviation, found.interval, strict=True)
+    per_operator = [time / per_batch[batch] for batch, time in zip(found.batches, found.issue_s, strict=True)]
+    return {
+        **common,
+        "batches": [{"batch_size": one, "deviation": two, "interval": list(ends)} for one, two, ends in told],
+        "rounds": found.rounds,
+        "median_s": median(per_operator),
+        "largest_deviation": found.deviation[at],
+        "interval": list(found.interval[at]),
+        "batch": found.batches[at],
+        "even": abs(found.deviation[at]) <= EVEN,
+        "note": None,
+    }
+
+
+def _why_no_turns(bursts: Sequence[Row], per_batch: Mapping[int, float]) -> str:
+    if not bursts:
+        return "its cases were not issued in turns (bench_tandem.py, bench_issue_in_turns)"
+    if len(per_batch) < 2:
+        return "fewer than two of the batches that were issued in turns have a known number of operators"
+    return f"fewer than {turns.FEWEST_ROUNDS} rounds hold all batches"
 
 
 def _exposed_beyond(rows: Sequence[Mapping[str, Json]], crossover: Crossover) -> dict[str, Json]:

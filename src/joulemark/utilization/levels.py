@@ -60,6 +60,11 @@ COUNTS: Mapping[str, tuple[str, float]] = {
 }
 """Amount of a step → the counter of it, and what one of it is in the amount's unit."""
 
+READ: frozenset[str] = frozenset(
+    {*SHARES.values(), *(counter for counter, _ in COUNTS.values()), *_WORK, "l1_sector_hits"}
+)
+"""Counters that anything here is made of."""
+
 
 @dataclass(frozen=True)
 class Stretch:

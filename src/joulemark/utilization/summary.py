@@ -11,7 +11,8 @@ from statistics import fmean, median
 
 from joulemark.metrics import LEVELS
 from joulemark.records import Case, Json, Record, Run
-from joulemark.utilization.plateau import Plateau, Point, find_plateau
+from joulemark.utilization.curves import THROUGHPUT, best_equipped_last, by_batch, plateau_of, points_of
+from joulemark.utilization.plateau import Plateau
 from joulemark.utilization.refine import Refined, refine
 from joulemark.utilization.waterfall import Waterfall, class_shares, no_tensor_share, waterfall_of
 
@@ -33,7 +34,7 @@ _WORK = ("step_flops", "counted_flops", "achieved_flop_per_s", "peak_flop_per_s"
 
 @dataclass(frozen=True)
 class _Cell:
-    """One batch size of a series: its records, of one or several runs; the last measured one tells the details."""
+    """One batch size of a series: its records, of one or several runs; the best equipped tells the details."""
 
     batch: int
     records: tuple[Record, ...]
@@ -41,15 +42,6 @@ class _Cell:
     @property
     def last(self) -> Record:
         return self.records[-1]
-
-    def levels(self, metric: str) -> tuple[float, ...]:
-        """A metric as each measuring process saw it, over all runs."""
-        found: list[float] = []
-        for record in self.records:
-            own = [one[metric] for one in record.processes if metric in one]
-            value = record.value(metric)
-            found += own or ([] if value is None else [value])
-        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -66,36 +58,29 @@ class _Series:
     did_not_fit: int | None
     eager_flops: Mapping[int, float]
 
-    @property
-    def limited_by(self) -> str:
-        return "the batch sizes that were asked for" if self.did_not_fit is None else "memory"
-
     def plateau(self, metric: str) -> Plateau | None:
         """Of a metric over the batch sizes that have it; None where none has, or a pipe is never used."""
-        points = [Point(cell.batch, levels) for cell in self.cells if (levels := cell.levels(metric))]
-        return find_plateau(points, limited_by=self.limited_by) if any(map(_used, points)) else None
-
-
-def _used(point: Point) -> bool:
-    return any(value > 0 for value in point.processes)
+        measured = {cell.batch: cell.records for cell in self.cells}
+        used = any(level > 0 for point in points_of(measured, metric) for level in point.processes)
+        return plateau_of(measured, self.did_not_fit, metric) if used else None
 
 
 def document_of(runs: Sequence[Run], per_kernel: Mapping[str, Json] | None = None) -> dict[str, Json]:
     """The document of ``joulemark utilization --json`` (``docs/schema/utilization.schema.json``).
 
-    A series is what differs in its batch size alone. Records of several runs are joined: each counts as a process of
-    its own for the plateau's noise, and the last one tells the details of its cell.
+    A series is what differs in its batch size alone. A plateau is that of one run where one has enough batch sizes
+    (:func:`joulemark.utilization.curves.plateau_of`); of a cell that several runs measured, the best equipped one tells
+    the details.
 
     Args:
         runs: as read from the store.
         per_kernel: case_id → counters of each of its kernels (:func:`joulemark.utilization.read_files`).
     """
-    records = [record for run in runs for record in run.records]
     return {
         "schema": SCHEMA,
         "published": dict(PUBLISHED),
         "runs": [_run_entry(run) for run in runs],
-        "series": [_series_entry(one, per_kernel or {}) for one in _series_of(records)],
+        "series": [_series_entry(one, per_kernel or {}) for one in _series_of(runs)],
     }
 
 
@@ -110,28 +95,27 @@ def _run_entry(run: Run) -> dict[str, Json]:
     }
 
 
-def _series_of(records: Iterable[Record]) -> Iterator[_Series]:
+def _series_of(runs: Sequence[Run]) -> Iterator[_Series]:
     """Series of training cases in the order of the runs; batch sizes rise."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[Record]] = {record.case.series.case_id: [] for record in _training(runs)}
     flops: dict[str, dict[int, float]] = {}
-    for record in records:
+    for record in _training(best_equipped_last(runs)):
         case = record.case
-        if case.batch_size is None or case.phase != "train":
-            continue
-        groups.setdefault(case.series.case_id, []).append(record)
+        groups[case.series.case_id].append(record)
         work = record.value("step_flops")
-        if case.mode == "eager" and work is not None:
+        if case.mode == "eager" and work is not None and case.batch_size is not None:
             flops.setdefault(_regardless(case), {})[case.batch_size] = work
     for members in groups.values():
-        by_batch: dict[int, list[Record]] = {}
-        for record in members:
-            if record.outcome in ("ok", "flagged"):
-                by_batch.setdefault(record.case.batch_size or 0, []).append(record)
-        too_large = [record.case.batch_size or 0 for record in members if record.outcome == "oom"]
-        if by_batch:
-            cells = tuple(_Cell(batch, tuple(found)) for batch, found in sorted(by_batch.items()))
+        measured, did_not_fit = by_batch(members)
+        if measured:
+            cells = tuple(_Cell(batch, found) for batch, found in measured.items())
             case = members[0].case
-            yield _Series(case.series, cells, min(too_large, default=None), flops.get(_regardless(case), {}))
+            yield _Series(case.series, cells, did_not_fit, flops.get(_regardless(case), {}))
+
+
+def _training(runs: Iterable[Run]) -> Iterator[Record]:
+    for run in runs:
+        yield from (one for one in run.records if one.case.phase == "train" and one.case.batch_size is not None)
 
 
 def _regardless(case: Case) -> str:
@@ -141,7 +125,7 @@ def _regardless(case: Case) -> str:
 
 def _series_entry(series: _Series, per_kernel: Mapping[str, Json]) -> dict[str, Json]:
     case = series.case
-    throughput = series.plateau("throughput_per_s")
+    throughput = series.plateau(THROUGHPUT)
     curves = {level: found for level in _CURVES if (found := series.plateau(level)) is not None}
     return {
         **case.series_to_json(),

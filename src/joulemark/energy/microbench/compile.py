@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
+from joulemark.energy.microbench.kept import kept
 from joulemark.errors import JoulemarkError, Unsupported
 
 FAMILIES = ("control", "vector", "tensor", "memory", "wgmma")
@@ -67,14 +69,21 @@ def compile_family(family: str, architecture: str) -> Cubin:
         Unsupported: cuda-core or NVRTC is not installed, or NVRTC does not know the architecture.
     """
     try:
-        from cuda.core import Program, ProgramOptions
+        import cuda.core
+        from cuda.bindings import nvrtc
     except ImportError as error:
         raise Unsupported(
             f"kernels cannot be compiled: {error}", "pip install 'joulemark[torch]', which brings cuda-core and NVRTC"
         ) from error
-    options = ProgramOptions(name=f"{family}.cu", arch=architecture, std="c++17")
+    source, version = source_of(family), ".".join(map(str, nvrtc.nvrtcVersion()))
+    code = kept("cubin", (version, architecture, source), lambda: _compiled(cuda.core, family, architecture, source))
+    return Cubin(family, architecture, code)
+
+
+def _compiled(core: Any, family: str, architecture: str, source: str) -> bytes:
+    options = core.ProgramOptions(name=f"{family}.cu", arch=architecture, std="c++17")
     try:
-        code = Program(source_of(family), "c++", options).compile("cubin").code
+        code = core.Program(source, "c++", options).compile("cubin").code
     except Exception as error:  # NVRTC's errors have no common type over releases of cuda-core
         raise Unsupported(
             f"NVRTC does not compile {family}.cu for {architecture}: {_first_lines(error)}",
@@ -82,7 +91,7 @@ def compile_family(family: str, architecture: str) -> Cubin:
         ) from error
     if not isinstance(code, bytes):
         raise JoulemarkError(f"NVRTC gave {type(code).__name__} instead of machine code for {architecture}")
-    return Cubin(family, architecture, code)
+    return code
 
 
 def _first_lines(error: Exception) -> str:

@@ -26,6 +26,8 @@ _AHEAD = 4
 """Launches that wait in the stream: the GPU never idles, and the last counted one ends soon after the window."""
 _CHASE_STEPS = 16384
 _FILL_BLOCKS = 1024
+_NAP_S = 1e-6
+"""Of an iteration of the kernel ``sleep``, at least."""
 
 
 def _modules() -> tuple[Any, Any]:
@@ -83,6 +85,7 @@ class CudaEngine:
             architecture_of(int(major), int(minor)),
             int(properties.multiprocessor_count),
             int(properties.l2_cache_size),
+            int(self._check(self._driver.cuMemGetInfo(), "free memory")),
         )
 
     def _check(self, answer: tuple[Any, ...], what: str) -> Any:
@@ -182,6 +185,9 @@ class CudaEngine:
         kernel, benchmark, tiles = self._loaded
         operands, sink = self._buffers["operands"][0], self._buffers["sink"][0]
         self._start(kernel, benchmark.threads, launch, operands, tiles, sink)
+        if launch.rest_s:  # one warp that sleeps: the stream goes on after it without the host
+            rest = Launch(1, max(1, round(launch.rest_s / _NAP_S)))
+            self._start(self._kernel("control", "sleep"), 32, rest, operands, 1, sink)
 
     def time_launch(self, launch: Launch) -> float:
         """By events, the second of two launches."""

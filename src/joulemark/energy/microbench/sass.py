@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joulemark.energy.microbench.kept import kept
 from joulemark.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -111,11 +112,26 @@ def disassemble(cubin: Cubin) -> Mapping[str, tuple[Instruction, ...]]:
     Raises:
         Unsupported: there is no disassembler, or it cannot read the code.
     """
+    tool = nvdisasm()
+    content = kept("sass", (cubin.code, tool, _version_of(tool)), lambda: _disassembled(cubin, tool))
+    return {name: tuple(Instruction(*line) for line in lines) for name, lines in json.loads(content).items()}
+
+
+def _version_of(tool: str) -> str:
+    try:
+        state = Path(tool).stat()
+    except OSError:
+        return "not there"
+    return f"{state.st_size} {state.st_mtime_ns}"
+
+
+def _disassembled(cubin: Cubin, tool: str) -> bytes:
+    """Kernel → [opcode, operands, predicate] of each instruction, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.cubin"
         path.write_bytes(cubin.code)
         try:
-            run = subprocess.run([nvdisasm(), "-json", str(path)], capture_output=True, text=True, check=False)
+            run = subprocess.run([tool, "-json", str(path)], capture_output=True, text=True, check=False)
         except OSError as error:
             raise Unsupported(f"machine code cannot be read: nvdisasm does not run ({error})") from error
     if run.returncode:
@@ -124,13 +140,13 @@ def disassemble(cubin: Cubin) -> Mapping[str, tuple[Instruction, ...]]:
         functions = json.loads(run.stdout)[1]
     except (ValueError, IndexError) as error:
         raise Unsupported("machine code cannot be read: this nvdisasm prints no JSON", "install a newer one") from error
-    return {
-        one["function-name"]: tuple(
-            Instruction(line["opcode"], line.get("operands", ""), line.get("predicate", ""))
-            for line in one["sass-instructions"]
-        )
+    found = {
+        one["function-name"]: [
+            (line["opcode"], line.get("operands", ""), line.get("predicate", "")) for line in one["sass-instructions"]
+        ]
         for one in functions
     }
+    return json.dumps(found, separators=(",", ":")).encode()
 
 
 def measured_loop(instructions: Sequence[Instruction], work: Sequence[Work]) -> Loop | None:

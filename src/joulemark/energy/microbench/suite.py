@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from joulemark.energy.microbench.compile import number_of
-from joulemark.energy.units import INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS
+from joulemark.energy.units import HBM_ACTIVE, INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,8 +18,13 @@ Operands = Literal["zero", "constant", "random", "normal", "normal_fp32"]
 WARP = 32
 TILE_BYTES = 8 * 1024 * 16
 """What a block touches per iteration of a sequential global kernel."""
+_OF_MEMORY = 8
 L1_BLOCK_BYTES = 65536
 """Distance between the regions of two blocks in the L1 kernels."""
+
+
+_HOLDING_NONE = frozenset({"idle", "empty"})
+"""Benchmarks that keep no SM occupied."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,10 @@ class Benchmark:
         overhead: instructions per iteration beside the work, nominal (read from the machine code when it runs).
         variants: by architecture, ascending.
         level: where the footprint is pinned.
-        footprint: of the whole grid, as a multiple of the L2's size (``hbm``); a tile per SM, and at most this
-            fraction of it (``l2``): fewer tiles would be shared, and requests of two SMs for one line that come
+        footprint: of the whole grid, as a multiple of the L2's size (``hbm``), at most an eighth of the memory: blocks
+            drift apart, and a block meets what another has just read with the probability that it is still in the L2
+            (of 800 MB on 132 SMs, a tenth: 5.0 TB/s, more than the memory has [H200]); a tile per SM, and at most
+            this fraction of it (``l2``): fewer tiles would be shared, and requests of two SMs for one line that come
             together reach the L2 as one (of 66 SMs over 104 tiles, 14 % of the bytes [H200]).
         lane_bytes: between neighbouring lanes of a global access.
         role: ``fit`` enters the fit; ``check`` is measured, predicted and reported; ``static`` has no work.
@@ -127,6 +134,12 @@ class Benchmark:
         warps = blocks * self.threads / WARP
         counts = {unit: count * warps * iterations for unit, count in self.variant(architecture).counts.items()}
         return {INSTRUCTION: float(instructions) * warps * iterations, **counts}
+
+    def counts_over(self, blocks: int, seconds: float) -> dict[str, float]:
+        """Unit of the model → count of what time alone counts: SMs that hold warps, and a memory that is in use."""
+        held = blocks * seconds if self.name not in _HOLDING_NONE else 0.0
+        in_use = seconds if self.level == "hbm" else 0.0
+        return {unit: count for unit, count in ((SM_ACTIVE, held), (HBM_ACTIVE, in_use)) if count}
 
 
 def _vector(name: str, opcodes: Sequence[tuple[str, int]], counts: Mapping[str, float], about: str) -> Benchmark:
@@ -327,7 +340,7 @@ def _suite() -> list[Benchmark]:
         *_on_chip(),
         *_global("l2", 0.75),
         _words_written(),
-        *_global("hbm", 32.0),
+        *_global("hbm", 640.0),
         *_composed(),
     ]  # fmt: skip
 
@@ -341,18 +354,19 @@ def benchmarks_for(architecture: str) -> list[Benchmark]:
     return [one for one in SUITE.values() if one.runs_on(architecture)]
 
 
-def tiles_for(benchmark: Benchmark, l2_bytes: int, sms: int) -> int:
+def tiles_for(benchmark: Benchmark, l2_bytes: int, sms: int, memory_bytes: int) -> int:
     """How many tiles the footprint has (1 where the footprint is not in global memory).
 
     Args:
         benchmark: its level and footprint count.
         l2_bytes: where the L2 ends, as measured.
         sms: streaming multiprocessors of the GPU.
+        memory_bytes: of its memory that is free.
     """
     if benchmark.level == "l1":
         return 1 << (sms - 1).bit_length()
     if benchmark.level not in ("l2", "hbm"):
         return 1
     tile = TILE_BYTES * benchmark.lane_bytes // 16 if "read" in benchmark.kernel else TILE_BYTES
-    fitting = max(1, int(benchmark.footprint * l2_bytes / tile))
+    fitting = max(1, int(min(benchmark.footprint * l2_bytes, memory_bytes / _OF_MEMORY) / tile))
     return min(fitting, sms) if benchmark.level == "l2" else fitting

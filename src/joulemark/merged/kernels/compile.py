@@ -17,6 +17,8 @@ from typing import Any
 from joulemark.merged.kernels.kernel import Kernel
 
 CACHE_VARIABLE = "JOULEMARK_KERNEL_CACHE"
+_FACTS = "2"
+"""Version of what is kept beside a build."""
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -36,6 +38,7 @@ class Build:
         registers: per thread.
         stack: bytes of stack frame per thread.
         spilled: bytes stored and loaded per thread because registers ran out.
+        serialized: the compiler has put a wait behind each product of warpgroups (its note C7510 and the like).
     """
 
     name: str
@@ -44,6 +47,7 @@ class Build:
     registers: int
     stack: int
     spilled: int
+    serialized: bool
 
 
 def architecture_of(major: int, minor: int) -> str:
@@ -92,7 +96,7 @@ def build(kernel: Kernel, architecture: str) -> Build:
 @cache
 def build_text(name: str, source: str, architecture: str) -> Build:
     """:func:`build` of a kernel's name and :func:`full_source`, which other processes take more easily."""
-    key = hashlib.sha256("\0".join((_compiler(), architecture, name, source)).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\0".join((_FACTS, _compiler(), architecture, name, source)).encode()).hexdigest()[:32]
     path = cache_folder() / f"{key}.cubin"
     facts = path.with_suffix(".json")
     if path.exists() and facts.exists():
@@ -102,7 +106,13 @@ def build_text(name: str, source: str, architecture: str) -> Build:
     if used is None or spills is None:
         raise KernelError(f"NVRTC does not say what {name} takes: {log[:400]!r}")
     stack, stored, loaded = (int(one) for one in spills.groups())
-    numbers = {"registers": int(used[1]), "stack": stack, "spilled": stored + loaded}
+    serialized = "instructions are serialized" in log
+    numbers: dict[str, Any] = {
+        "registers": int(used[1]),
+        "stack": stack,
+        "spilled": stored + loaded,
+        "serialized": serialized,
+    }
     write_whole(path, code)
     write_whole(facts, json.dumps(numbers).encode())
     return Build(name, architecture, code, **numbers)

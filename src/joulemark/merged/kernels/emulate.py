@@ -46,7 +46,8 @@ def run(
     """:meth:`Kernel.run` on a CPU.
 
     Args:
-        resident: blocks that run at the same time; a persistent kernel gets that many in all.
+        resident: blocks that run at the same time, rounded up to whole clusters; a persistent kernel gets that many
+            in all.
         descending: order in which warps get their turn.
 
     Raises:
@@ -60,6 +61,7 @@ def run(
     if kernel.persistent is not None:
         blocks = min(blocks, resident)
     arguments = kernel.arguments(x, weights, guarded, residual, scratch, blocks)
+    resident = -(-resident // kernel.cluster) * kernel.cluster
     launch = getattr(_library(full_source(kernel, "emulation.hpp")), f"emulate_{kernel.name}")
     launch.restype = ctypes.c_char_p
     launch.argtypes = [ctypes.POINTER(Arguments), *[ctypes.c_int] * 5]

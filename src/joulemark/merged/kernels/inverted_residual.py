@@ -45,6 +45,7 @@ class Plan(Tiled):
         narrow: a tile is 8 positions in each of two rows, not 16 in one.
         together: tiles of pixels that share each load of the expansion's weights.
         parts: blocks that share a brick: each makes a part of the output's channels.
+        ahead: a block takes brick after brick and brings the next one's input while it computes.
     """
 
     height: int
@@ -56,6 +57,11 @@ class Plan(Tiled):
     narrow: bool = False
     together: int = 1
     parts: int = 1
+    ahead: bool = False
+
+    def bricks(self, out: Shape, batch: int) -> int:
+        """Of an output of spatial size ``out``."""
+        return batch * -(-out[0] // self.height) * -(-out[1] // self.width)
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,17 @@ class _Geometry:
         """Bytes of shared memory of a block."""
         plane, plan = self.plane_pixels * 16, self.plan
         octets_out = self.channels_out // 8 // plan.parts
-        given = 2 * self.steps_in * plane
+        given = 2 * self.steps_in * plane * (2 if plan.ahead else 1)
         hidden = plan.groups * plan.buffers * 4 * plane if self.expands else 0
         sums = plan.warps * plan.tiles * octets_out * 512 if plan.groups > 1 else 0
         staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
         return max(given + max(hidden, sums) + self.slack * 16, staged)
+
+    @property
+    def stages_in_place(self) -> bool:
+        """Whether the output has room where the input of its brick was."""
+        staged = self.channels_out // 8 // self.plan.parts * self.out_pixels
+        return self.residual or staged <= 2 * self.steps_in * self.plane_pixels
 
     def resident(self, device: Device, spared: int = 0) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
@@ -130,8 +142,8 @@ class _Geometry:
         """
         plan = self.plan
         sums = plan.tiles * self.channels_out // 2 // plan.parts
-        held = 8 * min(self.steps_in, 6)  # weights of the expansion
-        wanted = 52 + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
+        held = 8 * min(self.steps_in, 6) if self.expands else 0  # weights of the expansion
+        wanted = 52 + 6 * plan.ahead + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
         if wanted > 236 or self.shared > device.block_shared:
             return 0
@@ -143,7 +155,7 @@ class _Geometry:
     def counts(self, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
         plan = self.plan
-        blocks = batch * plan.parts * -(-out[0] // plan.height) * -(-out[1] // plan.width)
+        blocks = plan.parts * plan.bricks(out, batch)
         each = -(-blocks // device.multiprocessors)
         rounds = each / min(plan.resident, each)
         tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
@@ -161,7 +173,8 @@ class _Geometry:
             "expand_step": rounds * steps,
             "octet_in_turn": rounds * own * 4,
             "load_in_turn": rounds * taken / (plan.warps * plan.groups),
-            "round": rounds,
+            "round": 1 if plan.ahead else rounds,
+            "round_ahead": rounds - 1 if plan.ahead else 0,
             "launch": 1,
         }
 
@@ -216,6 +229,8 @@ def inverted_residual(description: Description, plan: Plan) -> Kernel:
         raise ValueError(
             f"{plan.warps * plan.groups} warps, each with {geometry.turns} tiles to expand: at most 32, 16"
         )
+    if plan.ahead and (plan.parts > 1 or not geometry.stages_in_place):
+        raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
     def pack(parameters: List[Parameters]) -> Tensor:
@@ -229,6 +244,7 @@ def inverted_residual(description: Description, plan: Plan) -> Kernel:
         geometry.shared,
         (plan.height, plan.width),
         pack,
+        persistent=plan.resident if plan.ahead else None,
         parts=plan.parts,
         counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
     )
@@ -255,7 +271,12 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "OUT_PLANE_PIXELS": geometry.out_pixels,
         **{f"{part.upper()}_AT": offset for part, offset in offsets.items()},
     }
-    flags = {"EXPANDS": geometry.expands, "RESIDUAL": geometry.residual, "NARROW": plan.narrow}
+    flags = {
+        "EXPANDS": geometry.expands,
+        "RESIDUAL": geometry.residual,
+        "NARROW": plan.narrow,
+        "AHEAD": plan.ahead,
+    }
     activations = [layer.activation.upper() for layer in description.sequence.layers]
     stages = ("EXPAND", "DEPTHWISE", "PROJECT")
     named = zip(stages, ["NONE"] * (3 - len(activations)) + activations, strict=True)
@@ -287,14 +308,14 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         replace(plan, resident=resident)
         for plan in _all_plans(description, out)
         for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
-        if resident
+        if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
     )
     return cheapest(
         "inverted_residual",
         fitting,
         lambda plan: _geometry(description, plan).counts(out, batch, device),
         limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together),
+        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together, plan.ahead),
     )
 
 
@@ -314,6 +335,10 @@ def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
         useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
         if useful and 2 <= plan.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
             yield plan
+            # One group: several small blocks side by side beat one with more warps.
+            ahead = replace(plan, ahead=True)
+            if groups == parts == 1 and _geometry(description, ahead).stages_in_place:
+                yield ahead
 
 
 def _geometry(description: Description, plan: Plan) -> _Geometry:
@@ -334,7 +359,7 @@ def _name(geometry: _Geometry) -> str:
     form = "n" if plan.narrow else "w"
     return (
         f"s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_g{plan.groups}"
-        f"_b{plan.buffers}_r{plan.resident}_m{plan.together}_p{plan.parts}"
+        f"_b{plan.buffers}_r{plan.resident}_m{plan.together}_p{plan.parts}{'_a' if plan.ahead else ''}"
     )
 
 

@@ -63,6 +63,8 @@ class Kernel:
         only: the one compute capability that its instructions exist on (90 for ``wgmma``); None for any from ``least``.
         layout: edges of the bricks in which input and output lie in memory (:mod:`~.layouts`); None for channels-last.
         parts: blocks that share a brick.
+        cluster: blocks, neighbours in the launch, that run together and read each other's shared memory.
+        images: whose bricks at the same place a block computes together.
         counts: (size of the input, batch, device) → what the busiest multiprocessor does (:mod:`~.seconds`).
     """
 
@@ -79,6 +81,8 @@ class Kernel:
     only: int | None = None
     layout: Shape | None = None
     parts: int = 1
+    cluster: int = 1
+    images: int = 1
     counts: Counting | None = field(default=None, repr=False)
 
     def size_of(self, x: Tensor) -> Shape:
@@ -94,7 +98,7 @@ class Kernel:
 
     def blocks(self, batch: int, size: Shape, multiprocessors: int) -> int:
         """Blocks of a launch."""
-        count = batch * prod(self.bricks(size)) * self.parts
+        count = -(-batch // self.images) * prod(self.bricks(size)) * self.parts
         return count if self.persistent is None else min(count, self.persistent * multiprocessors)
 
     def arguments(
@@ -117,7 +121,7 @@ class Kernel:
             triple(size),
             triple(made),
             triple(bricks),
-            x.shape[0] * prod(bricks),
+            -(-x.shape[0] // self.images) * prod(bricks),
             blocks,
         )
 

@@ -7,7 +7,8 @@ rounds of blocks …); each count times its seconds, all added, is the kernel's 
 
 The seconds are fitted to kernels that were measured on one GPU (``seconds.json`` says on which and from what, and
 ``python -m joulemark.merged_bench.refit`` fits them anew), none is a data sheet's. A count that is zero in a fit has no
-term. On other GPUs, and for families that borrow another's seconds until they are measured, the sum only ranks plans.
+term. On other GPUs, and for families that borrow another's seconds or have derived ones until they are measured, the
+sum only ranks plans.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import zip_longest
@@ -35,16 +36,21 @@ class Fitted:
         origin: file and commits of the measured kernels.
         seconds: family → term → seconds of one count.
         borrowed: family that was not measured → family whose seconds it takes.
+        derived: family → term that was not measured → seconds that follow from other measurements.
+        derived_from: which those are.
     """
 
     gpu: str
     origin: str
     seconds: Mapping[str, Mapping[str, float]]
     borrowed: Mapping[str, str]
+    derived: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    derived_from: str = ""
 
     def of(self, family: str) -> Mapping[str, float] | None:
-        """The seconds of a family's terms; None where neither it nor a relative was measured."""
-        return self.seconds.get(self.borrowed.get(family, family))
+        """The seconds of a family's terms, derived ones where a term was not measured; None where there are none."""
+        found = {**self.derived.get(family, {}), **self.seconds.get(self.borrowed.get(family, family), {})}
+        return found or None
 
 
 @cache

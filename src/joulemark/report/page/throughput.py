@@ -10,6 +10,7 @@ from joulemark.metrics import find, format_value
 from joulemark.records import Finding, Value
 from joulemark.report.answers import idle_share
 from joulemark.report.evidence import Curve, Evidence, Workload
+from joulemark.report.formats import capital
 from joulemark.report.page import axes as drawing
 from joulemark.report.page.parts import Figure, Mark, Section, row_of, tiers_of
 
@@ -141,8 +142,7 @@ def _levels_figure(workload: Workload, lines: dict[str, list[tuple[int, Value]]]
         f"utilization-{workload.key}",
         workload.full_title,
         "share of the step, or of peak over it",
-        ". ".join(f"{_capital(', '.join(names))}: {tier}" for tier, names in told.items())
-        + f". {_step(workload.main)}",
+        ". ".join(f"{capital(', '.join(names))}: {tier}" for tier, names in told.items()) + f". {_step(workload.main)}",
         partial(_draw_levels, lines=lines),
         [row_of(batch, name, value) for name, line in lines.items() for batch, value in line],
         tuple(Mark(titles[name], order.index(name)) for name in lines),
@@ -153,10 +153,6 @@ def _levels_figure(workload: Workload, lines: dict[str, list[tuple[int, Value]]]
 def _step(curve: Curve) -> str:
     value = curve.value(curve.batches[-1], "device_time_s")
     return "" if value is None else f"A step of batch {curve.batches[-1]} takes {format_value(value.value, 's')}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _draw_levels(axes: Axes, lines: dict[str, list[tuple[int, Value]]]) -> None:

@@ -53,8 +53,11 @@ struct Warp {
     u32 address[32];
 };
 struct Phases { u32 expected = 0, pending = 0, ended = 0; };
+struct Bulk { u32 to; const void* from; u32 bytes; };
 struct Block {
     std::map<u32, Phases> phases;
+    std::map<u32, std::vector<Bulk>> bulks;  // under way, by the barrier that they arrive at
+    Barrier cluster;                         // of the cluster that begins with this block
     std::vector<u8> memory;
     std::vector<Warp> warps;
     Barrier barriers[16];
@@ -68,6 +71,7 @@ inline jmp_buf scheduler;
 inline u64 progress;
 inline std::string failure;
 inline void (*body)();
+inline bool backwards;  // warps run in descending order
 
 inline Block& block() { return (*blocks)[me->block]; }
 inline Warp& warp() { return block().warps[me->thread >> 5]; }
@@ -333,6 +337,7 @@ struct fp32 {
 inline const char* emulated_launch(void (*kernel)(), int grid, int threads, int bytes, int resident, bool descending) {
     using namespace emulation;
     body = kernel;
+    backwards = descending;
     emulation_grid = grid;
     failure.clear();
     char* stacks = (char*)mmap(nullptr, STACK * resident * threads, PROT_READ | PROT_WRITE,

@@ -4,6 +4,7 @@ DEVICE void fence_async() {}
 DEVICE void group_fence() {}
 DEVICE void group_commit() {}
 template <int N> void group_wait() {}
+template <int N> void group_settle(float (&)[N][4]) {}
 template <int N> void group_finish(float (&)[N][4]) {}
 template <int N> void registers_down() {}
 template <int N> void registers_up() {}

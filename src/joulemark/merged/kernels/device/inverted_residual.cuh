@@ -8,6 +8,7 @@
 //   depthwise   as products with diagonal matrices of two taps: columns 0 and 1 of a row, or two rows of column 2; one
 //               tap of nine is left, a product of depth 8. A loaded row of pixels serves all output rows it touches;
 //   project     the depthwise's result has the layout of the next product's operand: it never leaves the registers.
+// With AHEAD the block is persistent and brings the next brick's input while it computes this one.
 // GROUPS groups of warps share the brick's input and take the chunks in turns; their sums are added at the end. Where
 // there are few bricks, PARTS blocks make a brick, each a part of its output channels.
 //
@@ -59,35 +60,42 @@ DEVICE Place place_of() {
 // Which of PARTS equal parts of the output channels the block makes.
 DEVICE int part_of() { return PARTS == 1 ? 0 : block_index() % PARTS; }
 
-DEVICE Brick brick_of(const Arguments& a) {
-    const int number = block_index() / PARTS, row = number / a.bricks[2], image = row / a.bricks[1];
+// The block's first brick; its only one unless AHEAD.
+DEVICE int first_brick() { return block_index() / PARTS; }
+
+DEVICE Brick brick_of(const Arguments& a, int number) {
+    const int row = number / a.bricks[2], image = row / a.bricks[1];
     return {image, (row - image * a.bricks[1]) * BRICK_HEIGHT, (number - row * a.bricks[2]) * BRICK_WIDTH};
 }
 
-// The column of the brick's input at place q of a row.
+// The column of the brick's input at place q of a row, and the other way round.
 DEVICE int column_at(int q) { return STRIDE == 1 ? q : q < HALF_ROW ? 2 * q : 2 * (q - HALF_ROW) + 1; }
+DEVICE int place_in_row(int column) { return STRIDE == 1 ? column : (column & 1) * HALF_ROW + (column >> 1); }
 
-DEVICE void load_input(const Arguments& a, const Place& at, u32 input) {
-    constexpr int OCTETS = 2 * STEPS_IN;  // the last one may be zeros
-    const Brick brick = brick_of(a);
+DEVICE void load_input(const Arguments& a, const Place& at, int number, u32 input) {
+    const Brick brick = brick_of(a, number);
     const int top = brick.top * STRIDE - 1, left = brick.left * STRIDE - 1, height = a.size[1], width = a.size[2];
     for (int r = at.warp + at.group * WARPS; r < ROWS; r += WARPS * GROUPS) {
         const bool row_there = (u32)(top + r) < (u32)height;
         const u64 first = ((u64)brick.image * height + (row_there ? top + r : 0)) * width;
         const u16* row = (const u16*)a.input + first * CHANNELS_IN;
-        for (int i = at.lane; i < PITCH * OCTETS; i += 32) {
-            const int q = i / OCTETS, octet = i % OCTETS, column = left + column_at(q);
-            const bool there = row_there && (u32)column < (u32)width && octet < OCTETS_IN;
-            const u16* from = there ? row + column * CHANNELS_IN + octet * 8 : row;
-            copy_async(input + (r * PITCH + q) * 16 + octet * PLANE, from, there);
+        const u16* from = row + left * CHANNELS_IN + at.lane * 8;
+        const u32 to = input + r * (PITCH * 16);
+        Walk<OCTETS_IN> walk(at.lane);
+        for (int i = at.lane; i < PITCH * OCTETS_IN; i += 32, from += 32 * 8, walk.next()) {
+            const bool there = row_there && (u32)(left + walk.pixel) < (u32)width;
+            copy_async(to + place_in_row(walk.pixel) * 16 + walk.octet * PLANE, there ? from : row, there);
         }
     }
+    if (OCTETS_IN < 2 * STEPS_IN)  // the last octets of a step that is not full
+        for (int i = threadIdx.x; i < (2 * STEPS_IN - OCTETS_IN) * PLANE_PIXELS; i += THREADS)
+            store_shared_4(input + OCTETS_IN * PLANE + i * 16, uint4{0, 0, 0, 0});
     copy_commit();
 }
 
 // Bit 2 i + h tells that pixel 8 h + row of the i-th tile that the warp expands lies outside of the image.
-DEVICE u32 outside_bits(const Arguments& a, const Place& at) {
-    const Brick brick = brick_of(a);
+DEVICE u32 outside_bits(const Arguments& a, const Place& at, int number) {
+    const Brick brick = brick_of(a, number);
     u32 bits = 0;
     for (int i = 0; i < 2 * TURNS; i++) {
         const int pixel = (at.warp + (i >> 1) * WARPS) * 16 + (i & 1) * 8 + at.row;
@@ -242,26 +250,24 @@ DEVICE void finish(const Place& at, u32 staged, float (&out)[TILES][OCTETS_OUT][
     }
 }
 
-DEVICE void store_output(const Arguments& a, const Place& at, u32 staged) {
-    const Brick brick = brick_of(a);
+DEVICE void store_output(const Arguments& a, const Place& at, int number, u32 staged) {
+    const Brick brick = brick_of(a, number);
     const int height = a.out[1], width = a.out[2];
     const int rest = width - brick.left, columns = rest < BRICK_WIDTH ? rest : BRICK_WIDTH;
     for (int r = at.warp + at.group * WARPS; r < BRICK_HEIGHT && brick.top + r < height; r += WARPS * GROUPS) {
         const u64 first = ((u64)brick.image * height + brick.top + r) * width + brick.left;
         u16* row = (u16*)a.output + first * CHANNELS_OUT + part_of() * (OCTETS_OUT * 8);
-        for (int i = at.lane; i < columns * OCTETS_OUT; i += 32) {
-            const int q = i / OCTETS_OUT, octet = i % OCTETS_OUT;
-            const uint4 v = load_shared_4(staged + (OUT_ORIGIN + r * OUT_PITCH + q) * 16 + octet * OUT_OCTET);
-            *(uint4*)(row + q * CHANNELS_OUT + octet * 8) = v;
+        Walk<OCTETS_OUT> walk(at.lane);
+        for (int i = at.lane; i < columns * OCTETS_OUT; i += 32, walk.next()) {
+            const u32 from = staged + (OUT_ORIGIN + r * OUT_PITCH + walk.pixel) * 16 + walk.octet * OUT_OCTET;
+            *(uint4*)(row + walk.pixel * CHANNELS_OUT + walk.octet * 8) = load_shared_4(from);
         }
     }
 }
 
-DEVICE void inverted_residual(const Arguments& a) {
-    const Place at = place_of();
-    const u32 input = shared_base(), scratch = input + 2 * STEPS_IN * PLANE;
-    load_input(a, at, input);
-    const u32 outside = EXPANDS ? outside_bits(a, at) : 0;
+// From a brick's input in shared memory to its output in global memory.
+DEVICE void compute_brick(const Arguments& a, const Place& at, int number, u32 input, u32 scratch) {
+    const u32 outside = EXPANDS ? outside_bits(a, at, number) : 0;
     float out[TILES][OCTETS_OUT][4];
     UNROLL for (int i = 0; i < OCTETS_OUT; i++) {
         float bias[4];
@@ -269,8 +275,10 @@ DEVICE void inverted_residual(const Arguments& a) {
         UNROLL for (int j = 0; j < TILES; j++)
             UNROLL for (int q = 0; q < 4; q++) out[j][i][q] = at.group == 0 ? bias[q] : 0.f;
     }
-    copy_wait<0>();
-    block_sync();
+    if (!AHEAD) {
+        copy_wait<0>();
+        block_sync();
+    }
     u32 hidden = EXPANDS ? scratch + at.group * (BUFFERS * 4 * PLANE) : input, other = hidden + (BUFFERS - 1) * 4 * PLANE;
     NO_UNROLL for (int chunk = at.group; chunk < CHUNKS; chunk += GROUPS) {
         if (EXPANDS) {
@@ -291,5 +299,23 @@ DEVICE void inverted_residual(const Arguments& a) {
     const u32 staged = input + (RESIDUAL ? part_of() * (OCTETS_OUT * PLANE) : 0);
     if (at.group == 0) finish(at, staged, out);
     block_sync();
-    store_output(a, at, staged);
+    store_output(a, at, AHEAD ? number : first_brick(), staged);
+}
+
+DEVICE void inverted_residual(const Arguments& a) {
+    const Place at = place_of();
+    constexpr int INPUT = 2 * STEPS_IN * PLANE;
+    u32 input = shared_base(), next = input + INPUT;
+    const u32 scratch = input + (AHEAD ? 2 : 1) * INPUT;
+    load_input(a, at, first_brick(), input);
+    if (!AHEAD) return compute_brick(a, at, first_brick(), input, scratch);
+    NO_UNROLL for (int number = first_brick(); number < a.count; number += a.blocks) {
+        copy_wait<0>();
+        block_sync();  // the input is there for all, and nobody reads the other place any more
+        if (number + a.blocks < a.count) load_input(a, at, number + a.blocks, next);
+        compute_brick(a, at, number, input, scratch);
+        const u32 last = input;
+        input = next;
+        next = last;
+    }
 }

@@ -42,3 +42,14 @@ DEVICE void multiply(bool first, float (&sum)[4], const u32 (&pixels)[4], u32 w0
     if (first) Element::mma_from(sum, pixels, w0, w1, bias);
     else Element::mma(sum, pixels, w0, w1);
 }
+
+// The octets of a row of pixels as they lie in memory, every 32nd for a lane: a walk without divisions.
+template <int OCTETS> struct Walk {
+    int octet, pixel;
+    DEVICE explicit Walk(int lane) : octet(lane % OCTETS), pixel(lane / OCTETS) {}
+    DEVICE void next() {
+        octet += 32 % OCTETS;
+        pixel += 32 / OCTETS;
+        if (32 % OCTETS && octet >= OCTETS) octet -= OCTETS, pixel++;
+    }
+};

@@ -1,12 +1,10 @@
-"""Simulated hardware counters, for :mod:`joulemark.testing`."""
+"""Simulated hardware counters: sources whose figures are given, ladders of them, and a device of PM sampling."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,6 +92,10 @@ class FakeCounters:
         """Names of the passes."""
         return tuple(self.passes)
 
+    def counters(self, group: str) -> tuple[str, ...]:
+        """Those given for a pass."""
+        return tuple(self.passes[group])
+
     def record(self, group: str, run: Callable[[], object], expected_s: float | None = None) -> CounterSeries:
         """Runs, and says what was given.
 
@@ -153,35 +155,6 @@ def _opened(source: FakeCounters | DeviceError | str) -> FakeCounters:
     if isinstance(source, DeviceError):
         raise source
     return source
-
-
-def counters_from_file(path: str, uuid: str) -> Ladder:
-    """The simulated counters of a GPU in a scenario file (its form stands in :mod:`joulemark.testing`).
-
-    Raises:
-        ConfigurationError: the file cannot be read, or describes no counters as it should.
-    """
-    try:
-        scenario = json.loads(Path(path).read_text(encoding="utf-8"))
-        gpu: Mapping[str, Any] = next((one for one in scenario.get("gpus", ()) if one["uuid"] == uuid), {})
-        tiers = gpu.get("counters", {"pm_sampling": "unsupported", "gpm": "unsupported"})
-        return fake_ladder({tier: _source_of(tier, what) for tier, what in tiers.items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f"JOULEMARK_FAKE_GPUS={path} describes no counters ({type(error).__name__}: {error})",
-            "see joulemark.testing for its form",
-        ) from error
-
-
-def _source_of(tier: Tier, what: str | Mapping[str, Any]) -> FakeCounters | str:
-    if isinstance(what, str):
-        return what
-    return FakeCounters(
-        rates=what.get("rates", HALF_BUSY),
-        passes={name: tuple(counters) for name, counters in what.get("passes", {}).items()},
-        tier=tier,
-        missing=what.get("missing", {}),
-    )
 
 
 @dataclass

@@ -1,0 +1,60 @@
+"""The host's issue time of several cases, measured in turns within one process.
+
+A host that changes its speed from one moment to the next is slow for one case and fast for another if each has a time
+of its own. Here every case is issued in each of many short rounds, in a random order: what the host does to a round it
+does to all cases (:mod:`joulemark.tandem.turns` compares them within rounds).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import median
+
+from joulemark.collect.timing import Timer
+from joulemark.errors import Unsupported
+from joulemark.records import Case, Row
+from joulemark.workloads.base import Step
+
+ROUNDS, QUICK_ROUNDS = 24, 8
+WARM_S = 2e-3
+"""Issued before the timed steps of a burst: behind a wait of some ms LeNet-5's steps took half as long again [H200]."""
+_WARM_STEPS = 2
+
+
+class IssueTurns:
+    """Steps that are built and warm, issued a burst each in every round.
+
+    Args:
+        timer: of the device.
+        steps: each with its case, which has a batch size.
+
+    Attributes:
+        rows: of the table :data:`joulemark.tandem.turns.TABLE`: case and batch size, number of the round, and the
+            median issue time of the burst's steps in s.
+
+    Raises:
+        Unsupported: a setup runs between the steps, or work on this device is not issued ahead.
+    """
+
+    def __init__(self, timer: Timer, steps: Sequence[tuple[Case, Step]]) -> None:
+        if any(step.setup is not None for _, step in steps):
+            raise Unsupported("a setup runs between the steps, so they cannot be issued back to back")
+        if not timer.device.startswith("cuda"):
+            raise Unsupported("a host does its work when it is called: nothing is issued ahead")
+        self._timer, self._steps = timer, steps
+        self._rng, self._round = random.Random(0), 0
+        self.rows: list[Row] = []
+        for _, step in steps:
+            for _ in range(_WARM_STEPS):
+                step.run()
+        timer.synchronize()
+
+    def round(self) -> None:
+        """A burst of each step, in a random order."""
+        for case, step in self._rng.sample(self._steps, len(self._steps)):
+            issue_s = median(self._timer.burst(step.run, WARM_S))
+            self.rows.append(
+                {"case_id": case.case_id, "batch_size": case.batch_size, "round": self._round, "issue_s": issue_s}
+            )
+        self._round += 1

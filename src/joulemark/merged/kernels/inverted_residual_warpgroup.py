@@ -1,0 +1,419 @@
+"""Inverted residuals by ``wgmma``, the matrix products of warpgroups: for compute capability 9.0.
+
+The hidden channels of a brick may be split over a cluster of blocks, and a block may take the same brick of several
+images: so small maps with many channels read their weights seldom and still fill the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels import inverted_residual
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, sum_bytes
+from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.tiling import Tiled
+from joulemark.merged.kernels.warpgroup import vocabulary
+from joulemark.merged.sequence import Shape
+
+_HEAD = 512
+"""Bytes of a block's shared memory for barriers and zeros."""
+_MOST_OCTETS = 32
+"""Of columns in one product."""
+_SPARED = 16
+"""Registers fewer than counted, with which many kernels are compiled without spills."""
+_OVERLAPPED_BYTES = 100
+"""Of weights, which come from the L2 while a product or a depthwise tile is made: its share of 5.5 TB/s in 2.7 ns."""
+
+
+@dataclass(frozen=True)
+class Plan(Tiled):
+    """How an inverted residual is cut.
+
+    Args:
+        height: of a brick of the output.
+        width: of a brick of the output.
+        tiles: of 16 positions, one above the other, that a warp computes.
+        chunk: hidden channels at a time.
+        images: that a block takes at the same place.
+        split: blocks, a cluster, that share the hidden channels of a brick.
+        resident: blocks of a multiprocessor that registers must suffice for.
+        narrow: a tile is 8 positions in each of two rows, not 16 in one.
+        ahead: a block takes brick after brick and brings the next one's input while it computes.
+    """
+
+    height: int
+    width: int
+    tiles: int
+    chunk: int = 64
+    images: int = 1
+    split: int = 1
+    resident: int = 1
+    narrow: bool = False
+    ahead: bool = False
+
+    @property
+    def warps(self) -> int:
+        """Of a block, in whole warpgroups; the last may have no positions."""
+        each = self.strips * -(-self.height // (self.tiles * self.tile[0]))
+        return -(-each * self.images // 4) * 4
+
+    def bricks(self, out: Shape, batch: int) -> int:
+        """Of an output of spatial size ``out``."""
+        return -(-batch // self.images) * -(-out[0] // self.height) * -(-out[1] // self.width)
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What follows from the layers and the plan; the kernel's text derives the same from the same constants."""
+
+    channels_in: int
+    hidden: int
+    channels_out: int
+    stride: int
+    residual: bool
+    plan: Plan
+
+    @property
+    def own_chunks(self) -> int:
+        """Of each block of a cluster; zeros behind the last hidden channels make them equal."""
+        return -(-self.hidden // (self.plan.chunk * self.plan.split))
+
+    @property
+    def chunks(self) -> int:
+        return self.own_chunks * self.plan.split
+
+    @property
+    def steps_in(self) -> int:
+        return -(-self.channels_in // 16)
+
+    @property
+    def octets_out(self) -> int:
+        return self.channels_out // 8
+
+    @property
+    def pitch(self) -> int:
+        return self.stride * (self.plan.width + 2 // self.stride)
+
+    @property
+    def rows(self) -> int:
+        return self.stride * (self.plan.height - 1) + 3
+
+    @property
+    def turns(self) -> int:
+        """Tiles of 64 pixels that a warpgroup expands at most."""
+        tiles = self.plan.images * -(-self.rows * self.pitch // 64)
+        return -(-tiles // (self.plan.warps // 4))
+
+    @property
+    def plane_pixels(self) -> int:
+        """Of all images, what tiles read behind them, and a last one where what nobody reads is put."""
+        plan = self.plan
+        band = plan.tiles * plan.tile[0]
+        first = (-(-plan.height // band) - 1) * band * self.stride * self.pitch + (plan.strips - 1) * plan.tile[1]
+        taps = self.stride * plan.tile[0] * (plan.tiles - 1) + 3
+        second = self.stride * self.pitch if plan.narrow else 8
+        last = first + 7 + second + (1 if self.stride == 2 else 2) + ((taps - 1) // 2 * 2 + 1) * self.pitch
+        pixels = (plan.images - 1) * self.rows * self.pitch + max(self.rows * self.pitch, last + 1) + 1
+        # Copies of the neighbouring octets of a pixel fall on different banks.
+        return -(-(pixels - 1) // 8) * 8 + (1 if self.steps_in > 2 else 8 // (2 * self.steps_in))
+
+    @property
+    def out_pixels(self) -> int:
+        return self.plan.images * self.plan.height * self.plan.strips * self.plan.tile[1] + 1
+
+    @property
+    def expand_bytes(self) -> int:
+        """Of a chunk's weights of the expansion."""
+        return self.plan.chunk * (self.steps_in * 32 + 8)
+
+    @property
+    def project_bytes(self) -> int:
+        """Of a chunk's weights of projection and depthwise."""
+        return self.plan.chunk * (self.channels_out * 2 + 48 + 8)
+
+    @property
+    def hidden_at(self) -> int:
+        """Where the hidden channels begin in shared memory, behind the input and what is put together in its place."""
+        given = 2 * self.steps_in * self.plane_pixels * 16
+        if self.plan.ahead:
+            return _HEAD + 2 * given
+        return _HEAD + (max(given, self.staged) if self.plan.split > 1 else given)
+
+    @property
+    def staged(self) -> int:
+        """Bytes of the output that a block puts together, from the input's beginning on; with a residual 0: in it."""
+        own = -(-self.octets_out // self.plan.split)
+        return 0 if self.residual else own * self.out_pixels * 16
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        plan = self.plan
+        hidden = 2 * plan.chunk * self.plane_pixels * 2
+        whole = self.hidden_at + hidden + 2 * (self.expand_bytes + self.project_bytes)
+        if plan.split > 1:
+            return max(whole, self.hidden_at + plan.tiles * self.octets_out * plan.warps * 512)
+        return max(whole, _HEAD + self.staged)
+
+    def resident(self, device: Device, spared: int = 0) -> int:
+        """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
+
+        Args:
+            spared: registers that the compiler is asked to do without.
+        """
+        plan = self.plan
+        wanted = (
+            66
+            + 8 * plan.ahead
+            + 10 * plan.tiles
+            + plan.tiles * self.channels_out // 2
+            + plan.chunk // 2
+            + 2 * self.turns
+        )
+        if wanted > 256 or self.shared > device.block_shared:
+            return 0
+        of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
+        return min(4 * of_scheduler // plan.warps, device.shared // (self.shared + 1024), 8)
+
+    def rows_inside(self, out: Shape) -> list[int]:
+        """Rows of the input of each brick of a column that lie in the image; with stride 2 of an image of even size."""
+        tops = range(0, out[0], self.plan.height)
+        return [min(self.stride * (out[0] - top) + 1, self.rows) - (1 if top == 0 else 0) for top in tops]
+
+    def counts(self, out: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
+        plan = self.plan
+        each = -(-plan.bricks(out, batch) * plan.split // device.multiprocessors)
+        rounds = each / min(plan.resident, each)
+        octets, own = plan.chunk // 8, -(-self.octets_out // plan.split)
+        inside = self.rows_inside(out)
+        expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
+        columns = min(self.pitch, self.stride * out[1])
+        taken = plan.images * sum(inside) / len(inside) * columns * self.channels_in / 8
+        sums = plan.tiles * self.octets_out * plan.warps * 512 * (plan.split - 1) / plan.split
+        waits = max(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
+        products = expanded * self.steps_in * octets + plan.tiles * plan.warps / 4 * self.octets_out * plan.chunk / 16
+        depthwise = octets * plan.tiles * plan.warps
+        weights = self.expand_bytes + self.project_bytes - _OVERLAPPED_BYTES * (products + depthwise)
+        return {
+            "product": each * self.own_chunks * products,
+            "depthwise_tile": each * self.own_chunks * depthwise,
+            "depthwise_octet": each * self.own_chunks * octets * plan.warps,
+            "weights": each * self.own_chunks * max(0.0, weights),
+            "sums": each * sums,
+            "chunk": each * (taken + plan.images * plan.height * plan.width * own * (1 + self.residual)),
+            "step_in_turn": rounds * self.own_chunks * waits,
+            "load_in_turn": rounds * taken / plan.warps,
+            "round": 1 if plan.ahead else rounds,
+            "round_ahead": rounds - 1 if plan.ahead else 0,
+            "launch": 1,
+        }
+
+
+def unsuited(description: Description) -> str | None:
+    """Why a sequence is no inverted residual that this kernel computes; None if it is one."""
+    why = inverted_residual.unsuited(description)
+    if why:
+        return why
+    if len(description.sequence.layers) != 3:
+        return "without an expansion there is little to multiply"
+    octets = description.sequence.channels(3) // 8
+    if octets % -(-octets // _MOST_OCTETS):
+        return f"{8 * octets} channels do not split into products of one size"
+    return None
+
+
+def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
+    """The kernel of an inverted residual.
+
+    Raises:
+        ValueError: the sequence is none, or the plan does not fit together.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
+    geometry = _geometry(description, plan)
+    if plan.chunk % 16 or not 16 <= plan.chunk <= 8 * _MOST_OCTETS:
+        raise ValueError(f"chunks of {plan.chunk} hidden channels: give a multiple of 16, at most {8 * _MOST_OCTETS}")
+    if plan.split not in (1, 2, 4, 8) or plan.chunk * (plan.split - 1) >= geometry.hidden:
+        raise ValueError(
+            f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk"
+        )
+    if plan.warps > 32 or geometry.turns > 16:
+        raise ValueError(f"{plan.warps} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
+    if plan.ahead and (plan.split > 1 or geometry.staged > 2 * geometry.steps_in * geometry.plane_pixels * 16):
+        raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
+    name = f"inverted_residual_{description}_{_name(geometry)}"
+
+    def pack(parameters: List[Parameters]) -> Tensor:
+        return _pack(geometry, description.dtype, parameters)
+
+    return Kernel(
+        name,
+        description,
+        _source(name, description, geometry),
+        plan.warps * 32,
+        geometry.shared,
+        (plan.height, plan.width),
+        pack,
+        persistent=plan.resident if plan.ahead else None,
+        least=90,
+        only=90,
+        parts=plan.split,
+        cluster=plan.split,
+        images=plan.images,
+        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
+    )
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 12) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    Raises:
+        ValueError: the sequence is no inverted residual that this kernel computes.
+    """
+    why = unsuited(description)
+    if why:
+        raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
+    out = description.sequence.sizes(size)[-1]
+    fitting = (
+        replace(plan, resident=resident)
+        for plan in _all_plans(description, out, batch)
+        for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
+        if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
+    )
+    return cheapest(
+        "inverted_residual_warpgroup",
+        fitting,
+        lambda plan: _geometry(description, plan).counts(out, batch, device),
+        limit,
+        lambda plan: (plan.width * plan.height, plan.tiles, plan.images, plan.split, plan.ahead),
+    )
+
+
+def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Plan]:
+    """Every way to cut that the kernel can be generated for."""
+    widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
+    heights = sorted({-(-out[0] // n) for n in range(1, 15)} & set(range(2, 33)))
+    ways = product(widths, heights, (False, True), (1, 2, 4), (32, 48, 64, 96), (1, 2, 4), (1, 2, 4, 8))
+    for width, height, narrow, tiles, chunk, images, split in ways:
+        plan = Plan(height, width, tiles, chunk, images, split, 1, narrow)
+        whole = images == 1 or (images <= batch and (height, width) == tuple(out))
+        geometry = _geometry(description, plan)
+        made = _positions(plan)
+        better = not narrow or made < _positions(replace(plan, narrow=False))
+        useful = whole and better and chunk * (split - 1) < geometry.hidden and 2 * height * width > made
+        if useful and 4 <= plan.warps <= 16 and geometry.turns <= 8:
+            yield plan
+            if split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
+                yield replace(plan, ahead=True)
+
+
+def _positions(plan: Plan) -> int:
+    """Of a brick that tiles make, whether they are wanted or not."""
+    band = plan.tiles * plan.tile[0]
+    return plan.strips * plan.tile[1] * -(-plan.height // band) * band
+
+
+def _geometry(description: Description, plan: Plan) -> _Geometry:
+    _, depthwise, projection = description.sequence.layers
+    return _Geometry(
+        description.sequence.channels(0),
+        depthwise.out_channels,
+        projection.out_channels,
+        depthwise.stride[0],
+        projection.residual is not None,
+        plan,
+    )
+
+
+def _name(geometry: _Geometry) -> str:
+    plan = geometry.plan
+    form = "n" if plan.narrow else "w"
+    return (
+        f"wg_s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_c{plan.chunk}"
+        f"_i{plan.images}_p{plan.split}_r{plan.resident}{'_a' if plan.ahead else ''}"
+    )
+
+
+def _source(name: str, description: Description, geometry: _Geometry) -> str:
+    plan, octets = geometry.plan, geometry.octets_out
+    chunks = geometry.chunks
+    constants = {
+        "CHANNELS_IN": geometry.channels_in,
+        "CHUNK": plan.chunk,
+        "OWN_CHUNKS": geometry.own_chunks,
+        "CHANNELS_OUT": geometry.channels_out,
+        "STRIDE": geometry.stride,
+        "BRICK_HEIGHT": plan.height,
+        "BRICK_WIDTH": plan.width,
+        "TILES": plan.tiles,
+        "IMAGES": plan.images,
+        "SPLIT": plan.split,
+        "THREADS": plan.warps * 32,
+        "PLANE_PIXELS": geometry.plane_pixels,
+        "OUT_PLANE_PIXELS": geometry.out_pixels,
+        "INPUT_AT": _HEAD,
+        "HIDDEN_AT": geometry.hidden_at,
+        "EXPAND_AT": 0,
+        "PROJECT_AT": chunks * geometry.expand_bytes,
+        "PROJECT_BIAS_AT": chunks * (geometry.expand_bytes + geometry.project_bytes),
+    }
+    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow, "AHEAD": plan.ahead}
+    stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)
+    launch = f"{name}, THREADS, {plan.resident}"
+    head = f"KERNEL({launch}" if plan.split == 1 else f"KERNEL_CLUSTER({launch}, SPLIT"
+    return "\n".join(
+        [
+            f"using Element = {description.format};",
+            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
+            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
+            vocabulary(description.format, registers=[8 * (octets // -(-octets // _MOST_OCTETS))], shared=[plan.chunk]),
+            f"#ifdef EMULATED\nconstexpr int CLUSTER = SPLIT;\n{device_text('cluster_emulation.hpp')}#else",
+            f"{device_text('cluster.cuh')}#endif",
+            device_text("octets.cuh"),
+            *(f"constexpr Activation {stage}_ACTIVATION = {one.activation.upper()};" for stage, one in stages),
+            device_text("inverted_residual_warpgroup.cuh"),
+            f"{head}) {{ inverted_residual(a); }}",
+            "",
+        ]
+    )
+
+
+def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
+    """Chunk after chunk what each copy brings: matrices as [octet of inputs][output][8 inputs]."""
+    expansion, depthwise, projection = parameters
+    chunk = geometry.plan.chunk
+    hidden = geometry.chunks * chunk
+
+    def matrix(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+        whole = weight.new_zeros(outputs, inputs, dtype=dtype)
+        whole[: weight.shape[0], : weight.shape[1]] = weight[:, :, 0, 0].to(dtype)
+        return whole.unflatten(1, (-1, 8))  # [outputs, octets, 8]
+
+    expand = matrix(expansion.weight, hidden, 16 * geometry.steps_in).unflatten(0, (-1, chunk)).transpose(1, 2)
+    project = matrix(projection.weight, geometry.channels_out, hidden).unflatten(1, (-1, chunk // 8))
+
+    def rows(part: Tensor) -> Tensor:
+        """A row of bytes for each chunk."""
+        return as_bytes(part).view(geometry.chunks, -1)
+
+    taps = diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden)
+    return torch.cat(
+        [
+            torch.cat([rows(expand), rows(sum_bytes(expansion, hidden))], 1).flatten(),
+            torch.cat([rows(project.permute(1, 2, 0, 3)), rows(taps), rows(sum_bytes(depthwise, hidden))], 1).flatten(),
+            sum_bytes(projection, -(-geometry.channels_out // 2) * 2),
+        ]
+    )

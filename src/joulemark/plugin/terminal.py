@@ -1,0 +1,57 @@
+"""What the terminal shows of a session: a header, a line per case as it ends, and the tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from joulemark.plugin.header import header_lines, write_summary
+
+if TYPE_CHECKING:
+    from joulemark.plugin.session import BenchSession
+
+_ENDS = ("call", "???")
+"""Phases whose report ends a case; the second is what xdist calls the death of a worker."""
+
+
+class Terminal:
+    """Hooks by which a session speaks."""
+
+    def __init__(self, session: BenchSession) -> None:
+        self.session = session
+
+    def pytest_report_header(self) -> list[str]:
+        """Which devices, clocks and instruments are in use and what is off and why."""
+        if self.session.journal is None:
+            return []
+        return header_lines(self.session)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Progress is a line per case, not a dot."""
+        if self.session.is_child or report.when not in _ENDS or hasattr(report, "wasxfail"):
+            return None
+        properties = dict(report.user_properties)
+        outcome = "regressed" if "regressed" in properties else str(properties.get("outcome", report.outcome))
+        category = report.outcome if not report.passed or outcome == "ok" else outcome
+        return category, "", outcome.upper()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the line of the case that has just ended."""
+        if self.session.journal is None or not self.session.journal.records or report.when not in _ENDS:
+            return
+        record = self.session.journal.records[-1]
+        reporter = self.session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and record.nodeid == report.nodeid and reporter.verbosity >= 0:
+            from joulemark.report.escape import printable
+
+            reporter.ensure_newline()
+            reporter.write_line(printable(self.session.journal.status(record)))
+
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
+        """Tables, Findings, and where the records are; nothing of a session that was refused: its error says why."""
+        refused = exitstatus == pytest.ExitCode.USAGE_ERROR
+        if self.session.journal is not None and not self.session.config.option.collectonly and not refused:
+            write_summary(self.session, terminalreporter)

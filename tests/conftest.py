@@ -1,0 +1,25 @@
+"""What every test has."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+
+import pytest
+
+LIMIT_S = 600.0
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The terminal, before a test's output is captured."""
+    config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.fixture(autouse=True)
+def end_of_waiting(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A test that waits for ever ends its process, with the stack of each thread, so that the others are still told."""
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=pytestconfig.stash[_STDERR])
+    yield
+    faulthandler.cancel_dump_traceback_later()

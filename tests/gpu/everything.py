@@ -1,0 +1,319 @@
+"""Everything that is measured on GPUs for this project, on all GPUs of a machine side by side, within a given time.
+
+Run: ``python tests/gpu/everything.py OUT --limit 580``; the same command goes on with what is left, until it says
+"complete". ``--steps`` chooses, ``--list`` tells them. Each GPU takes the next step that nobody has; a step that was
+cut goes on where it ended, on the GPU where it began. Files grow in WORK, outside the checkout, so that they stay
+between two commands; what a step leaves is copied to OUT/STEP when it ends. A command that fails twice is given up,
+with its log, and costs nobody else their turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "everything"
+PYTHON = sys.executable
+DONE, FAILED, UNFINISHED, OVERRAN = 0, 1, 3, -9
+TRIES = 2
+_GRACE_S = 10.0
+_PACK_S = 8.0
+_NO_END_S = 1e4
+
+
+@dataclass(frozen=True)
+class Step:
+    """Commands for one GPU, one after another; the step is done when each of them has exited with 0.
+
+    In a command ``{dir}`` stands for the step's own folder, ``{left}`` for the seconds that it may take. Exit code 3
+    says that it was cut and goes on next time.
+
+    Args:
+        name: of its folder and log.
+        commands: of one step.
+        most_s: of one turn of each command.
+        least_s: below which a command brings nothing.
+        kept: patterns of the files that are copied to OUT.
+        cores: of the host that it is bound to, for steps that time the host.
+    """
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    most_s: float
+    least_s: float = 20.0
+    kept: tuple[str, ...] = ("*.json", "*.jsonl", "*.log", "*.csv", "*.npz", "*.gz")
+    cores: str = ""
+
+
+@dataclass
+class State:
+    """How far a step came, as WORK/everything.json holds it.
+
+    Args:
+        commands_done: of the step's commands, those given up among them.
+        failures: in a row, of the same command.
+        given_up: numbers of commands that failed twice.
+        gpu: that it began on.
+        took_s: so far.
+        said: its last line.
+    """
+
+    commands_done: int = 0
+    failures: int = 0
+    given_up: list[int] = field(default_factory=list)
+    gpu: str | None = None
+    took_s: float = 0.0
+    said: str = ""
+
+
+@dataclass
+class Machine:
+    """GPUs that take steps until none is left that they could take, or time is up.
+
+    Args:
+        steps: in order of weight.
+        work: where files grow.
+        out: where results are copied.
+        limit_s: for all.
+        begin: of the limit, on the monotonic clock.
+    """
+
+    steps: tuple[Step, ...]
+    work: Path
+    out: Path
+    limit_s: float
+    begin: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[str] = set()
+        self._book = self.work / "everything.json"
+        book: Mapping[str, Any] = json.loads(self._book.read_text()) if self._book.exists() else {}
+        self.states = {step.name: State(**book.get(step.name, {})) for step in self.steps}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for steps."""
+        return self.begin + self.limit_s - _PACK_S - time.monotonic()
+
+    def run(self, gpus: Iterable[str]) -> int:
+        """All steps on these GPUs; 0 when all are done, 3 when some are left, 1 when some failed."""
+        gpus = list(gpus)
+        for state in self.states.values():
+            state.gpu = state.gpu if state.gpu in gpus else None
+        lanes = [threading.Thread(target=self._lane, args=(gpu,), daemon=True) for gpu in gpus]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        left = [step.name for step in self.steps if not self._is_done(step)]
+        failed = [step.name for step in self.steps if self.states[step.name].given_up]
+        self._say(f"left: {', '.join(left)}" if left else "complete")
+        if failed:
+            self._say(f"failed, in part at least: {', '.join(failed)} (their logs say why)")
+        return UNFINISHED if left else FAILED if failed else DONE
+
+    def _is_done(self, step: Step) -> bool:
+        return self.states[step.name].commands_done >= len(step.commands)
+
+    def _lane(self, gpu: str) -> None:
+        while (step := self._next(gpu)) is not None:
+            try:
+                self._turn(step, gpu)
+            finally:
+                with self._lock:
+                    keep(step, self.work / step.name, self.out / step.name)
+                    self._save()
+
+    def _next(self, gpu: str) -> Step | None:
+        """The first step that this GPU may take now; no step gets two turns in one run unless its turn ended early."""
+        with self._lock:
+            for step in self.steps:
+                state = self.states[step.name]
+                if step.name in self._taken or self._is_done(step):
+                    continue
+                if state.gpu in (None, gpu) and self.left_s >= step.least_s + _GRACE_S:
+                    self._taken.add(step.name)
+                    state.gpu = gpu
+                    return step
+        return None
+
+    def _turn(self, step: Step, gpu: str) -> None:
+        """Its commands from the first that is not done; one that fails is tried once more, then given up."""
+        state = self.states[step.name]
+        while not self._is_done(step):
+            seconds = min(step.most_s, self.left_s - _GRACE_S)
+            if seconds < step.least_s:
+                return
+            begin = time.monotonic()
+            code = self._command(step, gpu, seconds)
+            state.took_s = round(state.took_s + time.monotonic() - begin, 1)
+            if code == DONE:
+                state.commands_done, state.failures = state.commands_done + 1, 0
+            elif code in (UNFINISHED, OVERRAN):
+                return
+            elif state.failures + 1 < TRIES:
+                state.failures += 1
+            else:
+                state.given_up.append(state.commands_done)
+                state.commands_done, state.failures = state.commands_done + 1, 0
+
+    def _command(self, step: Step, gpu: str, seconds: float) -> int:
+        """One command's exit code; it and what it started are ended when it overruns."""
+        state, folder = self.states[step.name], self.work / step.name
+        folder.mkdir(parents=True, exist_ok=True)
+        words = [
+            word.replace("{dir}", str(folder)).replace("{left}", f"{seconds:.0f}")
+            for word in step.commands[state.commands_done]
+        ]
+        pinned = ["taskset", "-c", step.cores] if step.cores and shutil.which("taskset") else []
+        path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
+        environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu}
+        self._say(f"GPU {gpu}: {step.name} {state.commands_done + 1}/{len(step.commands)}, for {seconds:.0f} s")
+        log = folder / "output.log"
+        with log.open("ab") as sink:
+            child = subprocess.Popen(
+                [*pinned, *words], cwd=ROOT, env=environ, stdout=sink, stderr=sink, start_new_session=True
+            )
+            try:
+                code = child.wait(seconds + _GRACE_S)
+            except subprocess.TimeoutExpired:
+                code = OVERRAN
+            finally:
+                _end(child)
+        state.said = last_line(log)
+        self._say(f"GPU {gpu}: {step.name}: exit {code}: {state.said}")
+        return code
+
+    def _save(self) -> None:
+        text = json.dumps({name: vars(state) for name, state in self.states.items()}, indent=1)
+        for path in (self._book, self.out / self._book.name):
+            path.write_text(text + "\n")
+
+    def _say(self, text: str) -> None:
+        print(f"[{self.left_s:4.0f} s left] {text}", flush=True)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a command and all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def keep(step: Step, folder: Path, to: Path) -> None:
+    """Copies what a step left."""
+    for path in sorted({path for pattern in step.kept for path in folder.rglob(pattern) if path.is_file()}):
+        target = to / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+
+
+def last_line(log: Path) -> str:
+    """The end of a log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][-200:] if lines else "nothing said"
+
+
+def steps() -> tuple[Step, ...]:
+    """What is measured, in order of weight."""
+    energy = _script("energy_campaign.py", "{dir}", "--limit", "{left}", "--resume", "--work", "{dir}/work")
+    gate = _script("aa_cells.py", "--parts", "{dir}/parts", "--out", "{dir}", "--limit", "{left}")
+    outputs = _script("merged_models.py", "{dir}/merged-models.json", "--limit", "{left}")
+    return (
+        Step("energy", (energy,), _NO_END_S, 90.0),
+        Step("counters", (_training("timing,power"), _training("timing,power,counters")), 200.0, 70.0),
+        Step("tandem", (_TURNS,), 120.0, 60.0, cores="20"),
+        Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
+        Step("gate", (gate,), _NO_END_S, 60.0),
+        Step("attribution", (_script("attribution.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
+        *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
+        Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 120.0, 60.0),
+        Step("outputs", (outputs,), _NO_END_S, 60.0),
+        Step("counters-cost", (_script("counters_cost.py", "{dir}"),), 200.0, 70.0),
+    )
+
+
+NETWORKS = (
+    ("mobilenet_v2", "resnet50", "unet", "darknet_53", "resnet3d_34", "inception_v4"),
+    ("efficientnet_b0", "convnext_tiny", "vgg16", "drn_26", "deepcam"),
+)
+"""In two steps, for two GPUs."""
+
+
+def _script(name: str, *arguments: str) -> tuple[str, ...]:
+    return (PYTHON, f"tests/gpu/{name}", *arguments)
+
+
+def _bench(*arguments: str) -> tuple[str, ...]:
+    return (PYTHON, "-m", "pytest", "--bench", "--bench-anonymize", "--bench-results", "{dir}", *arguments)
+
+
+def _training(collect: str) -> tuple[str, ...]:
+    """The sweep that question 2 is answered with, with or without counters."""
+    return _bench(
+        "bench_training/bench_zoo.py::bench_training", "--bench-models", "resnet50", "--bench-batch-sizes", "8:1024",
+        "--bench-dtypes", "bf16", "--bench-modes", "eager", "--bench-collect", collect,
+    )  # fmt: skip
+
+
+def _networks(names: Sequence[str]) -> tuple[str, ...]:
+    """All rivals of some networks."""
+    chosen = ("--networks", ",".join(names), "--gpus", "1")
+    return _script("merged_networks.py", "{dir}", "--seconds", "{left}", *chosen)
+
+
+_TURNS = _bench("bench_inference/bench_tandem.py::bench_issue_in_turns", "--bench-collect", "timing")
+"""What question 1 still lacks: the host's issue time over batches, in turns."""
+
+
+def main(given: tuple[Step, ...] | None = None, arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT")
+    parser.add_argument("--limit", type=float, default=580.0, metavar="S", help="for this command (580)")
+    parser.add_argument("--work", type=Path, default=WORK, metavar="WORK", help=f"where files grow ({WORK})")
+    parser.add_argument("--steps", default="", metavar="A,B", help="these alone, in this order")
+    parser.add_argument("--gpus", default="", metavar="GPU,GPU", help="UUIDs or indices, these alone (all)")
+    parser.add_argument("--list", action="store_true", help="name the steps, and how far each came")
+    args = parser.parse_args(arguments)
+    known = {step.name: step for step in (steps() if given is None else given)}
+    chosen = [name for name in args.steps.split(",") if name] or list(known)
+    if unknown := [name for name in chosen if name not in known]:
+        parser.error(f"no step {', '.join(unknown)}; there are {', '.join(known)}")
+    work = args.work.resolve()
+    if ROOT in (work, *work.parents):
+        parser.error(f"--work {work} lies in the checkout, which may be replaced between two commands")
+    for folder in (work, args.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    machine = Machine(tuple(known[name] for name in chosen), work, args.out.resolve(), args.limit)
+    if args.list:
+        for name, state in machine.states.items():
+            print(f"{name}: {state.commands_done} of {len(known[name].commands)}, {state.took_s:.0f} s, {state.said}")
+        return DONE
+    return machine.run(args.gpus.split(",") if args.gpus else gpus_here())
+
+
+def gpus_here() -> list[str]:
+    """UUIDs of this machine's GPUs, in NVML's order."""
+    from joulemark.device.nvml import Nvml
+
+    with Nvml() as nvml:
+        return [nvml.uuid_at(index) for index in range(nvml.count())]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

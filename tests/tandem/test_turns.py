@@ -1,0 +1,108 @@
+"""Issue times of batches that were issued in turns, on a host that changes its speed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from joulemark.report import formats, tandem_view
+from joulemark.tandem.turns import FEWEST_ROUNDS, TABLE, compare
+
+from .conftest import run_of
+from .test_document import document
+
+ORACLE = Path(__file__).parents[1] / "oracle" / "issue_turns.py"
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    spec = importlib.util.spec_from_file_location("issue_turns_oracle", ORACLE)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rounds(speeds, issue, case_ids=None):
+    """Rows of rounds in which the host is slower by a factor; batch → issue time."""
+    return [
+        {"case_id": (case_ids or {}).get(batch, ""), "batch_size": batch, "round": number, "issue_s": speed * seconds}
+        for number, speed in enumerate(speeds)
+        for batch, seconds in issue.items()
+    ]
+
+
+@pytest.mark.parametrize("stays_s", [(0.06, 0.04), (4.0, 3.0)])
+def test_a_host_of_two_speeds_spoils_neither_what_is_even_nor_what_is_not(oracle, stays_s):
+    """The oracle script draws 200, of which batches with a time of their own are found even in 22 to 65 %."""
+    draws = 12
+    assert oracle.share(oracle.in_turns, oracle.BERT, stays_s, draws) == 1
+    assert oracle.share(oracle.in_turns, oracle.BERT, stays_s, draws, oracle.DRIFT) <= 1 / draws
+    assert oracle.share(oracle.one_by_one, oracle.BERT, stays_s, draws) < 0.9
+
+
+def test_speeds_of_rounds_cancel_and_operators_divide():
+    speeds = [1.0, 1.6, 1.9, 1.0, 1.7, 1.0]
+    found = compare(rounds(speeds, {1: 3e-3, 8: 3.3e-3, 64: 6e-3}), {1: 10.0, 8: 10.0, 64: 20.0})
+    assert found.batches == [1, 8, 64]
+    assert found.deviation == pytest.approx([0, 0.1, 0])
+    assert found.interval == [pytest.approx((one, one)) for one in (0, 0.1, 0)]
+    assert (found.furthest, found.rounds) == (1, 6)
+    assert found.issue_s[0] == pytest.approx(3e-3 * 1.3)
+
+
+def test_a_burst_that_was_disturbed_moves_no_median_but_the_interval():
+    rows = rounds([1.0] * 6, {1: 3e-3, 8: 3e-3, 64: 3e-3})
+    for row in rows[1:12:3]:
+        row["issue_s"] *= 1.8
+    found = compare([*rows, *rounds([1.0] * 6, {1: 3e-3, 8: 3e-3, 64: 3e-3})], dict.fromkeys((1, 8, 64), 1.0))
+    assert found.rounds == 12  # of two processes, which number their rounds alike
+    assert found.deviation == pytest.approx([0, 0, 0])
+    assert found.interval[1][1] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("number", "batches"), [(FEWEST_ROUNDS - 1, (1, 8)), (9, (1,)), (9, (1, 64))], ids=["rounds", "batches", "no batch"]
+)
+def test_too_little_to_compare(number, batches):
+    assert compare(rounds([1.0] * number, {1: 3e-3, 8: 3e-3}), dict.fromkeys(batches, 1.0)) is None
+
+
+@pytest.fixture
+def issued(sweep, record):
+    """The sweep's eager series, and its cases issued in turns by another run: 12 % more at batch 256."""
+    eager = {one.case.batch_size: one.case for one in sweep.records if one.case.mode == "eager"}
+    issue = {batch: 4e-3 * (1.12 if batch == 256 else 1.0) for batch in eager}
+    rows = rounds([1.0, 1.6, 1.7, 1.0, 1.0, 1.5, 1.0], issue, {batch: case.case_id for batch, case in eager.items()})
+    case = replace(sweep.records[0].case, workload="bench_tandem.bench_issue_in_turns", batch_size=None, mode=None)
+    turns = replace(record(case, busy=1e-3, issue=1e-3), run_id="t" * 32, metrics={}, tables={TABLE: rows})
+    return replace(run_of([turns]), run_id="t" * 32)
+
+
+def test_the_series_of_the_cases_says_how_even_they_are(sweep, issued):
+    found = document(sweep, issued)
+    eager, graph = found["series"]
+    turns = eager["host_issue_per_operator_in_turns"]
+    assert (turns["rounds"], turns["batch"], turns["even"], turns["note"]) == (7, 256, False, None)
+    assert turns["largest_deviation"] == pytest.approx(0.12)
+    assert turns["interval"] == [pytest.approx(0.12), pytest.approx(0.12)]
+    assert [one["batch_size"] for one in turns["batches"]] == [1, 4, 8, 16, 32, 64, 128, 256]
+    assert turns["median_s"] == pytest.approx(4e-3 / 50)
+    assert "were not issued in turns" in graph["host_issue_per_operator_in_turns"]["note"]
+    assert {one["run_id"] for one in found["runs"]} == {sweep.run_id, issued.run_id}
+    text = formats.render(tandem_view.tables(found), "markdown")
+    assert "batches in turns: 80 µs, furthest from it by +12.0%" in text
+
+
+def test_the_last_run_that_has_the_cases_counts(sweep, issued):
+    (record,) = issued.records
+    again = [{**row, "issue_s": 5e-3} for row in record.tables[TABLE]]
+    later = replace(issued, run_id="u" * 32, records=(replace(record, run_id="u" * 32, tables={TABLE: again}),))
+    other = replace(record.case, workload="bench_tandem.another")
+    first = replace(issued, records=(replace(record, case=other),))
+    turns = document(sweep, first, later)["series"][0]["host_issue_per_operator_in_turns"]
+    assert turns["even"] is True
+    assert turns["median_s"] == pytest.approx(5e-3 / 50)

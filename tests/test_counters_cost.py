@@ -1,0 +1,151 @@
+"""The measurement of what counters cost: its order, its estimate, what it would tell on a known host's scatter."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "tests" / "gpu")  # scripts of this folder import each other by their names
+    import cost_simulation as simulation
+    import counters_cost as script
+    from paired import estimate, order, ratios
+
+SCHEMA = json.loads((ROOT / "docs" / "schema" / "counters-cost.schema.json").read_text(encoding="utf-8"))
+
+
+def test_drifts_cancel_and_a_cost_stays():
+    on = np.array(list(islice(order(), 64)))
+    assert on.sum() == 32
+    drift = np.exp(0.01 * np.arange(64))
+    assert ratios(0.02 * drift * np.where(on, 1.03, 1)) == pytest.approx([0.03] * 16)
+    # What a place among four does falls on both sides alike: the first stretch of four is 20 % slower here.
+    assert estimate(ratios(np.where(np.arange(64) % 4 == 0, 1.2, 1.0))).cost == pytest.approx(0, abs=0.01)
+
+
+def test_the_estimate_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    found = [estimate(0.01 + 0.05 * rng.standard_t(3, 40)) for _ in range(200)]
+    held = np.mean([one.interval[0] <= 0.01 <= one.interval[1] for one in found])
+    assert 0.91 <= held <= 0.99
+    assert estimate([0.01] * 5).interval is None
+    assert estimate([0.01] * 5).verdict(0.02) == "not told"
+    assert (estimate([0.01] * 9).verdict(0.02), estimate([0.03] * 9).verdict(0.02)) == ("held", "missed")
+    with pytest.raises(ValueError, match="no four"):
+        estimate([])
+
+
+def test_on_the_scatter_of_a_slow_host_forty_seconds_tell_one_percent():
+    cells = simulation.scatters(ROOT / "results" / "nvidia-h200")
+    assert cells["resnet50 b8"].slow[0] > 0.1
+    both = [cells["resnet50 b8"], cells["bert_base b8"]]
+    half, held = simulation.widths(both, 40, simulation.SWITCH_S / simulation.RUNS, draws=20)
+    assert half < 0.01
+    assert held >= 0.85
+    assert simulation.widths([cells["resnet50 b256"]], 4, simulation.SWITCH_S, draws=20)[0] < 0.002
+
+
+class Device:
+    """Samplers that see the runs they are started for; of several runs the first alone, where they are deaf."""
+
+    chip = "GH100"
+
+    def __init__(self, deaf=False):
+        self.deaf, self.on, self.made = deaf, False, 0
+
+    def sampler(self, metrics, metric_set, settings):
+        self.made += 1
+        runs = []
+
+        def start():
+            self.on = True
+            runs.append([time.perf_counter()])
+
+        def stop():
+            self.on = False
+            runs[-1].append(time.perf_counter())
+
+        def read():
+            seen = runs[:1] if self.deaf else runs
+            ends = np.concatenate([np.linspace(begin, end, 50) for begin, end in seen]) * 1e9
+            return SimpleNamespace(start=ends[:-1].astype(np.int64), end=ends[1:].astype(np.int64))
+
+        return SimpleNamespace(start=start, stop=stop, read=read, close=lambda: None)
+
+
+def beside(device):
+    group = SimpleNamespace(full_names=tuple, metric_set=None)
+    return script.Beside(device, [group])
+
+
+@pytest.mark.parametrize(("deaf", "runs"), [(False, script.RUNS), (True, 1)])
+def test_a_sampler_that_falls_silent_is_made_for_every_run(deaf, runs):
+    one = beside(Device(deaf))
+    one.try_restarts(lambda: time.sleep(0.002))
+    assert one.runs == runs
+    assert one.covered == []
+
+
+def test_stretches_are_sampled_where_the_order_says_so():
+    device = Device()
+    one = beside(device)
+    seen = []
+
+    class Stretches:
+        steps, step_s = 1, 0.001
+
+        def lead(self):
+            assert not device.on
+
+        def time(self):
+            seen.append(device.on)
+            return (1.01 if device.on else 1.0), 0.5
+
+    found = script.alternate(Stretches(), one, time.monotonic() + 60, lambda found: len(found) >= 64)
+    assert seen == list(islice(order(), len(seen)))
+    wall, gpu = script.estimates(found)
+    assert wall.cost == pytest.approx(0.01)
+    assert gpu.cost == 0
+    assert 0 < device.made < sum(seen)
+    one.close()
+    assert all(share > script.COVERED for share in one.covered)
+
+
+def row(model, mode, step_s, cost, verdict="held"):
+    times = [step_s * (1 + cost * on) for on in islice(order(), 32)]
+    wall = estimate(ratios(times))
+    return {
+        "workload": model,
+        "batch_size": 8,
+        "mode": mode,
+        "steps_per_stretch": 1,
+        "step_s": step_s,
+        "spent_s": 1.0,
+        "verdict": verdict,
+        "wall": wall.to_json(),
+        "device": wall.to_json(),
+        "covered": [0.99],
+        "wall_s": times,
+        "device_s": times,
+    }
+
+
+def test_cells_that_wait_for_their_host_are_judged_together():
+    rows = [row("a", "graph", 0.005, 0.0), row("a", "eager", 0.02, 0.01, "not told"), row("b", "eager", 0.05, 0.0)]
+    found = json.loads(json.dumps(script.document(rows, 3)))
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    assert found["host_bound"]["cells"] == ["a b8"]
+    assert found["host_bound"]["cost"] == pytest.approx(0.01)
+    assert script.exit_code(found) == 0
+    for changed, code in (("missed", 1), ("not told", 4), ("samples lost", 4)):
+        assert script.exit_code(script.document([*rows[:2], {**rows[2], "verdict": changed}], 3)) == code
+    assert script.exit_code(script.document([{**one, "verdict": "samples lost"} for one in rows], 3)) == 4
+    assert script.document(rows[2:], 1)["host_bound"] is None
