@@ -29,10 +29,14 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
 BLOCKS = ROOT / "bench_inference" / "bench_merged_micro.py"
 PROBE = ROOT / "tests" / "gpu" / "merged_blocks_probe.py"
-SAMPLE = r"^numerics (planes|wide|memoized|inverted|bottleneck|chain .*(tf32|fp32)|stream .*bf16)"
+SAMPLE = (
+    r"^numerics (planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
+    r"|chain .*(tf32|fp32)|stream .*bf16)"
+)
 """What of the numerics was not run on a GPU before, and some of what was."""
 SANITIZED = (
-    r"^numerics (chain|stream|memoized|wide) 2d_16_16_16_bf16|^numerics planes 3d_16_16_16_bf16"
+    r"^numerics (chain|stream|stream_warpgroup|memoized|wide) 2d_16_16_16_bf16"
+    r"|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
     r"|^numerics (inverted|bottleneck).*_bf16"
 )
 _LAST_S = 12.0

@@ -44,7 +44,9 @@ from joulemark.merged.kernels import (
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
 from joulemark.merged.kernels import planes as volumes
+from joulemark.merged.kernels import planes_warpgroup as slices
 from joulemark.merged.kernels import stream as streams
+from joulemark.merged.kernels import stream_warpgroup as thirds
 from joulemark.merged.kernels import wide as wides
 from joulemark.merged.kernels.compile import KernelError, architecture_of
 from joulemark.merged.kernels.description import Format
@@ -118,9 +120,11 @@ class Variant:
 FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "chain": chains.chain,
     "stream": streams.stream,
+    "stream_warpgroup": thirds.stream_warpgroup,
     "memoized": memos.memoized,
     "wide": wides.wide,
     "planes": volumes.planes,
+    "planes_warpgroup": slices.planes_warpgroup,
     "inverted_residual": inverted_residual.inverted_residual,
     "inverted_residual_warpgroup": inverted_residual_warpgroup.inverted_residual_warpgroup,
     "bottleneck": bottleneck.bottleneck,
@@ -208,6 +212,26 @@ def stream_checks(format_: Format) -> Iterator[Check]:
         yield Check(stream_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
 
 
+def third_variant(sequence: Sequence, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of the chains streamed by warpgroups."""
+    return Variant("stream_warpgroup", Description(sequence, format_), thirds.Plan(*plan))
+
+
+def third_checks(format_: Format) -> Iterator[Check]:
+    """Chains streamed by warpgroups of one format; the fourth has more bricks than blocks."""
+    if format_ in ("tf32", "fp32"):
+        return
+    for channels, shape, plan, more in (
+        ([32] * 3, (3, 61, 77), (1, 20, 2, 6), {}),
+        ([32] * 2, (2, 33, 300), (4, 16), {"activation": "relu6"}),
+        ([32] * 5, (2, 40, 150), (1, 13), {"activation": "none"}),
+        ([16] * 3, (150, 30, 131), (2, 7), {"residual": 0}),
+        ([16] * 5, (1, 45, 60), (1, 45, 1, 12), {}),
+        ([3, 24, 16, 5], (1, 29, 31), (1, 10), {}),
+    ):
+        yield Check(third_variant(sequence_of(channels, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
 def memo_variant(sequence: Sequence, edge: Shape, *plan: int, format_: Format = "bf16") -> Variant:
     """A variant of the memoized chains."""
     return Variant("memoized", Description(sequence, format_), memos.Plan(edge, *plan))
@@ -266,6 +290,24 @@ def plane_checks(format_: Format) -> Iterator[Check]:
         yield Check(plane_variant(sequence, edge, warps, format_=format_), shape)
 
 
+def slice_variant(sequence: Sequence, *plan: int, format_: Format = "bf16") -> Variant:
+    """A variant of the volumes streamed by warpgroups."""
+    return Variant("planes_warpgroup", Description(sequence, format_), slices.Plan(*plan))
+
+
+def slice_checks(format_: Format) -> Iterator[Check]:
+    """Volumes streamed by warpgroups of one format."""
+    if format_ in ("tf32", "fp32"):
+        return
+    for channels, shape, plan, more in (
+        ([16] * 3, (2, 19, 37, 45), (1, 3, 7), {}),
+        ([16] * 4, (3, 9, 27, 31), (2, 1, 20), {"activation": "none"}),
+        ([32] * 2, (2, 17, 40, 40), (2, 2, 9), {"activation": "relu6"}),
+        ([3, 8, 24, 5], (1, 29, 13, 15), (1, 1, 5, 1, 3, 2), {}),
+    ):
+        yield Check(slice_variant(sequence_of(channels, 3, **more), *plan, format_=format_), shape)  # type: ignore[arg-type]
+
+
 def pointwise(inputs: int, outputs: int, activation: str, residual: int | None = None) -> Conv:
     """A 1×1 convolution."""
     return Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, residual)
@@ -310,7 +352,9 @@ class Block:
     streamed: list[tuple[int, ...]] = field(default_factory=list)
     memoized: list[tuple[Any, ...]] = field(default_factory=list)
     wide: list[tuple[int, ...]] = field(default_factory=list)
+    thirds: list[tuple[int, ...]] = field(default_factory=list)
     planes: list[tuple[Any, ...]] = field(default_factory=list)
+    slices: list[tuple[int, ...]] = field(default_factory=list)
 
 
 BLOCKS = {
@@ -320,6 +364,7 @@ BLOCKS = {
         [((16, 56), 8, 2), ((24, 40), 8, 2), ((40, 56), 16, 1), ((14, 40), 6, 3)],
         [(64, 171), (64, 128), (64, 171, 1, 32, 8), (64, 171, 1, 16, 8), (64, 171, 1, 16, 2), (32, 128, 2)],
         [((16, 62), 8, 2, 2, 5), ((8, 62), 8, 2, 4, 5), ((16, 30), 4, 4, 2, 5)],
+        thirds=[(1, 128, 1, 12)],
     ),
     "2x16@1024b8": Block(
         [16] * 3,
@@ -328,6 +373,7 @@ BLOCKS = {
         [(128, 114), (64, 128, 2), (128, 128), (64, 128, 2, 32, 8), (128, 114, 1, 16, 8), (32, 128, 4)],
         [((16, 62), 8, 2, 4, 5), ((16, 62), 8, 2, 2, 5)],
         [(64, 2, 32), (64, 1, 64), (64, 2, 128)],
+        thirds=[(1, 94, 3, 12), (3, 94, 1, 12), (1, 147, 2, 12)],
     ),
     "2x32@512b16": Block(
         [32] * 3,
@@ -336,6 +382,7 @@ BLOCKS = {
         [(48, 128), (48, 103), (48, 128, 1, 32, 8), (32, 128)],
         [((16, 30), 8, 2, 4, 5), ((16, 30), 8, 2, 8, 5)],
         [(32, 4, 16), (64, 2, 32), (64, 2, 64), (64, 2, 16), (32, 4, 64)],
+        thirds=[(1, 74, 2, 6), (2, 64, 1, 12), (2, 171, 1, 12), (1, 64, 1, 12)],
     ),
     "3x32@224b64": Block(
         [32] * 4,
@@ -344,6 +391,7 @@ BLOCKS = {
         [(32, 224), (32, 112)],
         [],
         [(32, 2, 56), (32, 2, 28), (32, 2, 14)],
+        thirds=[(1, 224, 1, 12), (1, 112, 1, 12)],
     ),
     "4x32@512b16": Block(
         [32] * 5,
@@ -351,6 +399,7 @@ BLOCKS = {
         [((16, 24), 8, 2), ((20, 40), 12, 1)],
         [],
         [((16, 30), 8, 2, 4, 5), ((8, 30), 8, 2, 8, 5)],
+        thirds=[(1, 64, 1, 8), (1, 128, 1, 8)],
     ),
     "3x16@224b64": Block(
         [16] * 4, (64, 224, 224), [((16, 58), 8, 2), ((28, 42), 8, 2)], [(80, 224), (80, 112), (64, 224)]
@@ -388,12 +437,14 @@ BLOCKS = {
             ((32, 12, 12), 4),
             ((26, 14, 28), 6),
         ],
+        slices=[(1, 3, 128), (3, 1, 128), (1, 2, 64)],
     ),
     "3d 3x16@128b1": Block(
         [16] * 4,
         (1, 128, 128, 128),
         [((4, 4, 26), 8, 1), ((4, 6, 10), 12, 1)],
         planes=[((26, 10, 26), 4), ((43, 10, 10), 4), ((32, 16, 10), 4)],
+        slices=[(1, 2, 128), (2, 1, 128)],
     ),
     "3d 2x8@128b1": Block(
         [8] * 3,
@@ -424,6 +475,12 @@ BRICKED: dict[str, list[Shape]] = {
     "3x32@224b64": [(8, 8), (16, 16), (8, 32)],
 }
 """Layouts of activations in bricks, measured with a block's first plan."""
+SINGLE_THIRDS = {
+    (16, 2): [(4, 128), (2, 128, 2)],
+    (32, 2): [(4, 128), (2, 128, 2), (1, 171, 3)],
+    (16, 3): [(1, 2, 43, 3), (2, 2, 64), (1, 4, 64)],
+    (8, 3): [(2, 2, 64)],
+}
 SINGLE_STREAMED = {(16, 2): [(128, 128, 2), (256, 128)], (32, 2): [(96, 128)]}
 
 
@@ -439,16 +496,30 @@ def chain_timings() -> Iterator[Timing]:
         variants += [stream_variant(sequence, *plan) for plan in block.streamed]
         variants += [memo_variant(sequence, *plan) for plan in block.memoized]
         variants += [wide_variant(sequence, *plan) for plan in block.wide]
+        variants += [third_variant(sequence, *plan) for plan in block.thirds]
         variants += [plane_variant(sequence, *plan) for plan in block.planes]
+        variants += [slice_variant(sequence, *plan) for plan in block.slices]
         variants += [chain_variant(one, *plan) for plan in SINGLE[key]]
         variants += [stream_variant(one, *plan) for plan in SINGLE_STREAMED.get(key, ())]
+        singles = slice_variant if dimensions == 3 else third_variant
+        variants += [singles(one, *plan) for plan in SINGLE_THIRDS.get(key, ())]
         yield from (Timing(name, sequence, block.shape, variant) for variant in [*variants, None])
 
 
 def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
-    for checks in (chain_checks, stream_checks, memo_checks, wide_checks, plane_checks, block_checks):
+    families = (
+        chain_checks,
+        stream_checks,
+        third_checks,
+        memo_checks,
+        wide_checks,
+        plane_checks,
+        slice_checks,
+        block_checks,
+    )
+    for checks in families:
         for format_ in LIMITS:
             made += checks(format_)
     made += chain_timings()

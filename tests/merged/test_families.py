@@ -16,8 +16,16 @@ def conv(inputs, outputs, kernel=3, stride=1, groups=1, d=2, **more):
 
 
 SEQUENCES = {
-    "chain": (Sequence((conv(16, 16, activation="relu"),) * 3), (224, 224), {"chain", "stream", "memoized", "wide"}),
-    "volume": (Sequence((conv(16, 16, d=3, activation="relu"),) * 2), (64, 64, 64), {"chain", "planes"}),
+    "chain": (
+        Sequence((conv(16, 16, activation="relu"),) * 3),
+        (224, 224),
+        {"chain", "stream", "stream_warpgroup", "memoized", "wide"},
+    ),
+    "volume": (
+        Sequence((conv(16, 16, d=3, activation="relu"),) * 2),
+        (64, 64, 64),
+        {"chain", "planes", "planes_warpgroup"},
+    ),
     "inverted": (
         Sequence(
             (

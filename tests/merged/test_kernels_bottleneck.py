@@ -13,6 +13,7 @@ from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.sequence import Activation, Conv, Sequence
 from tests.merged.every_kernel import first
+from tests.merged.kernels.machine_code import products_of_warpgroups
 
 
 def pointwise(inputs: int, outputs: int, activation: Activation, residual: int | None = None) -> Conv:
@@ -100,6 +101,8 @@ def test_products_of_warpgroups_build_for_hopper_alone() -> None:
     assert (kernel.least, kernel.only) == (90, 90)
     made = build(kernel, "sm_90a")
     assert (made.spilled, made.stack) == (0, 0)
+    # Of the reduction's 16 each second is waited for, whose registers are wanted; else the last: of the 3×3's 36, of 4.
+    assert products_of_warpgroups(kernel) == (16 + 36 + 4, 8 + 1 + 1)
     with pytest.raises(ValueError, match="64 channels inside"):
         warpgroups.bottleneck_warpgroup(Description(sequence_of(256, 32), "bf16"), warpgroups.Plan(8, 28))
 

@@ -113,9 +113,11 @@ _SCHEDULES: dict[str, How] = {
     "stream": "rows",
     "memoized": "memoized",
     "inverted_residual": "padded",
+    "stream_warpgroup": "rows",
     "inverted_residual_warpgroup": "padded",
     "wide": "rows",
     "planes": "rows",
+    "planes_warpgroup": "rows",
     "bottleneck": "padded",
     "bottleneck_warpgroup": "padded",
 }

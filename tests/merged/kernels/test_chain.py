@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from joulemark.merged.bricks import Parameters
-from joulemark.merged.kernels import Description, build
+from joulemark.merged.kernels import Description, build, memoized, planes, stream_warpgroup
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels.chain import Plan, chain
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import round_tf32
 from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.kernels.stream import stream
@@ -206,3 +207,18 @@ def test_a_plan_rounds_its_width_up() -> None:
     assert kernel.edge == (8, 12)
     assert kernel.bricks((17, 13)) == (3, 2)
     assert math.prod(kernel.bricks((17, 13))) * 2 == kernel.blocks(2, (17, 13), 132)
+
+
+A100 = Device(108, 164 * 1024, 163 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("family", "dimensions"),
+    [(chains, 2), (streams, 2), (memoized, 2), (planes, 3), (stream_warpgroup, 2), (chains, 3)],
+)
+def test_candidates_find_room_on_the_device(family, dimensions: int) -> None:
+    description = Description(chain_of([32 if dimensions == 2 else 16] * 3, dimensions), "bf16")
+    plans = family.candidates(description, (128,) * dimensions, 4, A100)
+    make = getattr(family, family.__name__.rpartition(".")[2])
+    assert plans
+    assert all(make(description, plan).shared <= A100.block_shared for plan in plans)

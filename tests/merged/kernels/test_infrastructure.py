@@ -32,8 +32,8 @@ KERNEL(product, 32, 1) {
 """
 
 
-def one_layer(channels: int, out: int, format_: Format) -> Description:
-    return Description(Sequence((Conv(channels, out, (1, 1), (1, 1), (0, 0), (1, 1)),)), format_)
+def one_layer(channels: int, out: int, format_: Format, adds: bool = False) -> Description:
+    return Description(Sequence((Conv(channels, out, (1, 1), (1, 1), (0, 0), (1, 1)),)), format_, adds)
 
 
 def product(format_: Format) -> Kernel:
@@ -49,9 +49,11 @@ def product(format_: Format) -> Kernel:
     )
 
 
-def small(body: str, shared: int = 1024, block: int = 64, **more: object) -> Kernel:
+def small(body: str, shared: int = 1024, block: int = 64, adds: bool = False, **more: object) -> Kernel:
     source = f"KERNEL(small, {block}, 1) {{ {body} }}"
-    return Kernel("small", one_layer(8, 8, "fp32"), source, block, shared, (1, 16), lambda _: torch.zeros(1), **more)  # type: ignore[arg-type]
+    return Kernel(
+        "small", one_layer(8, 8, "fp32", adds), source, block, shared, (1, 16), lambda _: torch.zeros(1), **more
+    )  # type: ignore[arg-type]
 
 
 def run_small(kernel: Kernel, **more: bool | int) -> torch.Tensor:
@@ -158,10 +160,9 @@ def test_emulated_blocks_exchange_flags() -> None:
     assert emulate.run(kernel, wide, torch.zeros(1), resident=2).permute(0, 2, 3, 1).flatten()[0] == 7
 
 
-@pytest.mark.parametrize("lanes", [1, 5, 16])
-def test_emulated_shuffle(lanes: int) -> None:
-    out = run_small(small(f"((float*)a.output)[threadIdx.x] = (float)shuffle_xor(threadIdx.x, {lanes});"))[:32]
-    assert torch.equal(out, (torch.arange(32) ^ lanes).float())
+def test_emulated_shuffle() -> None:
+    out = run_small(small("((float*)a.output)[threadIdx.x] = (float)shuffle(threadIdx.x, threadIdx.x * 7);"))
+    assert torch.equal(out[:64], (torch.arange(64) * 7 % 32 + torch.arange(64) // 32 * 32).float())
 
 
 def test_bad_tensors_are_refused() -> None:
@@ -178,3 +179,11 @@ def test_bad_tensors_are_refused() -> None:
     x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match="adds none"):
         kernel.run(x, weights, residual=x)
+
+
+def test_a_residual_that_would_be_misread_is_refused() -> None:
+    kernel, weights = small("", adds=True), torch.zeros(1)
+    x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)
+    for residual in (x[..., :1].clone(memory_format=torch.channels_last), x.half()):
+        with pytest.raises(ValueError, match=r"adds a tensor of \(1, 8, 1, 16\) in torch\.float32, got"):
+            kernel.run(x, weights, residual=residual)

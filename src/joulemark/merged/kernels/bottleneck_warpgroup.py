@@ -16,6 +16,8 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours
+from joulemark.merged.kernels.seconds import varied
+from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
 
 _MIDDLE = 64
@@ -116,7 +118,8 @@ def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
 def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 6) -> list[Plan]:
     """Plans worth a trial for inputs of ``size``, the most promising first; none where no plan fits the device.
 
-    They are ranked by the products that the busiest multiprocessor makes.
+    They are ranked by the products that the busiest multiprocessor makes. What more warpgroups gain, of which some wait
+    for memory while others multiply, was not measured: the best plan of each number of them goes first.
 
     Raises:
         ValueError: the sequence is no bottleneck that this kernel computes.
@@ -135,7 +138,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
             rounds = -(-bricks // (device.multiprocessors * groups))
             ranked.append((rounds * groups * plan.products(channels), -groups * warpgroups, plan))
     ranked.sort(key=lambda one: one[:2])
-    return [plan for *_, plan in ranked[:limit]]
+    return varied((plan for *_, plan in ranked), lambda plan: plan.groups * plan.warpgroups)[:limit]
 
 
 def _source(name: str, description: Description, plan: Plan) -> str:
@@ -163,7 +166,7 @@ def _source(name: str, description: Description, plan: Plan) -> str:
             f"using Element = {description.format};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             f"constexpr bool RESIDUAL = {str(layers[2].residual is not None).lower()};",
-            f"#ifdef EMULATED\n{device_text('hopper_emulation.hpp')}#else\n{device_text('hopper.cuh')}#endif",
+            vocabulary(description.format, registers=[_MIDDLE], shared=[_MIDDLE]),
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {layer.activation.upper()};" for stage, layer in stages),
             device_text("bottleneck_warpgroup.cuh"),

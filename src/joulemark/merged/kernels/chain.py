@@ -8,7 +8,7 @@ row of 16 columns; each fragment of pixels serves three output rows (``device/ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import product
@@ -30,8 +30,8 @@ from joulemark.merged.sequence import Conv, Shape
 P = TypeVar("P")
 GUARD = 8
 ALIGNMENT = 1024
-MOST_SHARED = 227 * 1024
 MOST_THREADS = 1024
+_LARGEST = Device()
 BLOCK_SHARED = 1024
 """Bytes of shared memory that a block takes beside its own (CUDA C++ Programming Guide, compute capability 8.0 on)."""
 _REGISTERS = 65536
@@ -102,6 +102,24 @@ class LayerPlan:
     end: int
 
 
+def refuse(why: str | None, kernel: str) -> None:
+    """ValueError with the reason why there is no such kernel, where there is one."""
+    if why:
+        raise ValueError(f"no {kernel} for this chain: {why}")
+
+
+def check_room(shared: int, blocks: int = 1, device: Device = _LARGEST) -> None:
+    """ValueError where a multiprocessor's shared memory does not hold so many blocks.
+
+    Args:
+        shared: bytes of a block.
+    """
+    if shared > device.block_shared:
+        raise ValueError(f"a block takes {shared} bytes of shared memory, {device.block_shared} are there")
+    if blocks * (shared + BLOCK_SHARED) > device.shared:
+        raise ValueError(f"{blocks} blocks with {shared} bytes of shared memory do not fit side by side")
+
+
 def brick_constants(layout: Shape | None) -> dict[str, object]:
     """What ``device/chain.cuh`` wants to know of the layout in memory; zeros for channels-last."""
     down, across = layout or (0, 0)
@@ -116,6 +134,11 @@ class Lines:
         most_splits: into how many warps the channels of a layer may be split.
     """
 
+    shared: int
+    """Bytes of shared memory of a block."""
+    blocks = 1
+    """That have to fit on a multiprocessor side by side."""
+
     def __init__(self, description: Description, registers: int, most_splits: int) -> None:
         self.description = description
         self.layers = description.sequence.layers
@@ -124,6 +147,10 @@ class Lines:
         self.step = step_channels(description.format)
         self.registers, self.most_splits = registers, most_splits
         self.parameters = self._plan_layers()
+
+    def counts(self, size: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does (:mod:`~.seconds`)."""
+        raise NotImplementedError
 
     def padded(self, channels: int) -> int:
         """Channels of a field: whole steps."""
@@ -336,12 +363,34 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no kernel for this chain: {why}")
+    refuse(unsuited(description), "kernel")
     plans = _all_plans(description, description.sequence.sizes(size)[-1])
     kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
-    return cheapest("chain", kept, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    return best_plans("chain", kept, lambda plan: _fitting(description, plan), (size, batch, device), limit)
+
+
+def best_plans(
+    family: str,
+    plans: Iterable[P],
+    fitting: Callable[[P], Lines],
+    where: tuple[Shape, int, Device],
+    limit: int,
+    kind: Callable[[P], Hashable] = id,
+) -> list[P]:
+    """:func:`~.seconds.cheapest` of the plans whose blocks find room on a device.
+
+    Args:
+        fitting: the work of a plan; ValueError where its sizes do not fit together.
+        where: size of the input, batch and device.
+    """
+    size, batch, device = where
+
+    def counts(plan: P) -> Counts:
+        made = fitting(plan)
+        check_room(made.shared, made.blocks, device)
+        return made.counts(size, batch, device)
+
+    return cheapest(family, plans, counts, limit, kind)
 
 
 def keeping_weights(plans: Iterable[P], fitting: Callable[[P], Lines]) -> list[P]:
@@ -402,9 +451,7 @@ def chain(description: Description, plan: Plan) -> Kernel:
 
 
 def _fitting(description: Description, plan: Plan) -> _Bricks:
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no kernel for this chain: {why}")
+    refuse(unsuited(description), "kernel")
     if len(plan.edge) != description.sequence.dimensions or min(plan.edge) < 2:
         raise ValueError(f"edge {plan.edge}: give {description.sequence.dimensions} numbers from 2 on")
     if plan.layout is not None and (len(plan.layout) != 2 or any(n < 1 or n & (n - 1) for n in plan.layout)):
@@ -412,8 +459,7 @@ def _fitting(description: Description, plan: Plan) -> _Bricks:
     if plan.layout is not None and description.sequence.dimensions != 2:
         raise ValueError(f"layout {plan.layout} for {description.sequence.dimensions} dimensions: give none")
     made = _Bricks(description, plan)
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
+    check_room(made.shared)
     return made
 
 

@@ -19,7 +19,7 @@ from joulemark.merged.kernels.launch import scratch_of
 
 _OPTIONS = (
     "-std=c++17",
-    "-O2",
+    "-O1",
     "-shared",
     "-fPIC",
     "-w",

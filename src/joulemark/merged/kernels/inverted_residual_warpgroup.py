@@ -17,12 +17,13 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import inverted_residual
 from joulemark.merged.kernels.compile import device_text
-from joulemark.merged.kernels.description import Description, Format
+from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.kernels.tiling import Tiled
+from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
 
 _HEAD = 512
@@ -33,7 +34,6 @@ _SPARED = 16
 """Registers fewer than counted, with which many kernels are compiled without spills."""
 _OVERLAPPED_BYTES = 100
 """Of weights, which come from the L2 while a product or a depthwise tile is made: its share of 5.5 TB/s in 2.7 ns."""
-_KINDS = {"bf16": "bf16", "fp16": "f16"}
 
 
 @dataclass(frozen=True)
@@ -374,45 +374,20 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
     stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)
     launch = f"{name}, THREADS, {plan.resident}"
     head = f"KERNEL({launch}" if plan.split == 1 else f"KERNEL_CLUSTER({launch}, SPLIT"
-    widths = {plan.chunk // 8, octets // -(-octets // _MOST_OCTETS)}
     return "\n".join(
         [
             f"using Element = {description.format};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
-            f"#ifdef EMULATED\nconstexpr int CLUSTER = SPLIT;\n{device_text('hopper_emulation.hpp')}",
-            f"{device_text('cluster_emulation.hpp')}#else",
-            device_text("hopper.cuh") + device_text("cluster.cuh"),
-            *(_products_text(description.format, one) for one in sorted(widths) if one != 8),
-            "#endif",
+            vocabulary(description.format, registers=[8 * (octets // -(-octets // _MOST_OCTETS))], shared=[plan.chunk]),
+            f"#ifdef EMULATED\nconstexpr int CLUSTER = SPLIT;\n{device_text('cluster_emulation.hpp')}#else",
+            f"{device_text('cluster.cuh')}#endif",
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {one.activation.upper()};" for stage, one in stages),
             device_text("inverted_residual_warpgroup.cuh"),
             f"{head}) {{ inverted_residual(a); }}",
             "",
         ]
-    )
-
-
-def _products_text(format_: Format, octets: int) -> str:
-    """``warpgroup_multiply`` of ``device/hopper.cuh`` for another number of columns."""
-    count = 4 * octets
-    sums = ",".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))
-    head = f"wgmma.mma_async.sync.aligned.m64n{8 * octets}k16.f32.{_KINDS[format_]}.{_KINDS[format_]} {{{sums}}}"
-    kinds = {
-        "const u32 (&a)[4]": (
-            f"{{%{count},%{count + 1},%{count + 2},%{count + 3}}}, %{count + 4}, p, 1, 1, 0",
-            '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])',
-            count + 5,
-        ),
-        "u64 a": (f"%{count}, %{count + 1}, p, 1, 1, 0, 0", '"l"(a)', count + 2),
-    }
-    return "".join(
-        f"template <class T> DEVICE void warpgroup_multiply(float (&d)[{octets}][4], {left}, u64 b, bool add) {{\n"
-        f'    asm volatile("{{.reg .pred p; setp.ne.b32 p, %{last}, 0; {head}, {rest};}}"\n'
-        f'                 : {operands} : {given}, "l"(b), "r"((int)add));\n}}\n'
-        for left, (rest, given, last) in kinds.items()
     )
 
 

@@ -125,21 +125,28 @@ class Kernel:
             blocks,
         )
 
-    def empty_output(self, x: Tensor) -> Tensor:
-        """An uninitialized output for x, in the kernel's layout."""
+    def output_shape(self, x: Tensor) -> Shape:
+        """Of the output for x, and of a residual, in the kernel's layout."""
         sequence = self.description.sequence
         size, channels = sequence.sizes(self.size_of(x))[-1], sequence.channels(len(sequence.layers))
+        if self.layout is None:
+            return (x.shape[0], channels, *size)
+        counts = (n // edge for n, edge in zip(size, self.layout, strict=True))
+        return (x.shape[0], *counts, *self.layout, channels)
+
+    def empty_output(self, x: Tensor) -> Tensor:
+        """An uninitialized output for x, in the kernel's layout."""
+        shape = self.output_shape(x)
         if self.layout is not None:
-            counts = (n // edge for n, edge in zip(size, self.layout, strict=True))
-            return torch.empty((x.shape[0], *counts, *self.layout, channels), dtype=x.dtype, device=x.device)
-        shape = (x.shape[0], channels, *size)
-        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout(sequence.dimensions))
+            return torch.empty(shape, dtype=x.dtype, device=x.device)
+        memory = layout(self.description.sequence.dimensions)
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory)
 
     def check(self, x: Tensor, residual: Tensor | None) -> None:
         """Refuse tensors that the kernel would misread.
 
         Raises:
-            ValueError: a wrong dtype, number of channels, layout or alignment, or a residual missing or not wanted.
+            ValueError: a wrong dtype, shape, layout or alignment, or a residual missing or not wanted.
         """
         sequence = self.description.sequence
         if x.dtype != self.description.dtype:
@@ -157,6 +164,7 @@ class Kernel:
                 raise ValueError(
                     f"{self.name} takes bricks of {(*self.layout, channels)}, got a tensor of {tuple(x.shape)}"
                 )
+            self._check_residual(x, residual)
             return
         if x.dim() != 2 + dimensions or x.shape[1] != channels:
             raise ValueError(
@@ -165,6 +173,17 @@ class Kernel:
         for one in (x, residual):
             if one is not None and not one.is_contiguous(memory_format=layout(dimensions)):
                 raise ValueError(f"{self.name} takes channels-last tensors: got strides {one.stride()}")
+        self._check_residual(x, residual)
+
+    def _check_residual(self, x: Tensor, residual: Tensor | None) -> None:
+        if residual is None:
+            return
+        wanted = self.output_shape(x)
+        if tuple(residual.shape) != wanted or residual.dtype != x.dtype:
+            raise ValueError(
+                f"{self.name} adds a tensor of {wanted} in {x.dtype}, "
+                f"got {tuple(residual.shape)} in {residual.dtype}: expand and convert it"
+            )
 
     def run(self, x: Tensor, weights: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The sequence's output, on the GPU where x lies there, else emulated.

@@ -14,12 +14,13 @@ from math import prod
 
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
-    BLOCK_SHARED,
     GUARD,
-    MOST_SHARED,
     Lines,
+    best_plans,
     brick_constants,
+    check_room,
     keeping_weights,
+    refuse,
     registers_for,
     segments_for,
     struct,
@@ -28,7 +29,7 @@ from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.seconds import Counts
 from joulemark.merged.sequence import Shape
 
 _HEADER_BYTES = 256
@@ -71,7 +72,7 @@ class _Memoized(Lines):
 
     def __init__(self, description: Description, plan: Plan) -> None:
         super().__init__(description, registers_for(plan.warps, plan.blocks), plan.warps)
-        self.plan = plan
+        self.plan, self.blocks = plan, plan.blocks
         self.width = -(-(plan.edge[1] + 2) // 16) * 16
         self.edge = (plan.edge[0], self.width - 2)
         chunks = max(self.chunks(tensor) for tensor in range(self.depth))
@@ -154,12 +155,10 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no memoizing kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no memoizing kernel for this chain: {why}")
+    refuse(unsuited(description), "memoizing kernel")
     plans = _all_plans(size, batch)
     kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
-    return cheapest("memoized", kept, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    return best_plans("memoized", kept, lambda plan: _fitting(description, plan), (size, batch, device), limit)
 
 
 def _all_plans(size: Shape, batch: int) -> Iterator[Plan]:
@@ -194,16 +193,11 @@ def memoized(description: Description, plan: Plan) -> Kernel:
 
 
 def _fitting(description: Description, plan: Plan) -> _Memoized:
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no memoizing kernel for this chain: {why}")
+    refuse(unsuited(description), "memoizing kernel")
     if len(plan.edge) != 2 or min(plan.edge) < 2:
         raise ValueError(f"edge {plan.edge}: give rows and columns from 2 on")
     if plan.ring < _LEAST_RING or plan.warps < 2:
         raise ValueError(f"a ring of {plan.ring} rows of bricks, {plan.warps} warps: give {_LEAST_RING} and 2 at least")
     made = _Memoized(description, plan)
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"a brick of {plan.edge} takes {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
-        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    check_room(made.shared, made.blocks)
     return made

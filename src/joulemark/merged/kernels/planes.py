@@ -15,13 +15,14 @@ from math import prod
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
     ALIGNMENT,
-    BLOCK_SHARED,
     GUARD,
-    MOST_SHARED,
     MOST_THREADS,
     Lines,
+    best_plans,
     brick_constants,
+    check_room,
     keeping_weights,
+    refuse,
     registers_for,
     segments_for,
     struct,
@@ -30,7 +31,7 @@ from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.seconds import Counts
 from joulemark.merged.sequence import Shape
 
 _INPUT_SLOTS, _SLOTS = 5, 4
@@ -68,7 +69,7 @@ class _Planes(Lines):
     def __init__(self, description: Description, plan: Plan) -> None:
         depth = len(description.sequence.layers)
         super().__init__(description, registers_for(plan.warps * depth, plan.blocks), plan.warps)
-        self.plan = plan
+        self.plan, self.blocks = plan, plan.blocks
         self.width = -(-(plan.edge[2] + 2 * depth) // 16) * 16
         self.height = plan.edge[1] + 2 * depth
         self.edge = (*plan.edge[:2], self.width - 2 * depth)
@@ -156,12 +157,10 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no plane-streaming kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no plane-streaming kernel for this chain: {why}")
+    refuse(unsuited(description), "plane-streaming kernel")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
     kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
-    return cheapest("planes", kept, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    return best_plans("planes", kept, lambda plan: _fitting(description, plan), (size, batch, device), limit)
 
 
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
@@ -203,16 +202,11 @@ def planes(description: Description, plan: Plan) -> Kernel:
 
 
 def _fitting(description: Description, plan: Plan) -> _Planes:
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no plane-streaming kernel for this chain: {why}")
+    refuse(unsuited(description), "plane-streaming kernel")
     if len(plan.edge) != 3 or min(plan.edge) < 2 or plan.warps < 1:
         raise ValueError(f"edge {plan.edge}, {plan.warps} warps: give three numbers from 2 on, and warps")
     made = _Planes(description, plan)
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"the rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
+    check_room(made.shared, made.blocks)
     if 32 * plan.warps * made.depth > MOST_THREADS:
         raise ValueError(f"{plan.warps} warps for each of {made.depth} layers: at most {MOST_THREADS // 32} in all")
-    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
-        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
     return made

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from itertools import zip_longest
 from typing import TypeVar
 
 Counts = Mapping[str, float]
@@ -62,6 +63,14 @@ def seconds_of(family: str, counts: Counts) -> float | None:
     """The time of a kernel on the GPU that was measured; None where its family was not."""
     seconds = fitted().of(family)
     return None if seconds is None else sum(seconds.get(term, 0.0) * count for term, count in counts.items())
+
+
+def varied(plans: Iterable[P], kind: Callable[[P], Hashable]) -> list[P]:
+    """The same plans, the first of each kind before the second of any: what is measured first differs most."""
+    kinds: dict[Hashable, list[P]] = {}
+    for plan in plans:
+        kinds.setdefault(kind(plan), []).append(plan)
+    return [one for turn in zip_longest(*kinds.values()) for one in turn if one is not None]
 
 
 def cheapest(

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from joulemark.merged.kernels import chain
 from joulemark.merged.kernels.chain import (
     ALIGNMENT,
-    BLOCK_SHARED,
     GUARD,
-    MOST_SHARED,
     Lines,
+    best_plans,
     brick_constants,
+    check_room,
+    refuse,
     registers_for,
     struct,
 )
@@ -28,12 +30,10 @@ from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.seconds import Counts
 from joulemark.merged.sequence import Shape
 
 _MOST_WARPS = 32
-_BARRIER_BYTES = 16
-"""Two barriers of each row of a ring: written, read."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,11 @@ def unsuited(description: Description) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Ring:
+class Ring:
     """Rows of a tensor in shared memory; offsets in bytes."""
+
+    BARRIER_BYTES: ClassVar[int] = 16
+    """Two barriers of each row: written, read."""
 
     rows: int
     pitch: int
@@ -83,7 +86,7 @@ class _Stream(Lines):
     """Works out a kernel of streamed rows."""
 
     def __init__(self, description: Description, plan: Plan) -> None:
-        self.plan, self.strips = plan, plan.width // 16
+        self.plan, self.blocks, self.strips = plan, plan.blocks, plan.width // 16
         for most in (16, 8):  # channels of a warp: more of them take more registers, fewer of them more warps
             warps = sum(-(-layer.out_channels // most) for layer in description.sequence.layers) * self.strips
             super().__init__(description, registers_for(warps, plan.blocks), _MOST_WARPS)
@@ -100,8 +103,8 @@ class _Stream(Lines):
             raise ValueError(f"a band of {plan.width} columns takes {self.warps} warps: too many")
         self.rings, self.shared = self._place_rings()
 
-    def _place_rings(self) -> tuple[list[_Ring], int]:
-        rings: list[_Ring] = []
+    def _place_rings(self) -> tuple[list[Ring], int]:
+        rings: list[Ring] = []
         at = ALIGNMENT
         for tensor in range(self.depth):
             adders = [n for n, layer in enumerate(self.layers) if layer.residual == tensor]
@@ -114,11 +117,11 @@ class _Stream(Lines):
             readers = self.groups[tensor] + sum(self.groups[n] for n in adders)
             writers = 32 * self.groups[0] if tensor == 0 else self.groups[tensor - 1]
             pitch = self.plan.width * self.chunks(tensor) * 16
-            barriers = sum(ring.rows for ring in rings) * _BARRIER_BYTES
-            rings.append(_Ring(rows, pitch, readers, writers, at, barriers))
+            barriers = sum(ring.rows for ring in rings) * Ring.BARRIER_BYTES
+            rings.append(Ring(rows, pitch, readers, writers, at, barriers))
             at += rows * pitch + 2 * GUARD * self.chunks(tensor) * 16
             at = -(-at // ALIGNMENT) * ALIGNMENT
-        if rings[-1].barriers + rings[-1].rows * _BARRIER_BYTES > ALIGNMENT:
+        if rings[-1].barriers + rings[-1].rows * Ring.BARRIER_BYTES > ALIGNMENT:
             raise ValueError(f"{sum(ring.rows for ring in rings)} rows in rings: too many barriers")
         return rings, at
 
@@ -158,6 +161,7 @@ class _Stream(Lines):
                 "SOURCE": read.slots, "SOURCE_BARRIERS": read.barriers, "TARGET": written.slots,
                 "TARGET_BARRIERS": written.barriers, "ADDED": added.slots, "ADDED_BARRIERS": added.barriers,
                 "ADDED_LEVEL": layer.residual or 0, "TAKEN": layer.in_channels, "LAG": self.lag,
+                "BRINGERS": self.groups[0],
             }  # fmt: skip
             types = f" using InRing = {read.type}; using OutRing = {written.type}; using AddedRing = {added.type};"
             layers.append(self.layer_text(number, places, types))
@@ -184,11 +188,9 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no streaming kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no streaming kernel for this chain: {why}")
+    refuse(unsuited(description), "streaming kernel")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
-    return cheapest("stream", plans, lambda plan: _fitting(description, plan).counts(size, batch, device), limit)
+    return best_plans("stream", plans, lambda plan: _fitting(description, plan), (size, batch, device), limit)
 
 
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
@@ -226,15 +228,10 @@ def stream(description: Description, plan: Plan) -> Kernel:
 
 
 def _fitting(description: Description, plan: Plan) -> _Stream:
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no streaming kernel for this chain: {why}")
+    refuse(unsuited(description), "streaming kernel")
     depth = len(description.sequence.layers)
     if plan.width % 16 or plan.width <= 2 * depth:
         raise ValueError(f"a band of {plan.width} columns: give a multiple of 16 above {2 * depth}")
     made = _Stream(description, plan)
-    if made.shared > MOST_SHARED:
-        raise ValueError(f"the rings take {made.shared} bytes of shared memory, {MOST_SHARED} are there")
-    if plan.blocks > 1 and plan.blocks * (made.shared + BLOCK_SHARED) > MOST_SHARED + BLOCK_SHARED:
-        raise ValueError(f"{plan.blocks} blocks with {made.shared} bytes of shared memory do not fit side by side")
+    check_room(made.shared, made.blocks)
     return made

@@ -15,20 +15,21 @@ from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import chain
-from joulemark.merged.kernels.chain import ACTIVATIONS, ALIGNMENT, MOST_SHARED, brick_constants, struct
+from joulemark.merged.kernels.chain import ACTIVATIONS, ALIGNMENT, brick_constants, check_room, refuse, struct
 from joulemark.merged.kernels.compile import device_text
-from joulemark.merged.kernels.description import STORED, Description, Format
+from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import a_fragments
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
 
 _LAYERS = range(2, 4)
-_PRODUCT_ROWS = 64
 _SLOTS = 4
-_INSTRUCTIONS = {"bf16": "bf16", "fp16": "f16"}
-_REGISTERS = {2: (24, 240), 3: (24, 160)}
+REGISTERS = {2: (24, 240), 3: (24, 160)}
 """Of a thread that loads and of one that multiplies, by layers: together at most 65536."""
+_OTHER_REGISTERS = 24
+"""Of one that multiplies, beside weights and sums; with fewer the compiler waits for every product."""
 
 
 @dataclass(frozen=True)
@@ -58,32 +59,13 @@ def unsuited(description: Description) -> str | None:
     layers = description.sequence.layers
     if description.sequence.dimensions != 2 or len(layers) not in _LAYERS:
         return f"{len(layers)} layers in {description.sequence.dimensions} dimensions, not 2 or 3 in 2"
-    if description.format not in _INSTRUCTIONS:
+    if description.format not in FORMATS:
         return f"{description.format}: there is one for bf16 and fp16"
-    if len(layers) == 3 and channels_of(description) == _PRODUCT_ROWS:
+    if len(layers) == 3 and channels_of(description) == ROWS:
         return "3 layers of more than 32 channels: their weights take the registers of two"
     if any(one.residual is not None for one in layers[:-1]) or layers[-1].residual not in (None, 0):
         return "a residual that is not the input, added last"
     return chain.unsuited(description)
-
-
-def wgmma_text(format_: Format, columns: int) -> str:
-    """The instruction wgmma.m64nNk16 with A in registers, as a function for ``columns`` = N."""
-    first = columns // 2
-    outputs = ", ".join(f"%{i}" for i in range(first))
-    inputs = ", ".join(f"%{first + i}" for i in range(4))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(first))
-    kind = _INSTRUCTIONS[format_]
-    return f"""#ifndef EMULATED
-template <class T, int N> DEVICE void wgmma(float (&d)[N / 2], const u32 (&a)[4], u64 b) {{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
-                 "{{{outputs}}}, "
-                 "{{{inputs}}}, %{first + 4}, 1, 1, 1, 0;"
-                 : {operands}
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}}
-#endif
-"""
 
 
 def product_matrix(weight: Tensor, channels: int) -> Tensor:
@@ -93,7 +75,7 @@ def product_matrix(weight: Tensor, channels: int) -> Tensor:
         weight: [out, in, 3, 3].
         channels: to pad to.
     """
-    packed = _PRODUCT_ROWS // channels
+    packed = ROWS // channels
     out, inner = weight.shape[:2]
     made = weight.new_zeros((packed + 2, 3, packed, channels, channels))
     for row in range(packed):
@@ -121,7 +103,7 @@ def _constants(description: Description, plan: Plan) -> tuple[dict[str, object],
     """The F of ``device/wide.cuh``, and bytes of shared memory."""
     layers = description.sequence.layers
     depth, channels = len(layers), channels_of(description)
-    packed = _PRODUCT_ROWS // channels
+    packed = ROWS // channels
     row = plan.width * channels * 2
     ring = packed * (_SLOTS * plan.pairs + 2) * row + ALIGNMENT  # behind it room for what a shift reads too much
     staged = 2 * ALIGNMENT + depth * ring
@@ -131,18 +113,25 @@ def _constants(description: Description, plan: Plan) -> tuple[dict[str, object],
         "TILE_HEIGHT": plan.groups * plan.pairs * packed, "TILE_WIDTH": plan.width - 2 * depth,
         "TAKEN": layers[0].in_channels, "MADE": layers[-1].out_channels,
         "LAYER_BYTES": (packed + 2) * 3 * (channels // 16) * 4 * 32 * 16 + channels * 4,
-        "RINGS": 2 * ALIGNMENT, "RING_BYTES": ring, "STAGED": staged,
+        "RINGS": 2 * ALIGNMENT, "RING_BYTES": ring, "STAGED": staged, "THREADS": 128 * (depth + 1),
         "LAST_ACTIVATION": ACTIVATIONS[layers[-1].activation], "RESIDUAL": "GLOBAL" if adds else "NOTHING",
         **brick_constants(None),
     }  # fmt: skip
     return constants, staged + plan.pairs * packed * row
 
 
+def _registers(description: Description, plan: Plan) -> int:
+    """Of a thread that multiplies: weights, sums, and others beside them."""
+    channels = channels_of(description)
+    weights = (ROWS // channels + 2) * 3 * (channels // 16) * 4
+    return weights + plan.width * plan.pairs // 2 + _OTHER_REGISTERS
+
+
 def _body(description: Description) -> str:
     """The kernel's body: who does what."""
     layers = description.sequence.layers
     depth = len(layers)
-    few, many = _REGISTERS[depth]
+    few, many = REGISTERS[depth]
     starts = "        run.template ring<0>().prepare(4, 128);\n" + "".join(
         f"        run.template ring<{n}>().prepare(128, 128);\n" for n in range(1, depth)
     )
@@ -150,10 +139,11 @@ def _body(description: Description) -> str:
         f"        if (group == {n}) run.template inner_layer<{n}, {ACTIVATIONS[layers[n].activation]}>(warp % 4);\n"
         for n in range(depth - 1)
     )
+    clears = "".join(f"    run.template ring<{n}>().clear();\n" for n in range(depth))
     return (
-        f"    Wide<Field> run(a);\n    if (threadIdx.x == 0) {{\n{starts}        fence_async();\n    }}\n"
-        f"    block_sync();\n"
-        f"    const int warp = threadIdx.x >> 5, group = warp / 4;\n"
+        f"    Wide<Field> run(a);\n    if (threadIdx.x == 0) {{\n{starts}    }}\n"
+        f"{clears}    fence_async();\n    block_sync();\n"
+        f"    const int warp = own_warp(), group = warp / 4;\n"
         f"    if (group == {depth}) {{\n        registers_down<{few}>();\n        run.load(warp % 4);\n    }} else {{\n"
         f"        registers_up<{many}>();\n{inner}"
         f"        if (group == {depth - 1}) run.template last_layer<{depth - 1}>(warp % 4);\n    }}\n"
@@ -169,19 +159,17 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     Raises:
         ValueError: there is no wide kernel for this sequence.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no wide kernel for this chain: {why}")
+    refuse(unsuited(description), "wide kernel")
     out, depth = description.sequence.sizes(size)[-1], len(description.sequence.layers)
     ranked: list[tuple[int, int, Plan]] = []
     for width, pairs in ((32, 4), (32, 3), (64, 2), (32, 2), (64, 1)):
-        rows = pairs * (_PRODUCT_ROWS // channels_of(description))
+        rows = pairs * (ROWS // channels_of(description))
         most = -(-out[0] // rows)
         bands = batch * -(-out[1] // (width - 2 * depth))
         for groups in sorted({-(-most // n) for n in (1, 2, 3, 4, 6, 8)}, reverse=True):
             plan = Plan(width, pairs, groups)
             _, shared = _constants(description, plan)
-            if rows < depth or shared > min(device.block_shared, MOST_SHARED):
+            if rows < depth or shared > device.block_shared or _registers(description, plan) > REGISTERS[depth][1]:
                 continue
             rounds = -(-bands * -(-most // groups) // device.multiprocessors)
             ranked.append((rounds * (groups + depth) * pairs * width, len(ranked), plan))
@@ -194,9 +182,7 @@ def wide(description: Description, plan: Plan) -> Kernel:
     Raises:
         ValueError: there is none for this sequence or plan.
     """
-    why = unsuited(description)
-    if why:
-        raise ValueError(f"no wide kernel for this chain: {why}")
+    refuse(unsuited(description), "wide kernel")
     layers = description.sequence.layers
     depth, columns = len(layers), plan.width * plan.pairs
     if plan.width not in (32, 64) or not plan.pairs >= 1 or columns > 128 or plan.groups < 1:
@@ -205,15 +191,14 @@ def wide(description: Description, plan: Plan) -> Kernel:
     rows = plan.pairs * int(str(constants["PACKED"]))
     if rows < depth:
         raise ValueError(f"a group of {rows} rows is lower than the halo of {depth} layers")
-    if shared > MOST_SHARED:
-        raise ValueError(f"the rings take {shared} bytes of shared memory, {MOST_SHARED} are there")
+    check_room(shared)
+    if _registers(description, plan) > REGISTERS[depth][1]:
+        raise ValueError(f"{plan} takes {_registers(description, plan)} registers, {REGISTERS[depth][1]} are there")
     edge = (rows * plan.groups, plan.width - 2 * depth)
     name = f"wide_{description}_{plan.width}x{plan.pairs}x{plan.groups}"
     source = (
-        f"#ifdef EMULATED\n{device_text('hopper_emulation.hpp')}#else\n{device_text('hopper.cuh')}#endif\n"
-        + "".join(device_text(f"{part}.cuh") for part in ("rows", "chain"))
-        + wgmma_text(description.format, columns)
-        + device_text("wide.cuh")
+        vocabulary(description.format, registers=[columns])
+        + "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "wide"))
         + struct("Field", constants, {"ADDS_INPUT": layers[-1].residual == 0}, f"using T = {description.format};")
         + f"KERNEL({name}, {128 * (depth + 1)}, 1) {{\n{_body(description)}}}\n"
     )

@@ -31,8 +31,8 @@ struct Brick {
 };
 
 DEVICE Place place_of() {
-    const int thread = threadIdx.x, lane = thread & 31, warpgroup = thread >> 7;
-    return {lane >> 2, lane & 3, (thread >> 5 & 3) * 16, warpgroup % WARPGROUPS, warpgroup / WARPGROUPS};
+    const int lane = threadIdx.x & 31, warp = own_warp();
+    return {lane >> 2, lane & 3, warp % 4 * 16, warp / 4 % WARPGROUPS, warp / 4 / WARPGROUPS};
 }
 
 DEVICE Brick brick_of(const Arguments& a, int number) {
@@ -45,6 +45,13 @@ DEVICE int pixel_at(const Arguments& a, const Brick& brick, int margin, int posi
     const int y = brick.top - margin + position / PITCH, x = brick.left - margin + position % PITCH;
     const bool there = (u32)y < (u32)a.size[1] && (u32)x < (u32)a.size[2];
     return there ? (brick.image * a.size[1] + y) * a.size[2] + x : -1;
+}
+
+// The sums of a lane's channels `channel` and `channel` + 1, of both its pixels, begin with the bias.
+DEVICE void begin(float (&sum)[4], const Arguments& a, int offset, int channel) {
+    float bias[2];
+    load_bias(a, offset, channel, bias);
+    UNROLL for (int q = 0; q < 4; q++) sum[q] = bias[q & 1];
 }
 
 // One tile of the brick with its halo, to 64 channels in shared memory.
@@ -63,6 +70,7 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
     }
     const u64 given = plain_matrix(weights, 64 * 16, 128);
     float sum[8][4];
+    UNROLL for (int i = 0; i < 8; i++) begin(sum[i], a, REDUCE_BIAS_AT, i / 4 * 32 + at.pair * 8 + i % 4 * 2);
     UNROLL for (int c = 0; c < BLOCKS_32; c++) {
         const uint4 low = next[0], high = next[1];
         UNROLL for (int h = 0; h < 2; h++)
@@ -70,21 +78,16 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
         const u32 first[4] = {low.x ^ nothing, high.x ^ nothing, low.y ^ nothing, high.y ^ nothing};
         const u32 second[4] = {low.z ^ nothing, high.z ^ nothing, low.w ^ nothing, high.w ^ nothing};
         group_fence();
-        warpgroup_multiply<Element>(sum, first, matrix_behind(given, c * (4 * 64 * 16)), c > 0);
-        warpgroup_multiply<Element>(sum, second, matrix_behind(given, c * (4 * 64 * 16) + 2 * 64 * 16), true);
+        wgmma<Element, 64>(sum, first, matrix_behind(given, c * (4 * 64 * 16)));
+        wgmma<Element, 64>(sum, second, matrix_behind(given, c * (4 * 64 * 16) + 2 * 64 * 16));
         group_commit();
         group_wait<1>();
     }
-    group_wait<0>();
-    group_settle(sum);
+    group_finish(sum);
     UNROLL for (int h = 0; h < 2; h++) UNROLL for (int i = 0; i < 8; i += 4) {
         u32 words[4];  // channels 8 pair … 8 pair + 7 of 32
-        UNROLL for (int j = 0; j < 4; j++) {
-            float bias[2];
-            load_bias(a, REDUCE_BIAS_AT, i * 8 + at.pair * 8 + j * 2, bias);
-            const float* one = &sum[i + j][2 * h];
-            words[j] = activate<REDUCE_ACTIVATION>(one[0] + bias[0], one[1] + bias[1], outside[h]);
-        }
+        UNROLL for (int j = 0; j < 4; j++)
+            words[j] = activate<REDUCE_ACTIVATION>(sum[i + j][2 * h], sum[i + j][2 * h + 1], outside[h]);
         const u32 there = middle + (i + at.pair) * PLANE + (position + 8 * h) * 16;
         store_shared_4(there, uint4{words[0], words[1], words[2], words[3]});
     }
@@ -93,22 +96,17 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
 // The 3×3 of one tile: operands of the next product.
 DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 middle, int tile, u32 (&result)[4][4]) {
     float sum[8][4];
+    UNROLL for (int i = 0; i < 8; i++) begin(sum[i], a, CONVOLVE_BIAS_AT, i * 8 + 2 * at.pair);
     const u64 pixels = plain_matrix(middle + tile * (64 * 16), PLANE, 128), given = plain_matrix(weights, 64 * 16, 128);
     group_fence();
     UNROLL for (int tap = 0; tap < 9; tap++) UNROLL for (int k = 0; k < 4; k++) {
         const u64 shifted = matrix_behind(pixels, (tap / 3 * PITCH + tap % 3) * 16 + k * (2 * PLANE));
-        warpgroup_multiply<Element>(sum, shifted, matrix_behind(given, (tap * 8 + k * 2) * (64 * 16)), tap + k > 0);
+        wgmma<Element, 64>(sum, shifted, matrix_behind(given, (tap * 8 + k * 2) * (64 * 16)));
     }
     group_commit();
-    group_wait<0>();
-    group_settle(sum);
-    UNROLL for (int i = 0; i < 8; i++) {
-        float bias[2];
-        load_bias(a, CONVOLVE_BIAS_AT, i * 8 + 2 * at.pair, bias);
-        UNROLL for (int h = 0; h < 2; h++)
-            result[i / 2][i % 2 * 2 + h] =
-                activate<CONVOLVE_ACTIVATION>(sum[i][2 * h] + bias[0], sum[i][2 * h + 1] + bias[1], false);
-    }
+    group_finish(sum);
+    UNROLL for (int i = 0; i < 8; i++) UNROLL for (int h = 0; h < 2; h++)
+        result[i / 2][i % 2 * 2 + h] = activate<CONVOLVE_ACTIVATION>(sum[i][2 * h], sum[i][2 * h + 1], false);
 }
 
 DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile,
@@ -121,36 +119,30 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
     }
     const u64 given = plain_matrix(weights, CHANNELS * 16, 128);
     NO_UNROLL for (int n = 0; n < CHANNELS; n += 64) {
+        const int channel = n + at.pair * 8;
         float sum[8][4];
+        UNROLL for (int i = 0; i < 8; i++) begin(sum[i], a, WIDEN_BIAS_AT, channel + i / 4 * 32 + i % 4 * 2);
         group_fence();
         UNROLL for (int k = 0; k < 4; k++)
-            warpgroup_multiply<Element>(sum, pixels[k], matrix_behind(given, (2 * k * CHANNELS + n) * 16), k > 0);
+            wgmma<Element, 64>(sum, pixels[k], matrix_behind(given, (2 * k * CHANNELS + n) * 16));
         group_commit();
-        const int channel = n + at.pair * 8;
         uint4 added[2][2];
         if (RESIDUAL) UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
             const u64 pixel = number[h] < 0 ? 0 : number[h];
             added[b][h] = load_global_4((const u16*)a.input + pixel * CHANNELS + channel + b * 32);
         }
-        group_wait<0>();
-        group_settle(sum);
-        UNROLL for (int b = 0; b < 2; b++) {
-            const uint4* biases = weights_at(a, WIDEN_BIAS_AT + (channel + b * 32) * 4);
-            const uint4 low = load_global_4(biases), high = load_global_4(biases + 1);
-            const u32 bias[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            UNROLL for (int h = 0; h < 2; h++) {
-                const uint4 x = RESIDUAL ? added[b][h] : uint4{0, 0, 0, 0};
-                const u32 with[4] = {x.x, x.y, x.z, x.w};
-                u32 words[4];
-                UNROLL for (int i = 0; i < 4; i++) {
-                    const float* one = &sum[b * 4 + i][2 * h];
-                    const float first = one[0] + float_of(bias[2 * i]), second = one[1] + float_of(bias[2 * i + 1]);
-                    words[i] = activate<WIDEN_ACTIVATION>(first + Element::low(with[i]), second + Element::high(with[i]), false);
-                }
-                if (number[h] >= 0)
-                    *(uint4*)((u16*)a.output + (u64)number[h] * CHANNELS + channel + b * 32) =
-                        uint4{words[0], words[1], words[2], words[3]};
+        group_finish(sum);
+        UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
+            const uint4 x = RESIDUAL ? added[b][h] : uint4{0, 0, 0, 0};
+            const u32 with[4] = {x.x, x.y, x.z, x.w};
+            u32 words[4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                const float* one = &sum[b * 4 + i][2 * h];
+                words[i] = activate<WIDEN_ACTIVATION>(one[0] + Element::low(with[i]), one[1] + Element::high(with[i]), false);
             }
+            if (number[h] >= 0)
+                *(uint4*)((u16*)a.output + (u64)number[h] * CHANNELS + channel + b * 32) =
+                    uint4{words[0], words[1], words[2], words[3]};
         }
     }
 }

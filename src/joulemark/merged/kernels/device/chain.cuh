@@ -46,17 +46,15 @@ template <class T, int CHANNELS> DEVICE uint4 gathered(const char* pixel, int ch
 template <class T, int CHANNELS, int CHUNKS, int WARPS, class F>
 DEVICE void load_pixels(const char* from, bool there, int x, int width, u32 to, int warp) {
     const int lane = threadIdx.x & 31;
-    constexpr int UNITS = F::WIDTH * CHUNKS / 32;
-    UNROLL for (int i = 0; i < UNITS; i += WARPS) {
-        if (UNITS % WARPS && i + warp >= UNITS) break;
-        const int item = lane + 32 * (i + warp), q = item / CHUNKS, chunk = item % CHUNKS;
+    constexpr int ITEMS = F::WIDTH * CHUNKS;
+    UNROLL for (int i = 0; i < ITEMS; i += 32 * WARPS) {
+        const int item = i + 32 * warp + lane, q = item / CHUNKS, chunk = item % CHUNKS;
+        if (i + 32 * WARPS > ITEMS && item >= ITEMS) break;
         const bool inside = there && within(x + q, width);
-        const char* pixel = from + (inside ? column_index<F>(x + q) : 0) * (CHANNELS * T::bytes);
+        const char* pixel = from + column_index<F>(x + q) * (CHANNELS * T::bytes);  // perhaps outside of the tensor
         const u32 at = to + offset<CHUNKS>(q, chunk);
-        if constexpr (CHANNELS * T::bytes % 16 == 0) {
-            const bool real = inside && chunk * 16 < CHANNELS * T::bytes;
-            copy_async(at, pixel + (real ? chunk * 16 : 0), real);
-        } else store_shared_4(at, inside ? gathered<T, CHANNELS>(pixel, chunk) : uint4{0, 0, 0, 0});
+        if constexpr (CHANNELS * T::bytes % 16 == 0) copy_async(at, pixel + chunk * 16, inside && chunk * 16 < CHANNELS * T::bytes);
+        else store_shared_4(at, inside ? gathered<T, CHANNELS>(pixel, chunk) : uint4{0, 0, 0, 0});
     }
 }
 // A row of the input.

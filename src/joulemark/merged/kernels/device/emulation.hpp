@@ -146,7 +146,6 @@ template <class T> void emulated_store(u32 at, T v) { memcpy(emulation::shared(a
 DEVICE u32 load_shared(u32 at) { return emulated_load<u32>(at); }
 DEVICE uint2 load_shared_2(u32 at) { return emulated_load<uint2>(at); }
 DEVICE uint4 load_shared_4(u32 at) { return emulated_load<uint4>(at); }
-DEVICE void store_shared_16(u32 at, u16 v) { emulated_store(at, v); }
 DEVICE void store_shared(u32 at, u32 v) { emulated_store(at, v); }
 DEVICE void store_shared_2(u32 at, u32 x, u32 y) { emulated_store(at, uint2{x, y}); }
 DEVICE void store_shared_4(u32 at, uint4 v) { emulated_store(at, v); }
@@ -175,7 +174,6 @@ DEVICE u32 load_global(const void* p) { return emulated_global<u32>(p); }
 DEVICE uint4 load_global_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE void prefetch(const void*) {}
 DEVICE uint4 load_again_4(const void* p) { return emulated_global<uint4>(p); }
-DEVICE uint4 load_fresh_4(const void* p) { return emulated_global<uint4>(p); }
 DEVICE float load_float(const void* p) { return emulated_global<float>(p); }
 DEVICE u32 load_acquire(const u32* p) { return *p; }
 DEVICE void store_release(u32* p, u32 v) { *p = v; emulation::progress++; }
@@ -218,27 +216,18 @@ DEVICE u32 shuffle(u32 v, int lane) {
     emulated_together([](emulation::Warp& w) { for (int i = 0; i < 32; i++) w.results[i][0] = w.words[i][0]; });
     return warp.results[lane & 31][0];
 }
-DEVICE u32 shuffle_xor(u32 v, int mask) { return shuffle(v, emulation::lane() ^ mask); }
 
-template <bool transposed> void emulated_load_matrix(u32 (&r)[4], u32 at) {
+DEVICE void load_matrix_4(u32 (&r)[4], u32 at) {
     auto& warp = emulation::warp();
     const int me = emulation::lane();
     warp.address[me] = at;
     emulated_together([](emulation::Warp& w) {
         for (int lane = 0; lane < 32; lane++)
-            for (int m = 0; m < 4; m++) {
-                u16 pair[2];
-                for (int h = 0; h < 2; h++) {
-                    const int row = transposed ? 2 * (lane & 3) + h : lane >> 2, column = transposed ? lane >> 2 : 2 * (lane & 3) + h;
-                    memcpy(&pair[h], emulation::shared(w.address[8 * m + row], 16) + 2 * column, 2);
-                }
-                w.results[lane][m] = pair[0] | (u32)pair[1] << 16;
-            }
+            for (int m = 0; m < 4; m++)
+                memcpy(&w.results[lane][m], emulation::shared(w.address[8 * m + (lane >> 2)], 16) + 4 * (lane & 3), 4);
     });
     for (int m = 0; m < 4; m++) r[m] = warp.results[me][m];
 }
-DEVICE void load_matrix_4(u32 (&r)[4], u32 at) { emulated_load_matrix<false>(r, at); }
-DEVICE void load_matrix_4t(u32 (&r)[4], u32 at) { emulated_load_matrix<true>(r, at); }
 
 DEVICE float float_of(u32 bits) {
     float f;
@@ -283,7 +272,7 @@ template <class T> struct EmulatedHalf {
     static constexpr int bytes = 2;
     static float element(u32 word, int which) { return T::widen((u16)(word >> (16 * which))); }
     static u32 pack(float low, float high) { return T::narrow(low) | (u32)T::narrow(high) << 16; }
-    static u32 pack_relu(float low, float high) { return pack(low > 0 ? low : 0, high > 0 ? high : 0); }
+    static u32 pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }  // a NaN stays
     static u32 minimum(u32 v, u32 limit) { return pack(std::fmin(low(v), low(limit)), std::fmin(high(v), high(limit))); }
     static u32 minimum_6(u32 v) { return minimum(v, T::SIX); }
     static float low(u32 v) { return element(v, 0); }

@@ -159,7 +159,7 @@ DEVICE void begin_expanding(const Place& at, u32 pixels_at, u32 weights, float (
     const u64 pixels = plain_matrix(pixels_at, PLANE, 128), given = plain_matrix(weights, CHUNK * 16, 128);
     group_fence();
     UNROLL for (int k = 0; k < STEPS_IN; k++)
-        warpgroup_multiply<Element>(sum, matrix_behind(pixels, k * (2 * PLANE)), matrix_behind(given, k * (CHUNK * 32)), true);
+        wgmma<Element, CHUNK>(sum, matrix_behind(pixels, k * (2 * PLANE)), matrix_behind(given, k * (CHUNK * 32)));
     group_commit();
 }
 DEVICE void end_expanding(u32 to, u32 bits, float (&sum)[OCTETS][4]) {
@@ -260,8 +260,8 @@ DEVICE void begin_projecting(u32 weights, int step, const u32 (&pixels)[TILES][4
     const u64 given = plain_matrix(weights, CHANNELS_OUT * 16, 128);
     group_fence();
     UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < PRODUCTS; i++)
-        warpgroup_multiply<Element>(out[j][i], pixels[j],
-                                    matrix_behind(given, step * (CHANNELS_OUT * 32) + i * (OCTETS_EACH * 128)), true);
+        wgmma<Element, 8 * OCTETS_EACH>(out[j][i], pixels[j],
+                                        matrix_behind(given, step * (CHANNELS_OUT * 32) + i * (OCTETS_EACH * 128)));
     group_commit();
 }
 

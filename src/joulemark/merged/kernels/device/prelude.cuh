@@ -30,7 +30,6 @@ DEVICE uint4 load_shared_4(u32 at) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
-DEVICE void store_shared_16(u32 at, u16 v) { asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(v) : "memory"); }
 DEVICE void store_shared(u32 at, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 DEVICE void store_shared_2(u32 at, u32 x, u32 y) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(x), "r"(y) : "memory");
@@ -57,12 +56,6 @@ DEVICE uint4 load_again_4(const void* p) {  // not hoisted out of a loop to be k
 }
 DEVICE float load_float(const void* p) { return __ldg((const float*)p); }
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-DEVICE uint4 load_fresh_4(const void* p) {  // past L1: what another block has written
-    uint4 v;
-    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-    return v;
-}
 DEVICE u32 load_acquire(const u32* p) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -88,7 +81,6 @@ DEVICE void block_sync() { __syncthreads(); }
 DEVICE void warp_sync() { __syncwarp(); }
 DEVICE void named_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 DEVICE u32 shuffle(u32 v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
-DEVICE u32 shuffle_xor(u32 v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
 // Barriers in shared memory (mbarrier, 8 bytes each): a phase ends when `expected` arrivals have come.
 DEVICE void barrier_start(u32 at, u32 expected) {
@@ -99,26 +91,22 @@ DEVICE void barrier_arrive(u32 at) { asm volatile("{.reg .b64 t; mbarrier.arrive
 DEVICE void barrier_arrive_copied(u32 at) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
 }
+#if __CUDA_ARCH__ >= 900
+#define BARRIER_LOOK "try_wait"  // which sleeps for a while
+#else
+#define BARRIER_LOOK "test_wait"
+#endif
 DEVICE void barrier_wait(u32 at, u32 parity) {  // until the phase of this parity has ended
     u32 over;
     do {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        asm volatile("{.reg .pred p; mbarrier." BARRIER_LOOK ".parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                      : "=r"(over) : "r"(at), "r"(parity) : "memory");
-#else
-        asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                     : "=r"(over) : "r"(at), "r"(parity) : "memory");
-#endif
     } while (!over);
 }
 
 // Matrix fragments.
 DEVICE void load_matrix_4(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-DEVICE void load_matrix_4t(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
@@ -131,64 +119,56 @@ DEVICE float tanh_fast(float v) {  // to 11 bits
 }
 
 // Element types: what is stored, how two of them travel in 32 bits, and the matrix instruction for them.
+//
+// d += a · b, or d = c + a · b, where c is one number for each of a lane's two columns, or four numbers.
+#define PRODUCT(shape, type, c) \
+    "mma.sync.aligned." shape ".row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " c ";"
+#define PRODUCT_OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)
+#define PRODUCTS(shape, type) \
+    DEVICE static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { \
+        asm volatile(PRODUCT(shape, type, "{%0,%1,%2,%3}") \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : PRODUCT_OPERANDS); \
+    } \
+    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) { \
+        asm volatile(PRODUCT(shape, type, "{%10,%11,%10,%11}") \
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : PRODUCT_OPERANDS, "f"(c0), "f"(c1)); \
+    } \
+    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c)[4]) { \
+        asm volatile(PRODUCT(shape, type, "{%10,%11,%12,%13}") \
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) \
+                     : PRODUCT_OPERANDS, "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3])); \
+    }
+// What types of 16 bits have in common; `six` is two of that number.
+#define HALF(type, six) \
+    static constexpr int bytes = 2; \
+    static constexpr u32 SIX = six; \
+    DEVICE static u32 pack(float low, float high) { \
+        u32 r; \
+        asm("cvt.rn." type "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); \
+        return r; \
+    } \
+    DEVICE static u32 pack_relu(float low, float high) { \
+        u32 r; \
+        asm("cvt.rn.relu." type "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); \
+        return r; \
+    } \
+    DEVICE static u32 minimum(u32 v, u32 limit) { \
+        asm("min." type "x2 %0, %0, %1;" : "+r"(v) : "r"(limit)); \
+        return v; \
+    } \
+    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); } \
+    PRODUCTS("m16n8k16", type) \
+    DEVICE static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) { \
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};" \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b)); \
+    }
 struct bf16 {
-    static constexpr int bytes = 2;
-    DEVICE static u32 pack(float low, float high) {
-        u32 r;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-        return r;
-    }
-    DEVICE static u32 pack_relu(float low, float high) {
-        u32 r;
-        asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-        return r;
-    }
-    static constexpr u32 SIX = 0x40c040c0u;  // two of them
-    DEVICE static u32 minimum(u32 v, u32 limit) {
-        asm("min.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(limit));
-        return v;
-    }
-    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); }
+    HALF("bf16", 0x40c040c0u)
     DEVICE static float low(u32 v) { return __uint_as_float(v << 16); }
     DEVICE static float high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
-    DEVICE static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
-    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
-    }
-    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c)[4]) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-    }
-    DEVICE static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b));
-    }
 };
 struct fp16 {
-    static constexpr int bytes = 2;
-    DEVICE static u32 pack(float low, float high) {
-        u32 r;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-        return r;
-    }
-    DEVICE static u32 pack_relu(float low, float high) {
-        u32 r;
-        asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-        return r;
-    }
-    static constexpr u32 SIX = 0x46004600u;  // two of them
-    DEVICE static u32 minimum(u32 v, u32 limit) {
-        asm("min.f16x2 %0, %0, %1;" : "+r"(v) : "r"(limit));
-        return v;
-    }
-    DEVICE static u32 minimum_6(u32 v) { return minimum(v, SIX); }
+    HALF("f16", 0x46004600u)
     DEVICE static float low(u32 v) {
         float f;
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(v));
@@ -199,25 +179,6 @@ struct fp16 {
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(v));
         return f;
     }
-    DEVICE static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
-    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
-    }
-    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c)[4]) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-    }
-    DEVICE static void mma_8(float (&d)[4], u32 a0, u32 a1, u32 b) {
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(b));
-    }
 };
 // TF32: 32 bits stored, of which the instruction reads the upper 19; m16n8k8.
 struct tf32 {
@@ -227,16 +188,7 @@ struct tf32 {
         asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
         return r;
     }
-    DEVICE static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
-    DEVICE static void mma_from(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1) {
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
-                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1));
-    }
+    PRODUCTS("m16n8k8", "tf32")
 };
 struct fp32 {
     static constexpr int bytes = 4;

@@ -66,7 +66,7 @@ template <class Y, class F> struct RingSink {
     int y, height;
     bool columns[2];
 
-    DEVICE void begin(const Arguments& a, const Origin& o, const Rows<Y, F>& rows, int x0) {
+    template <class Lines> DEVICE void begin(const Arguments& a, const Origin& o, const Lines& rows, int x0) {
         const int g = rows.lane >> 2, byte = rows.channel * Y::T::bytes;
         inside_row = offset<Y::OUT>(F::GUARD + x0 + g, byte / 16) + byte % 16;
         y = o.y + Y::LEVEL, height = a.size[1];
@@ -103,7 +103,7 @@ template <class Y, class F> struct StreamedOutput {
     int channel;
     bool columns[2];
 
-    DEVICE void begin(const Arguments& a, const Origin& o, const Rows<Y, F>& rows, int x0) {
+    template <class Lines> DEVICE void begin(const Arguments& a, const Origin& o, const Lines& rows, int x0) {
         const int g = rows.lane >> 2, byte = rows.channel * Y::T::bytes;
         inside_row = offset<Y::OUT>(F::GUARD + x0 + g, byte / 16) + byte % 16;
         channel = rows.channel, pitch = (size_t)a.size[2] * (Y::CHANNELS * Y::T::bytes);
@@ -111,7 +111,7 @@ template <class Y, class F> struct StreamedOutput {
             const int q = x0 + g + 8 * h, x = o.x + q;
             columns[h] = q >= F::LEVELS && q < F::LEVELS + F::TILE_WIDTH && x < a.size[2];
             to[h] = (char*)pixel_of(a.output, a, o.n, 0, o.y + F::LEVELS, x, Y::CHANNELS * Y::T::bytes);
-            if constexpr (Y::RESIDUAL == GLOBAL) outside[h] = pixel_of(a.residual, a, o.n, 0, o.y + F::LEVELS, x, Y::CHANNELS * Y::T::bytes);
+            if constexpr (Y::RESIDUAL == GLOBAL) outside[h] = pixel_of(Y::ADDS_INPUT ? a.input : a.residual, a, o.n, 0, o.y + F::LEVELS, x, Y::CHANNELS * Y::T::bytes);
         }
     }
     DEVICE void store(const float (&d)[Y::TILES][4]) {
@@ -139,12 +139,11 @@ template <class F> DEVICE int rows_of(const Arguments& a, const Origin& o) {
     return (left < F::TILE_HEIGHT ? left : F::TILE_HEIGHT) + 2 * F::LEVELS;
 }
 
-// The input's ring, filled by the warps that read it: each brings its part of a row some rows ahead, so far ahead only
+// The input's ring, filled by BRINGERS warps. Where these read it, each brings its part of a row some rows ahead, so far ahead only
 // that the slot's former row was given back a few rows ago and nobody waits for it.
 template <class Y, class F> struct StreamedInput {
     using R = typename Y::InRing;
     using T = typename Y::T;
-    static constexpr int WARPS = F::WIDTH / 16 * Y::SPLITS;
     const Arguments& a;
     u32 slots, barriers, number, brought;
     int warp, brick, row_brought, height;
@@ -153,16 +152,19 @@ template <class Y, class F> struct StreamedInput {
     DEVICE void open() {
         if (brick < a.count) o = origin_of<F>(a, brick), height = rows_of<F>(a, o), row_brought = 0;
     }
-    DEVICE void start() {
-        number = brought = 0, brick = blockIdx.x;
+    DEVICE void begin(int its_warp) {
+        number = brought = 0, warp = its_warp, brick = blockIdx.x;
         open();
+    }
+    DEVICE void start(int its_warp) {
+        begin(its_warp);
         NO_UNROLL for (int i = 0; i < R::ROWS - Y::LAG; i++) bring();
     }
     DEVICE void bring() {
         if (brick >= a.count) return;
         R::wait_empty(barriers, brought);
         const u32 to = R::row(slots, brought) + F::GUARD * Y::IN * 16;
-        load_row<T, Y::TAKEN, Y::IN, WARPS, F>(a, o, 0, o.y + row_brought, to, warp);
+        load_row<T, Y::TAKEN, Y::IN, Y::BRINGERS, F>(a, o, 0, o.y + row_brought, to, warp);
         if constexpr (Y::TAKEN * T::bytes % 16 == 0) barrier_arrive_copied(R::full(barriers, brought));
         else barrier_arrive(R::full(barriers, brought));
         brought++;
@@ -204,8 +206,7 @@ template <class Y, class F, class Source> DEVICE void stream_layer(const Argumen
 }
 template <class Y, class F> DEVICE void stream_first(const Arguments& a, u32 shared, int warp) {
     StreamedInput<Y, F> source{a, shared + Y::SOURCE, shared + Y::SOURCE_BARRIERS};
-    source.warp = warp;
-    source.start();
+    source.start(warp);
     stream_layer<Y, F>(a, shared, warp, source);
 }
 template <class Y, class F> DEVICE void stream_next(const Arguments& a, u32 shared, int warp) {

@@ -26,10 +26,20 @@ template <class F> struct WideRing {
     }
     DEVICE void filled(int number) const { barrier_arrive(full(number)); }
     DEVICE void give_back(int number) const { barrier_arrive(empty(number)); }
-    // The rows PACKED · pair + row − 1 of a group for all its pairs: row 0 … PACKED + 1.
-    DEVICE u32 operand(int number, int row) const {
-        const int plane = (row + F::PACKED - 1) % F::PACKED, further = (row + F::PACKED - 1) / F::PACKED - 1;
-        return start + plane * PLANE + (number % SLOTS * F::PAIRS + further + 1) * ROW;
+    // The rows PACKED · pair + row − 1 of a group for all its pairs, row 0 … PACKED + 1: where those of row 0 would be in the
+    // first plane, and how far behind it those of a row are.
+    DEVICE u32 operand(int number) const { return start + number % SLOTS * (F::PAIRS * ROW); }
+    DEVICE static constexpr int distance(int row) {
+        return (row + F::PACKED - 1) % F::PACKED * PLANE + (row + F::PACKED - 1) / F::PACKED * ROW;
+    }
+    // Rows that products of weights of zero read before a group has come there: finite, since NaN · 0 is no zero.
+    DEVICE void clear() const {
+        constexpr int CHUNKS = ROW / 16;
+        for (int i = threadIdx.x; i < (SLOTS + 2) * CHUNKS; i += F::THREADS) {
+            const int row = i / CHUNKS;  // the first of the last plane; of the first plane those with which slots begin
+            const u32 first = row == 0 ? (F::PACKED - 1) * PLANE : ((row - 1) * F::PAIRS + 1) * ROW;
+            store_shared_4(start + first + i % CHUNKS * 16, uint4{0, 0, 0, 0});
+        }
     }
     // Calls act(address) for the place of a group's row, and for its second place where it has one.
     template <class Act> DEVICE void each_place(int number, int row, Act act) const {
@@ -47,7 +57,7 @@ template <class F> struct Wide {
     static constexpr int N = F::PAIRS * F::WIDTH, ROWS = F::PAIRS * F::PACKED, STEPS = F::CHANNELS / 16;
     static constexpr int FRAGMENTS = (F::PACKED + 2) * 3 * STEPS, CHUNKS = F::CHANNELS / 8;
     using Fragments = u32[FRAGMENTS][4];
-    using Sums = float[N / 2];
+    using Sums = float[N / 8][4];
     const Arguments& a;
     u32 shared;
     int groups, image, y0, x0;  // of the present brick
@@ -93,12 +103,14 @@ template <class F> struct Wide {
 
     // D = bias + Σ over input rows, columns of taps and steps of weights · shifted pixels.
     DEVICE void multiply(Sums& d, const Fragments& weights, const Ring& ring, int number, const float (&bias)[2]) {
-        UNROLL for (int i = 0; i < N / 2; i++) d[i] = bias[i / 2 % 2];
+        UNROLL for (int i = 0; i < N / 2; i++) d[i / 4][i % 4] = bias[i / 2 % 2];
+        const u64 pixels = matrix_descriptor<F::CHANNELS * 2>(ring.operand(number) - F::CHANNELS * 2);
         group_fence();
         UNROLL for (int row = 0; row < F::PACKED + 2; row++) UNROLL for (int dx = 0; dx < 3; dx++) UNROLL for (int k = 0; k < STEPS; k++)
             wgmma<T, N>(d, weights[(row * 3 + dx) * STEPS + k],
-                        matrix_descriptor<F::CHANNELS * 2>(ring.operand(number, row) + (dx - 1) * F::CHANNELS * 2 + k * 32));
-        group_finish();
+                        matrix_behind(pixels, Ring::distance(row) + dx * F::CHANNELS * 2 + k * 32));
+        group_commit();
+        group_finish(d);
     }
     DEVICE void take_weights(Fragments& weights, float (&bias)[2], int layer, int warp) {
         const int lane = threadIdx.x & 31;
@@ -126,7 +138,7 @@ template <class F> struct Wide {
             u32 w[4];
             UNROLL for (int m = 0; m < 4; m++) {
                 const int tile = (p * F::WIDTH + q) / 8 + m / 2;
-                w[m] = pair<ACTIVATION>(d[4 * tile + 2 * (m % 2)], d[4 * tile + 2 * (m % 2) + 1]);
+                w[m] = pair<ACTIVATION>(d[tile][2 * (m % 2)], d[tile][2 * (m % 2) + 1]);
             }
             act(p * F::PACKED + warp / STEPS, q, w);
         }
@@ -205,7 +217,8 @@ template <class F> struct Wide {
         constexpr int BYTES = F::MADE * T::bytes;
         using Out = GlobalPiece<T, 4, F::MADE, F::CHANNELS>;
         const int bottom = y0 + F::TILE_HEIGHT < a.size[1] ? y0 + F::TILE_HEIGHT : a.size[1];
-        NO_UNROLL for (int item = threadIdx.x & 127; item < ROWS * F::WIDTH * CHUNKS; item += 128) {
+        // Four at a time where a piece is one store: its loads and stores wait less for each other.
+        _Pragma("unroll (F::MADE % 8 ? 1 : 4)") for (int item = threadIdx.x & 127; item < ROWS * F::WIDTH * CHUNKS; item += 128) {
             const int pixel = item / CHUNKS, chunk = item % CHUNKS, row = y + pixel / F::WIDTH, q = pixel % F::WIDTH, x = x0 + q;
             if (q < F::LEVELS || q >= F::LEVELS + F::TILE_WIDTH || row >= bottom || x >= a.size[2]) continue;
             u32 w[4];
