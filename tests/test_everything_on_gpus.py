@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_an_overrun_ends_with_all_that_it_started(run, step, tmp_path):
         time.sleep(0.05)
     assert not running(pid)
     assert marks(tmp_path, "slow") == ["a"]
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="taskset is not on this machine")
+def test_a_step_that_times_the_host_is_bound_to_one_core(run, step, tmp_path):
+    cores = "pathlib.Path(sys.argv[1], 'cores.csv').write_text(str(len(os.sched_getaffinity(0))))"
+    assert run(step("bound", 0, then=cores, pinned=True), gpus="a") == 0
+    assert (tmp_path / "out" / "bound" / "cores.csv").read_text() == "1"
 
 
 def test_nothing_begins_that_has_no_time_left(run, step, tmp_path):

@@ -47,7 +47,7 @@ class Step:
         most_s: of one turn of each command.
         least_s: below which a command brings nothing.
         kept: patterns of the files that are copied to OUT.
-        cores: of the host that it is bound to, for steps that time the host.
+        pinned: whether it is bound to one core of the host, as steps are that time the host.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Step:
     most_s: float
     least_s: float = 20.0
     kept: tuple[str, ...] = ("*.json", "*.jsonl", "*.log", "*.csv", "*.npz", "*.gz")
-    cores: str = ""
+    pinned: bool = False
 
 
 @dataclass
@@ -179,14 +179,14 @@ class Machine:
             word.replace("{dir}", str(folder)).replace("{left}", f"{seconds:.0f}")
             for word in step.commands[state.commands_done]
         ]
-        pinned = ["taskset", "-c", step.cores] if step.cores and shutil.which("taskset") else []
+        bound = ["taskset", "-c", str(max(os.sched_getaffinity(0)))] if step.pinned and shutil.which("taskset") else []
         path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
         environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu}
         self._say(f"GPU {gpu}: {step.name} {state.commands_done + 1}/{len(step.commands)}, for {seconds:.0f} s")
         log = folder / "output.log"
         with log.open("ab") as sink:
             child = subprocess.Popen(
-                [*pinned, *words], cwd=ROOT, env=environ, stdout=sink, stderr=sink, start_new_session=True
+                [*bound, *words], cwd=ROOT, env=environ, stdout=sink, stderr=sink, start_new_session=True
             )
             try:
                 code = child.wait(seconds + _GRACE_S)
@@ -236,7 +236,7 @@ def steps() -> tuple[Step, ...]:
     return (
         Step("energy", (energy,), _NO_END_S, 90.0),
         Step("counters", (_training("timing,power"), _training("timing,power,counters")), 200.0, 70.0),
-        Step("tandem", (_TURNS,), 120.0, 60.0, cores="20"),
+        Step("tandem", (_TURNS,), 120.0, 60.0, pinned=True),
         Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
         Step("gate", (gate,), _NO_END_S, 60.0),
         Step("attribution", (_script("attribution.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
