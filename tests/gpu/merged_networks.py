@@ -136,8 +136,8 @@ def show(out: Path) -> None:
         )
 
 
-def main() -> None:
-    """All jobs for which there is time."""
+def main() -> int:
+    """All jobs for which there is time; the exit code is 3 while some are left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=560)
@@ -153,8 +153,9 @@ def main() -> None:
         import torch
 
         gpus = torch.cuda.device_count()
+    planned = jobs(options.networks.split(","), options.batches)
     waiting: Queue[Job] = Queue()
-    for job in jobs(options.networks.split(","), options.batches):
+    for job in planned:
         if not done(job, options.out):
             waiting.put(job)
     run = run_here(options.out, max(gpus, 1))
@@ -164,7 +165,8 @@ def main() -> None:
     for one in workers:
         one.join()
     show(options.out)
+    return 0 if all(done(job, options.out) for job in planned) else 3
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
