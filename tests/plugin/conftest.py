@@ -103,12 +103,14 @@ def _refuse(token: str) -> float:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> Iterator[None]:
-    """Sessions of tests hear SIGINT also where this one, as a job in a shell's background, ignores it."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Sessions of tests hear signals also where this one ignores them: a job in a shell's background, under nohup."""
+    heard = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = [one for one in heard if signal.getsignal(one) is signal.SIG_IGN]
+    for one in ignored:
+        signal.signal(one, heard[one])
     yield
-    signal.signal(signal.SIGINT, before)
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
 
 
 @pytest.fixture
