@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import operator
-from functools import cache as remember
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -55,9 +56,23 @@ NETWORKS = {
 }
 
 
-@remember
-def settled(name):
-    """A network with batch norms that do something, its input and its output."""
+class Settled(NamedTuple):
+    """A network whose batch norms do something, its input and its output, in float64."""
+
+    name: str
+    model: nn.Module
+    x: torch.Tensor
+    expected: torch.Tensor
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def settled(request):
+    """One network at a time; graphs refer to themselves, so what tests made of it is collected when it goes."""
+    yield settle(request.param)
+    gc.collect()
+
+
+def settle(name):
     build, shape = NETWORKS[name]
     torch.manual_seed(len(name))
     model = build()
@@ -72,11 +87,11 @@ def settled(name):
     model = model.double().eval()
     x = torch.randn(shape, dtype=torch.float64)
     with torch.no_grad():
-        return model, x, model(x)
+        return Settled(name, model, x, model(x))
 
 
-def check(merged, name, tolerance=1e-9):
-    model, x, expected = settled(name)
+def check(merged, settled, tolerance=1e-9):
+    _, model, x, expected = settled
     with torch.no_grad():
         out = merged(x)
         assert (out - expected).abs().max() <= tolerance * expected.abs().max()
@@ -86,15 +101,14 @@ def check(merged, name, tolerance=1e-9):
 
 
 @pytest.mark.parametrize("strategy", ["padded", "memoized"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_bricks_keep_the_output(name, strategy):
-    model, x, _ = settled(name)
+def test_bricks_keep_the_output(settled, strategy):
+    name, model, x, _ = settled
     with torch.no_grad():
         merged = merge(model, x, strategy, edge=16)
     # A residual behind the activation ends a DarkNet block; only MBConv's and the stem's chains reach two elsewhere.
     if name not in ("darknet_53", "convnext_tiny"):
         assert any(isinstance(one, MergedSequence) for one in merged.modules())
-    check(merged, name)
+    check(merged, settled)
 
 
 class Turned(TorchDispatchMode):
@@ -114,11 +128,10 @@ class Turned(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_convolution_on_its_own_path_keeps_the_output_and_turns_no_tensor(name, tmp_path, monkeypatch):
+def test_every_convolution_on_its_own_path_keeps_the_output_and_turns_no_tensor(settled, tmp_path, monkeypatch):
     """In fp32, every convolution with what follows it executed alone; linear layers over positions are among them."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    model, x, expected = settled(name)
+    name, model, x, expected = settled
     memory = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     single, given = copy.deepcopy(model).float(), x.float().contiguous(memory_format=memory)
     with torch.no_grad():
@@ -141,11 +154,13 @@ def test_every_convolution_on_its_own_path_keeps_the_output_and_turns_no_tensor(
         assert turned.shapes == []
 
 
-@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "drn_26", "unet", "deepcam", "inception_v4"])
-def test_segments_by_kernels_keep_the_output(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "settled", ["resnet50", "mobilenet_v2", "drn_26", "unet", "deepcam", "inception_v4"], indirect=True, scope="module"
+)
+def test_segments_by_kernels_keep_the_output(settled, tmp_path, monkeypatch):
     """In fp32, by stand-ins of kernels for up to three layers, wherever the performance model wants them."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    model, x, expected = settled(name)
+    _, model, x, expected = settled
     single = nn.Sequential(model).float()
     try:
         with torch.no_grad():
