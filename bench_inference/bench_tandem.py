@@ -21,6 +21,7 @@ def bench_tandem(bench, workload, profiler):
 
 
 @pytest.mark.parametrize("model", _MODELS)
+@pytest.mark.bench(needs_gpu="whose work a host issues ahead")
 def bench_issue_in_turns(bench, model):
     """The host's issue time of the eager cases above, all batch sizes in turns; a round of them is one call."""
     pytest.importorskip("torch", exc_type=ImportError)
