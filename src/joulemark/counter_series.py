@@ -174,7 +174,7 @@ class CounterSeries:
 
     def between(self, start_s: float, end_s: float) -> CounterSeries:
         """The samples that lie wholly inside a stretch of this series' clock."""
-        return self._only(np.flatnonzero((self.start_s >= start_s) & (self.end_s <= end_s)))
+        return self.only(np.flatnonzero((self.start_s >= start_s) & (self.end_s <= end_s)))
 
     def at_work(self) -> CounterSeries:
         """Without the samples before the first and behind the last in which the SMs did anything.
@@ -186,10 +186,11 @@ class CounterSeries:
             return self
         active = np.flatnonzero(self.values[name] > 0)
         if not len(active):
-            return self._only(active)
-        return self._only(np.arange(active[0], active[-1] + 1))
+            return self.only(active)
+        return self.only(np.arange(active[0], active[-1] + 1))
 
-    def _only(self, index: NDArray[Any]) -> CounterSeries:
+    def only(self, index: NDArray[Any]) -> CounterSeries:
+        """The samples at these numbers, or where this mask is true."""
         kept = {name: samples[index] for name, samples in self.values.items()}
         return replace(self, start_s=self.start_s[index], end_s=self.end_s[index], values=kept)
 

@@ -377,3 +377,8 @@ def format_value(value: float | None, unit: str, digits: int = 3) -> str:
     scaled = value / factor
     text = f"{scaled:.{digits}g}" if abs(scaled) < 10**digits else f"{scaled:.0f}"
     return f"{text} {prefix}{shown}".rstrip()
+
+
+def batch_text(value: float | None) -> str:
+    """A batch size, whole from a thousand on."""
+    return "n/a" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"

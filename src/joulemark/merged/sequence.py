@@ -46,6 +46,11 @@ class Conv:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a product of channels at each position of a plane."""
+        return (self.kernel, self.stride, self.padding, self.groups) == ((1, 1), (1, 1), (0, 0), 1)
+
+    @property
     def weights(self) -> int:
         """Number of weights, without the bias."""
         return self.out_channels * (self.in_channels // self.groups) * prod(self.kernel)

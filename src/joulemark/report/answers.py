@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from joulemark.energy.units import GROUPS
-from joulemark.metrics import format_value
+from joulemark.metrics import batch_text, format_value
 from joulemark.records import Json, Record, Value
 from joulemark.report.evidence import CPU, Curve, Evidence, Workload
 from joulemark.report.formats import capital
 from joulemark.tandem import FEW, idle_by_cause
-from joulemark.utilization.plateau import batch_text
 from joulemark.utilization.waterfall import class_shares, no_tensor_share
 
 Tone = Literal["good", "bad", "unsure", "unknown"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from joulemark.errors import ConfigurationError
 from joulemark.history.runs import sorted_drivers
-from joulemark.metrics import Metric, all_metrics, find, format_value
+from joulemark.metrics import Metric, all_metrics, batch_text, find, format_value
 from joulemark.records import Case, Json, Record, Run, Table
 from joulemark.report.evidence import driver_of_record
 from joulemark.report.names import first_of, label_without_gpu
 from joulemark.utilization.curves import MEMORY, by_batch, plateau_of
-from joulemark.utilization.plateau import Plateau, batch_text
+from joulemark.utilization.plateau import Plateau
 
 SCHEMA = "joulemark/plateaus/1"
 

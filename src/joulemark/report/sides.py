@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.history.runs import sorted_drivers
+from joulemark.metrics import batch_text
 from joulemark.records import Json, Record, Run, Table, Value
 from joulemark.report import share_table
 from joulemark.report.answers import GROUP_TITLES, group_shares, idle_share, share_interval, whole_percent
@@ -17,7 +18,7 @@ from joulemark.report.names import without_common_parts
 from joulemark.report.plateau_table import knee_text
 from joulemark.report.share_table import Share
 from joulemark.report.tables import format_figure
-from joulemark.utilization.plateau import Plateau, batch_text
+from joulemark.utilization.plateau import Plateau
 
 Axis = Literal["run", "driver", "gpu", "mode", "dtype"]
 AXES: tuple[Axis, ...] = get_args(Axis)

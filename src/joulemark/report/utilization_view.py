@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from joulemark.metrics import LEVELS, find, format_value
+from joulemark.metrics import LEVELS, batch_text, find, format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
 from joulemark.report.names import series_titles
-from joulemark.utilization.plateau import batch_text
 from joulemark.utilization.waterfall import TITLES
 
 _MAIN = (

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from joulemark.metrics import batch_text
 from joulemark.records import Finding, Json
 
 Verdict = Literal["crossover", "below", "above", "too_few_batches"]
@@ -67,22 +68,18 @@ class Crossover:
         if self.verdict == "too_few_batches":
             return "not known (fewer than two batch sizes)"
         if self.verdict == "below":
-            return f"at or below {_batch(self.smallest_batch)}"
+            return f"at or below {batch_text(self.smallest_batch)}"
         if self.verdict == "above":
-            return f"not reached (above {_batch(self.largest_batch)})"
+            return f"not reached (above {batch_text(self.largest_batch)})"
         lo, hi = self.interval or (None, None)
         below, above = "≤ " if self.open_below else "", "≥ " if self.open_above else ""
-        return f"{_batch(self.batch)} [{below}{_batch(lo)}, {above}{_batch(hi)}]"
+        return f"{batch_text(self.batch)} [{below}{batch_text(lo)}, {above}{batch_text(hi)}]"
 
     def to_json(self) -> dict[str, Json]:
         """Strict JSON; batch sizes in samples per step."""
         interval = None if self.interval is None else list(self.interval)
         findings = [one.to_json() for one in self.findings]
         return {**asdict(self), "interval": interval, "findings": findings, "text": self.describe()}
-
-
-def _batch(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def find_crossover(points: Sequence[Point], *, confidence: float = 0.95, draws: int = 2000, seed: int = 0) -> Crossover:
@@ -240,6 +237,6 @@ def _again(batch: Floats, gap: Floats) -> tuple[Finding, ...]:
     later = [batch[index] for index in range(first + 1, batch.size) if gap[first] >= 0 and gap[index] < 0]
     if not later:
         return ()
-    listed = ", ".join(_batch(float(one)) for one in later)
+    listed = ", ".join(batch_text(float(one)) for one in later)
     message = f"past the crossover the host takes longer than the device again at batch {listed}"
     return (Finding("crosses_again", message, "measure again: the host's time varies between the batches"),)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from joulemark.counter_series import CounterSeries
 from joulemark.metrics import AMOUNTS, LEVELS
@@ -184,7 +183,7 @@ def phases_of(one: Counted) -> dict[str, CounterSeries]:
     index = np.clip(np.searchsorted(starts, middle, "right") - 1, 0, None)
     names = np.array([stretch.phase for stretch in one.stretches])[index]
     return {
-        phase: _only(one.series, names == phase)
+        phase: one.series.only(names == phase)
         for phase in dict.fromkeys(names.tolist())
         if _mean_length(one, phase) >= SAMPLES_OF_A_PHASE * float(np.median(one.series.duration_s))
     }
@@ -194,11 +193,6 @@ def _mean_length(one: Counted, phase: str) -> float:
     """Of the stretches of a phase, in s."""
     lengths = [each.end_s - each.start_s for each in one.stretches if each.phase == phase]
     return sum(lengths) / len(lengths)
-
-
-def _only(series: CounterSeries, chosen: npt.NDArray[np.bool_]) -> CounterSeries:
-    kept = {name: samples[chosen] for name, samples in series.values.items()}
-    return replace(series, start_s=series.start_s[chosen], end_s=series.end_s[chosen], values=kept)
 
 
 def unlike(passes: Sequence[Counted]) -> Iterator[Finding]:

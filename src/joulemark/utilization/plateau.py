@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from joulemark.metrics import batch_text
 from joulemark.records import Finding, Json
 
 Verdict = Literal["plateau", "not_reached", "declines", "too_few_points"]
@@ -100,11 +101,6 @@ class Plateau:
         for key in ("interval", "corner_interval"):
             data[key] = None if data[key] is None else list(data[key])
         return {**data, "findings": [one.to_json() for one in self.findings], "text": self.describe()}
-
-
-def batch_text(value: float | None) -> str:
-    """A batch size, whole from a thousand on."""
-    return "n/a" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def find_plateau(

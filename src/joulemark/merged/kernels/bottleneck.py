@@ -125,7 +125,7 @@ def unsuited(description: Description) -> str | None:
         return "a bottleneck has three layers in two dimensions"
     if any(one.activation not in _ACTIVATIONS for one in layers):
         return f"activations are {', '.join(_ACTIVATIONS)}"
-    if [_pointwise(one) for one in layers] != [True, False, True] or not _is_3x3(layers[1]):
+    if [one.is_pointwise for one in layers] != [True, False, True] or not _is_3x3(layers[1]):
         return "a bottleneck is 1×1, 3×3 (stride 1, padding 1), 1×1, without groups"
     if layers[0].residual is not None or layers[1].residual is not None or layers[2].residual not in (None, 0):
         return "only the last layer adds, and only the sequence's input"
@@ -136,10 +136,6 @@ def unsuited(description: Description) -> str | None:
     if least.shared > CAPACITY:
         return f"its weights take {least.offsets['weights']} bytes, more than shared memory holds"
     return None
-
-
-def _pointwise(layer: Conv) -> bool:
-    return (layer.kernel, layer.stride, layer.padding, layer.groups) == ((1, 1), (1, 1), (0, 0), 1)
 
 
 def _is_3x3(layer: Conv) -> bool:

@@ -189,17 +189,13 @@ def unsuited(description: Description) -> str | None:
     *expansion, depthwise, projection = layers
     if any(one.activation not in _ACTIVATIONS for one in layers):
         return f"activations are {', '.join(_ACTIVATIONS)}"
-    if not _is_depthwise(depthwise) or not all(_is_pointwise(one) for one in (*expansion, projection)):
+    if not _is_depthwise(depthwise) or not all(one.is_pointwise for one in (*expansion, projection)):
         return "an inverted residual is 1×1, depthwise 3×3 (stride 1 or 2, padding 1), 1×1"
     if any(one.residual is not None for one in layers[:-1]) or projection.residual not in (None, 0):
         return "only the projection adds, and only the sequence's input"
     if any(description.sequence.channels(n) % 8 for n in (0, len(layers))):
         return "channels of input and output must be multiples of 8"
     return None
-
-
-def _is_pointwise(layer: Conv) -> bool:
-    return (layer.kernel, layer.stride, layer.padding, layer.groups) == ((1, 1), (1, 1), (0, 0), 1)
 
 
 def _is_depthwise(layer: Conv) -> bool:
