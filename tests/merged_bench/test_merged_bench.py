@@ -449,6 +449,19 @@ def test_what_ends_the_process_twice_is_left_out_the_third_time(tmp_path, monkey
     assert content["failed"] == {}
 
 
+def test_a_process_that_ends_in_the_rounds_is_no_attempt_of_the_last_rival(tmp_path, monkeypatch):
+    path, facts = tmp_path / "m.json", {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
+
+    def deadly(self, acts, rounds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stage, "bursts", deadly)
+    options = replace(QUICK, names=("eager",))
+    with pytest.raises(KeyboardInterrupt):
+        measure_all([block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, 60.0, lambda _: None)
+    assert json.loads(path.read_text())["failed"] == {}
+
+
 def test_a_subject_without_memory_is_kept_with_its_reason_and_the_next_one_follows(tmp_path):
     def large():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")

@@ -366,7 +366,9 @@ class _Attempts:
         return None
 
     def ends(self, rival: str) -> None:
+        # At once: what ends the process later was not this rival's building.
         self.document.content["failed"].pop(self._key(rival), None)
+        self.document.write()
 
 
 def measure_all(
