@@ -130,6 +130,15 @@ def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
     assert "against eager" in line_of(row)
 
 
+def test_an_output_that_is_not_finite_has_no_error_and_the_row_can_be_written(monkeypatch):
+    monkeypatch.setitem(rivals.RIVALS, "jit", lambda task: lambda x: task.model(x) * float("nan"))
+    row = measure_subject(block("residual"), Stage("cpu"), replace(QUICK, names=("jit", "merged")))
+    assert row["rivals"]["jit"]["relative_error"] is None
+    assert "not finite" in row["rivals"]["jit"]["missing"]["relative_error"]
+    assert row["rivals"]["merged"]["relative_error"] < 1e-2
+    json.dumps(row, allow_nan=False)
+
+
 class Source:
     """Counts a kilobyte for each call."""
 
