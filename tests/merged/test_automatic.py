@@ -405,6 +405,20 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
 
 
+@pytest.mark.parametrize(("capability", "only"), [(90, {None, 90}), (80, {None}), (120, {None})])
+def test_no_kernel_is_compiled_for_a_gpu_that_lacks_its_instructions(monkeypatch, capability, only):
+    from joulemark.merged.families import known_families
+    from joulemark.merged.graph import trace
+    from joulemark.merged.plan import Planner, Setting
+
+    monkeypatch.setattr(Setting, "capability", capability)
+    with torch.device("meta"):
+        layers = [part for _ in range(2) for part in (nn.Conv3d(16, 16, 3, padding=1), nn.ReLU())]
+        graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(1, 16, 9, 9, 9, dtype=torch.bfloat16),))
+    wanted = Planner(Setting(torch.device("meta"), "bf16", None, known_families(), True)).wanted(graph)
+    assert {one.only for one in wanted} == only
+
+
 class PositionWise(nn.Module):
     """A block of ConvNeXt as people write it by methods, a scale for each channel behind it."""
 

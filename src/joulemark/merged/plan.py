@@ -14,6 +14,7 @@ from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from math import inf, log, prod
 from typing import Any
 
@@ -74,6 +75,14 @@ class Setting:
     deadline: float = inf
     depth: int = DEPTH
     gpu: str | None = None
+
+    @cached_property
+    def capability(self) -> int | None:
+        """Compute capability of the device, as 90; None where there is no GPU to ask: then all kernels are planned."""
+        if self.device.type != "cuda" or not torch.cuda.is_available():
+            return None
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return 10 * major + minor
 
     @property
     def in_time(self) -> bool:
@@ -353,8 +362,10 @@ class Planner:
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
                 )
         if form is not None:
+            capability = self.setting.capability
             for offer in offers(self.setting.families, _problem(segment, self.setting, form)):
-                trials.append(self._offered(segment, offer))
+                if capability is None or offer.kernel.runs_on(capability):
+                    trials.append(self._offered(segment, offer))
         return trials
 
     def _offered(self, segment: Segment, offer: Offer) -> _Trial:
