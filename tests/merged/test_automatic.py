@@ -387,6 +387,38 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch):
+    from joulemark.merged import plan
+    from joulemark.merged.executor import traced_or_reason
+
+    checked = plan._checked
+
+    def scarce(segment, one, *more):
+        if one.kernel is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return checked(segment, one, *more)
+
+    def merged_segments():
+        graph = traced_or_reason(model, (x,))
+        setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+        return [one for one in plan.Planner(setting).plan(graph)[0] if one.merged]
+
+    model, x = model_and_input()
+    monkeypatch.setattr(plan, "_checked", scarce)
+    assert not merged_segments()
+    monkeypatch.setattr(plan, "_checked", checked)
+    assert merged_segments()
+
+
+def test_a_measured_time_is_of_one_text_of_its_kernel():
+    pytest.importorskip("triton")
+    from joulemark.merged import plan
+
+    own, library = (plan._Trial(path, "unmerged", None, None, None) for path in ("tiles 64x64", "library"))
+    assert "def _product" in plan._text_of(own)
+    assert plan._text_of(library) is None
+
+
 def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(monkeypatch):
     pytest.importorskip("triton")
     from joulemark.merged import plan
