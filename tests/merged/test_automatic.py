@@ -451,6 +451,17 @@ def test_no_kernel_is_compiled_for_a_gpu_that_lacks_its_instructions(monkeypatch
     assert {one.only for one in wanted} == only
 
 
+def test_what_is_joined_by_name_or_as_one_list_is_left_as_it_is():
+    from joulemark.merged.seams import keep_channels_last
+
+    class Joined(nn.Module):
+        def forward(self, x):
+            return torch.cat(torch.cat(tensors=(x, x), dim=1).chunk(2, 1), 1)
+
+    graph = torch.fx.symbolic_trace(Joined())
+    assert keep_channels_last(graph, (torch.randn(1, 2, 3, 3),)) == 0
+
+
 class PositionWise(nn.Module):
     """A block of ConvNeXt as people write it by methods, a scale for each channel behind it."""
 
