@@ -43,7 +43,8 @@ _LAST_S = 12.0
 """Kept for the fit at the end."""
 
 NO_TIME, ENDED = "time was up", "it was ended"
-_CUT = 3
+_CUT, _CUDA_ERROR = 3, 4
+"""Exit codes of stages that go on when they are started again."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Campaign:
     def is_left(self, stage: Stage) -> bool:
         """Whether another call could bring more of a stage."""
         what = self.done.get(stage.name, {})
-        return what.get("missing") in (NO_TIME, ENDED) or what.get("code") == _CUT
+        return what.get("missing") in (NO_TIME, ENDED) or what.get("code") in (_CUT, _CUDA_ERROR)
 
     def _keep(self, stage: Stage, what: dict[str, Any]) -> None:
         print(f"== {stage.name}: {what}", flush=True)

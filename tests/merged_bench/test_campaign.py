@@ -51,6 +51,28 @@ def test_without_time_nothing_begins(tmp_path):
     assert json.loads((tmp_path / "campaign.json").read_text())["blocks"] == {"missing": "time was up"}
 
 
+def test_stages_that_were_cut_or_met_a_cuda_error_are_left(tmp_path):
+    codes = {"numerics": 3, "variants": 1, "more blocks": 4}
+    planned = CAMPAIGN["stages"](tmp_path, 6)
+    campaign = CAMPAIGN["Campaign"](tmp_path, 360.0, lambda stage, *_: codes.get(stage.name, 0))
+    campaign.go(planned)
+    assert [one.name for one in planned if campaign.is_left(one)] == ["numerics", "more blocks"]
+
+
+def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
+    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
+    items = kernels["everything"]("^numerics wide .*bf16")
+    path = tmp_path / "merged-kernels.json"
+    assert kernels["kept"](path, items) == []
+    records = [{"label": kernels["label"](one)} for one in items]
+    path.write_text(json.dumps({"records": records[:1]}))
+    assert kernels["kept"](path, items) == records[:1]
+    assert kernels["kept"](path, items[1:]) == []
+    late = time.monotonic() - 1
+    assert kernels["run_all"](items, "", late, print, records) is True
+    assert kernels["run_all"](items, "", late, print, records[:1]) is False
+
+
 def test_the_samples_match_checks_of_every_family():
     kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
     labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
