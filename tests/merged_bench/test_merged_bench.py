@@ -130,6 +130,23 @@ def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
     assert "against eager" in line_of(row)
 
 
+@pytest.mark.parametrize(("most_s", "calls"), [(90.0, 2), (0.0, 1)])
+def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, calls):
+    from joulemark.merged.executor import MergedModel
+
+    made = []
+
+    def merge(model, x, budget_s):
+        made.append(MergedModel(model, [], cached=bool(made)))
+        return made[-1]
+
+    monkeypatch.setattr(rivals, "merge", merge)
+    monkeypatch.setattr(rivals, "_AGAIN_S", most_s)
+    facts = rivals.build("merged", rivals.Task(torch.nn.ReLU(), torch.ones(1))).facts
+    assert len(made) == calls
+    assert (facts["merge_cached_s"] is None) == (calls == 1)
+
+
 def test_an_output_that_is_not_finite_has_no_error_and_the_row_can_be_written(monkeypatch):
     monkeypatch.setitem(rivals.RIVALS, "jit", lambda task: lambda x: task.model(x) * float("nan"))
     row = measure_subject(block("residual"), Stage("cpu"), replace(QUICK, names=("jit", "merged")))
