@@ -421,10 +421,15 @@ def build_all(out: Path, most: int, workers: int, chosen: list[Block]) -> None:
     print(f"{len(facts)} kernels built in {time.time() - begin:.1f} s, {len(broken)} refused {broken[:2]}", flush=True)
 
 
+def is_right(row: dict[str, Any]) -> bool:
+    """Whether all numbers of a row's kernel are right and written; an error that is none, of NaN, is a wrong one."""
+    return all(row.get(one, 0.0) < 1e-2 for one in ("error", "odd_error", "unwritten"))
+
+
 def document(out: Path, most: int, chosen: list[Block]) -> dict[str, Any]:
     """What ``joulemark.merged_bench.refit`` fits seconds to: every kernel whose numbers were right."""
     rows = {(row["block"], row["what"]): row for row in rows_of(out) if "time_s" in row}
-    right = {key: row for key, row in rows.items() if max(row["error"], row.get("odd_error", 0)) < 1e-2}
+    right = {key: row for key, row in rows.items() if is_right(row)}
     blocks = []
     for block in chosen:
         kernels = [
@@ -454,7 +459,7 @@ def report(out: Path) -> None:
         kind = what if what in RIVALS else "warpgroup" if "_wg_" in what else "merged"
         seconds = min(row["time_s"], row.get("all_shared_time_s", row["time_s"]))
         times.setdefault(row["block"], {}).setdefault(kind, []).append((seconds, what))
-        if kind not in RIVALS and not (max(row["error"], row["odd_error"]) < 1e-2 and row["unwritten"] == 0):
+        if kind not in RIVALS and not is_right(row):
             print("WRONG", row["block"], what, row["error"], row["odd_error"], row["unwritten"])
     for name, kinds in times.items():
         rivals = [min(found)[0] for kind, found in kinds.items() if kind in RIVALS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import re
 import runpy
@@ -71,6 +72,18 @@ def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
     late = time.monotonic() - 1
     assert kernels["run_all"](items, "", late, print, records) is True
     assert kernels["run_all"](items, "", late, print, records[:1]) is False
+
+
+def test_an_error_of_nan_is_wrong_wherever_it_stands():
+    models = runpy.run_path(str(SCRIPTS / "merged_models.py"))
+    assert math.isnan(models["worst"]([0.1, math.nan, 0.2]))
+    assert models["worst"]([0.1, 0.3, 0.2]) == 0.3
+    pytest.importorskip("cuda.bindings")
+    is_right = runpy.run_path(str(SCRIPTS / "merged_blocks_probe.py"))["is_right"]
+    right = {"error": 1e-3, "odd_error": 1e-3, "unwritten": 0}
+    assert is_right(right)
+    for wrong in ({"odd_error": math.nan}, {"error": math.nan}, {"unwritten": 1}, {"error": 0.1}):
+        assert not is_right(right | wrong)
 
 
 def test_the_samples_match_checks_of_every_family():
