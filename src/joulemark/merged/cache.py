@@ -37,10 +37,10 @@ def key_of(*parts: object) -> str:
 
 
 @cache
-def code_key() -> str:
-    """A hash of this package's texts: what a whole plan depends on."""
+def code_key(part: str = "") -> str:
+    """A hash of this package's texts, or of those of one of its folders."""
     whole = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*")):
+    for path in sorted((Path(__file__).parent / part).rglob("*")):
         if path.suffix in (".py", ".cuh", ".hpp", ".json"):
             whole.update(path.read_bytes())
     return whole.hexdigest()[:32]
