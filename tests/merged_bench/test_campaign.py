@@ -9,6 +9,7 @@ import re
 import runpy
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,18 @@ def test_an_error_of_nan_is_wrong_wherever_it_stands():
     assert is_right(right)
     for wrong in ({"odd_error": math.nan}, {"error": math.nan}, {"unwritten": 1}, {"error": 0.1}):
         assert not is_right(right | wrong)
+
+
+def test_a_probe_that_time_has_cut_says_so(tmp_path):
+    pytest.importorskip("cuda.bindings")
+    probe = runpy.run_path(str(SCRIPTS / "merged_blocks_probe.py"))
+    is_left, block = probe["is_left"], probe["blocks"]("^ir32-192-32s1@56b1$")
+    ways = [SimpleNamespace(kernel=SimpleNamespace(name=one)) for one in ("a", "b")]
+    is_left.__globals__["ways_of"] = lambda *_: ways
+    rows = [{"block": block[0].name, "what": what, "state": "begun"} for what in ("a", "b")]
+    for count, left in ((0, True), (1, True), (2, False)):
+        (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows[:count]))
+        assert is_left(tmp_path, 8, block) is left
 
 
 def test_the_samples_match_checks_of_every_family():
