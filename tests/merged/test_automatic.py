@@ -410,6 +410,20 @@ def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypat
     assert merged_segments()
 
 
+def test_a_layer_whose_every_path_failed_stays_with_torchs_operators(simulated_gpu, monkeypatch):
+    from joulemark.merged import plan
+    from joulemark.merged.executor import traced_or_reason
+
+    def scarce(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(plan, "_checked", scarce)
+    setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    model, x = model_and_input()
+    choices, _ = plan.Planner(setting).plan(traced_or_reason(model, (x,)))
+    assert {one.path for one in choices} == {"library"}
+
+
 def test_a_measured_time_is_of_one_text_of_its_kernel():
     pytest.importorskip("triton")
     from joulemark.merged import plan

@@ -317,7 +317,7 @@ class Planner:
 
     def _unmeasured(self, trials: Iterable[_Trial]) -> _Trial:
         """A library's path for a layer alone: torch's own operators where measuring was wanted, they need no check."""
-        possible = [one for one in trials if one.kernel is None and one.problem is None]
+        possible = [one for one in trials if one.kernel is None and (one.problem is None or one.path == "library")]
         return possible[-1 if self.setting.measured else 0]
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
