@@ -84,7 +84,7 @@ class Setting:
         if self.device.type != "cuda" or not torch.cuda.is_available():
             return None
         major, minor = torch.cuda.get_device_capability(self.device)
-        return 10 * major + minor
+        return int(10 * major + minor)
 
     @property
     def in_time(self) -> bool:
