@@ -42,6 +42,8 @@ SANITIZED = (
 _LAST_S = 12.0
 """Kept for the fit at the end."""
 
+_GRACE_S = 5.0
+
 NO_TIME, ENDED = "time was up", "it was ended"
 _CUT, _CUDA_ERROR = 3, 4
 """Exit codes of stages that go on when they are started again."""
@@ -138,6 +140,16 @@ class Campaign:
         self.path.write_text(json.dumps(self.done, indent=1) + "\n")
 
 
+def end_process(child: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
+    child.terminate()
+    try:
+        child.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
 def run_here(out: Path) -> Run:
     """Commands as processes whose words go to OUT/<stage>.log."""
 
@@ -150,8 +162,7 @@ def run_here(out: Path) -> Run:
             try:
                 return child.wait(timeout=left)
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                end_process(child)
                 return None
 
     return run

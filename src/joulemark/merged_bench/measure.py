@@ -123,7 +123,11 @@ def measure_subject(
             found[name] = {"missing": {"all": why}}
             continue
         task = rivals.Task(model, xs[0], options.merge_s, options.kernels)
-        row, act = _prepare(name, task, xs, expected, stage, options.rival_s)
+        try:
+            row, act = _prepare(name, task, xs, expected, stage, options.rival_s)
+        except SystemExit:  # the process was asked to end: no fault of this rival
+            watch.ends(name)
+            raise
         found[name] = row
         watch.ends(name)
         if act is not None:
