@@ -3,7 +3,8 @@
 Run on a machine with a GPU: ``python tests/gpu/merged_blocks_probe.py OUT --seconds 120``. All kernels are built first,
 by several processes; then one process measures block after block and appends a line to OUT/results.jsonl after each.
 When it crashes or hangs (a kernel went astray: its context is lost), it is started again behind the kernel that it was
-at. Rivals beside the merged kernels: eager and cuDNN fused; torch.compile comes last, while time is left.
+at. Rivals beside the merged kernels: eager and cuDNN fused; torch.compile comes last, while time is left. Exit codes:
+0 all kernels were tried, 3 time was up first.
 """
 
 from __future__ import annotations
@@ -397,6 +398,12 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def is_left(out: Path, most: int, chosen: list[Block]) -> bool:
+    """Whether a kernel was not even begun."""
+    begun = {(row["block"], row["what"]) for row in rows_of(out)}
+    return any((block.name, way.kernel.name) not in begun for block in chosen for way in ways_of(block, most))
+
+
 def build_one(given: tuple[str, int, int]) -> dict[str, Any]:
     name, number, most = given
     block = next(one for one in blocks() if one.name == name)
@@ -421,10 +428,15 @@ def build_all(out: Path, most: int, workers: int, chosen: list[Block]) -> None:
     print(f"{len(facts)} kernels built in {time.time() - begin:.1f} s, {len(broken)} refused {broken[:2]}", flush=True)
 
 
+def is_right(row: dict[str, Any]) -> bool:
+    """Whether all numbers of a row's kernel are right and written; an error that is none, of NaN, is a wrong one."""
+    return all(row.get(one, 0.0) < 1e-2 for one in ("error", "odd_error", "unwritten"))
+
+
 def document(out: Path, most: int, chosen: list[Block]) -> dict[str, Any]:
     """What ``joulemark.merged_bench.refit`` fits seconds to: every kernel whose numbers were right."""
     rows = {(row["block"], row["what"]): row for row in rows_of(out) if "time_s" in row}
-    right = {key: row for key, row in rows.items() if max(row["error"], row.get("odd_error", 0)) < 1e-2}
+    right = {key: row for key, row in rows.items() if is_right(row)}
     blocks = []
     for block in chosen:
         kernels = [
@@ -454,7 +466,7 @@ def report(out: Path) -> None:
         kind = what if what in RIVALS else "warpgroup" if "_wg_" in what else "merged"
         seconds = min(row["time_s"], row.get("all_shared_time_s", row["time_s"]))
         times.setdefault(row["block"], {}).setdefault(kind, []).append((seconds, what))
-        if kind not in RIVALS and not (max(row["error"], row["odd_error"]) < 1e-2 and row["unwritten"] == 0):
+        if kind not in RIVALS and not is_right(row):
             print("WRONG", row["block"], what, row["error"], row["odd_error"], row["unwritten"])
     for name, kinds in times.items():
         rivals = [min(found)[0] for kind, found in kinds.items() if kind in RIVALS]
@@ -464,7 +476,7 @@ def report(out: Path) -> None:
         print(f"{name}: {gain}{fastest}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -479,11 +491,11 @@ def main() -> None:
     chosen = blocks(given.only)
     if given.measure:
         measure(given.out, given.measure, given.most, chosen, not given.kernels_only)
-        return
+        return 0
     end = time.time() + given.seconds
     build_all(given.out, given.most, min(24, os.cpu_count() or 1), chosen)
     if given.build:
-        return
+        return 0
     while time.time() < end - 5:
         before = len(rows_of(given.out))
         command = [sys.executable, __file__, str(given.out), "--measure", str(end - 3), "--most", str(given.most)]
@@ -495,6 +507,7 @@ def main() -> None:
     report(given.out)
     found = document(given.out, given.most, chosen)
     (given.out / "merged-probe.json").write_text(json.dumps(found, indent=1) + "\n")
+    return 3 if is_left(given.out, given.most, chosen) else 0
 
 
 def watch(child: subprocess.Popen[bytes], file: Path, end: float) -> None:
@@ -509,4 +522,4 @@ def watch(child: subprocess.Popen[bytes], file: Path, end: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -42,8 +42,11 @@ SANITIZED = (
 _LAST_S = 12.0
 """Kept for the fit at the end."""
 
+_GRACE_S = 5.0
+
 NO_TIME, ENDED = "time was up", "it was ended"
-_CUT = 3
+_CUT, _CUDA_ERROR = 3, 4
+"""Exit codes of stages that go on when they are started again."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,22 @@ class Campaign:
     def is_left(self, stage: Stage) -> bool:
         """Whether another call could bring more of a stage."""
         what = self.done.get(stage.name, {})
-        return what.get("missing") in (NO_TIME, ENDED) or what.get("code") == _CUT
+        return what.get("missing") in (NO_TIME, ENDED) or what.get("code") in (_CUT, _CUDA_ERROR)
 
     def _keep(self, stage: Stage, what: dict[str, Any]) -> None:
         print(f"== {stage.name}: {what}", flush=True)
         self.done[stage.name] = what
         self.path.write_text(json.dumps(self.done, indent=1) + "\n")
+
+
+def end_process(child: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
+    child.terminate()
+    try:
+        child.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def run_here(out: Path) -> Run:
@@ -149,8 +162,7 @@ def run_here(out: Path) -> Run:
             try:
                 return child.wait(timeout=left)
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                end_process(child)
                 return None
 
     return run

@@ -4,7 +4,8 @@
     compute-sanitizer python tests/gpu/merged_kernels.py --start 0 --only 'numerics .*bf16'
 
 Items run in a process that is started anew behind an item that breaks its CUDA context or hangs. Builds are made first,
-in parallel ($JOULEMARK_KERNEL_CACHE keeps them). OUT/merged-kernels.json is written after every item.
+in parallel ($JOULEMARK_KERNEL_CACHE keeps them). OUT/merged-kernels.json is written after every item; where it is there
+it is gone on with. Exit codes: 0 all items are done, 3 time was up first.
 """
 
 from __future__ import annotations
@@ -757,10 +758,29 @@ class Worker:
         return said[-600:]
 
 
-def run_all(items: list[Item], only: str, end: float, save: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Run items one after another, going on behind one that breaks its process or hangs."""
-    records: list[dict[str, Any]] = []
-    done = 0
+def kept(path: Path, items: list[Item]) -> list[dict[str, Any]]:
+    """The records of a file that is there, where they are of the first of these items."""
+    records: list[dict[str, Any]] = json.loads(path.read_text())["records"] if path.exists() else []
+    return records if [one["label"] for one in records] == [label(one) for one in items[: len(records)]] else []
+
+
+def run_all(
+    items: list[Item],
+    only: str,
+    end: float,
+    save: Callable[[list[dict[str, Any]]], None],
+    records: list[dict[str, Any]],
+) -> bool:
+    """Run items one after another, going on behind one that breaks its process or hangs; whether all are done.
+
+    Args:
+        items: to run.
+        only: what selects them.
+        end: on ``time.monotonic``.
+        save: writes all records.
+        records: of the first items, from before; those of the others are added.
+    """
+    done = len(records)
     while done < len(items) and time.monotonic() < end - FIRST_SECONDS / 4:
         worker, patience, why = Worker(only, done), FIRST_SECONDS, ""
         while done < len(items):
@@ -783,6 +803,7 @@ def run_all(items: list[Item], only: str, end: float, save: Callable[[list[dict[
             save(records)
             done += 1
     print(f"{done} of {len(items)} items")
+    return done == len(items)
 
 
 def show(record: dict[str, Any]) -> None:
@@ -792,8 +813,8 @@ def show(record: dict[str, Any]) -> None:
     print(record["label"], *(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values), flush=True)
 
 
-def main() -> None:
-    """Build, then run item after item while there is time."""
+def main() -> int:
+    """Build, then run item after item while there is time; the exit code is 3 while some are left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--seconds", type=float, default=120)
@@ -804,7 +825,7 @@ def main() -> None:
     items = everything(options.only)
     if options.start is not None:
         run_items(items, options.start)
-        return
+        return 0
     begun = time.monotonic()
     architecture = options.build
     if architecture is None:
@@ -814,15 +835,15 @@ def main() -> None:
     failed = build_all(items, architecture, max(1, len(os.sched_getaffinity(0)) - 1))
     print(f"built in {time.monotonic() - begun:.0f} s", *failed, sep="\n", flush=True)
     if options.build:
-        return
+        return 0
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "merged-kernels.json"
 
     def save(records: list[dict[str, Any]]) -> None:
         path.write_text(json.dumps({"not built": failed, "records": records}, indent=1))
 
-    run_all(items, options.only, begun + options.seconds, save)
+    return 0 if run_all(items, options.only, begun + options.seconds, save, kept(path, items)) else 3
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -38,6 +38,7 @@ CACHES = {
     "TRITON_CACHE_DIR": "joulemark-triton",
 }
 _CUDA_ERROR = 4
+_GRACE_S = 5.0
 _LEAST_S = 60.0
 """No job begins with less time than this."""
 
@@ -100,6 +101,16 @@ def work(waiting: Queue[Job], gpu: int, out: Path, end: float, run: Run, more: S
         print(f"== {job.name} on GPU {gpu}: {code}, {time.monotonic() - begin:.0f} s", flush=True)
 
 
+def end_process(child: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
+    child.terminate()
+    try:
+        child.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
 def run_here(out: Path, gpus: int) -> Run:
     """Commands as processes that see one GPU each and share the processors."""
     cores = len(os.sched_getaffinity(0))
@@ -116,8 +127,7 @@ def run_here(out: Path, gpus: int) -> Run:
             try:
                 return child.wait(timeout=left)
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                end_process(child)
                 return None
 
     return run

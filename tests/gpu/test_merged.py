@@ -205,6 +205,20 @@ def test_no_call_sees_what_another_one_left():
         torch.testing.assert_close(first, model(x), rtol=2e-2, atol=2e-2)
 
 
+def test_graphs_of_one_pool_take_the_memory_of_one():
+    wide = nn.Sequential(nn.Upsample(scale_factor=8), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    wide = wide.eval().to(DEVICE, torch.bfloat16)
+    x = torch.randn(8, 16, 32, 32, device=DEVICE, dtype=torch.bfloat16)
+    pool, held = torch.cuda.graph_pool_handle(), []
+    torch.cuda.empty_cache()
+    reserved = [torch.cuda.memory_reserved()]
+    for _ in range(2):
+        held.append(Replayed(wide, (x,), pool))
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[2] - reserved[1] < (reserved[1] - reserved[0]) / 2
+
+
 def test_a_merged_model_can_be_captured_and_moved():
     model, x, wide = small("bf16", batch=2)
     with torch.no_grad():

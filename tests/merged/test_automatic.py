@@ -387,6 +387,52 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch):
+    from joulemark.merged import plan
+    from joulemark.merged.executor import traced_or_reason
+
+    checked = plan._checked
+
+    def scarce(segment, one, *more):
+        if one.kernel is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return checked(segment, one, *more)
+
+    def merged_segments():
+        graph = traced_or_reason(model, (x,))
+        setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+        return [one for one in plan.Planner(setting).plan(graph)[0] if one.merged]
+
+    model, x = model_and_input()
+    monkeypatch.setattr(plan, "_checked", scarce)
+    assert not merged_segments()
+    monkeypatch.setattr(plan, "_checked", checked)
+    assert merged_segments()
+
+
+def test_a_layer_whose_every_path_failed_stays_with_torchs_operators(simulated_gpu, monkeypatch):
+    from joulemark.merged import plan
+    from joulemark.merged.executor import traced_or_reason
+
+    def scarce(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(plan, "_checked", scarce)
+    setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    model, x = model_and_input()
+    choices, _ = plan.Planner(setting).plan(traced_or_reason(model, (x,)))
+    assert {one.path for one in choices} == {"library"}
+
+
+def test_a_measured_time_is_of_one_text_of_its_kernel():
+    pytest.importorskip("triton")
+    from joulemark.merged import plan
+
+    own, library = (plan._Trial(path, "unmerged", None, None, None) for path in ("tiles 64x64", "library"))
+    assert "def _product" in plan._text_of(own)
+    assert plan._text_of(library) is None
+
+
 def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(monkeypatch):
     pytest.importorskip("triton")
     from joulemark.merged import plan
@@ -403,6 +449,31 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
         planner.candidates[planner._key(one)] = planner._candidates(one)
     planner._compile_own(segments)
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
+
+
+@pytest.mark.parametrize(("capability", "only"), [(90, {None, 90}), (80, {None}), (120, {None})])
+def test_no_kernel_is_compiled_for_a_gpu_that_lacks_its_instructions(monkeypatch, capability, only):
+    from joulemark.merged.families import known_families
+    from joulemark.merged.graph import trace
+    from joulemark.merged.plan import Planner, Setting
+
+    monkeypatch.setattr(Setting, "capability", capability)
+    with torch.device("meta"):
+        layers = [part for _ in range(2) for part in (nn.Conv3d(16, 16, 3, padding=1), nn.ReLU())]
+        graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(1, 16, 9, 9, 9, dtype=torch.bfloat16),))
+    wanted = Planner(Setting(torch.device("meta"), "bf16", None, known_families(), True)).wanted(graph)
+    assert {one.only for one in wanted} == only
+
+
+def test_what_is_joined_by_name_or_as_one_list_is_left_as_it_is():
+    from joulemark.merged.seams import keep_channels_last
+
+    class Joined(nn.Module):
+        def forward(self, x):
+            return torch.cat(torch.cat(tensors=(x, x), dim=1).chunk(2, 1), 1)
+
+    graph = torch.fx.symbolic_trace(Joined())
+    assert keep_channels_last(graph, (torch.randn(1, 2, 3, 3),)) == 0
 
 
 class PositionWise(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from joulemark.merged import cache
 from joulemark.merged.families import Problem, known_families, limits_of, offers
 from joulemark.merged.kernels import Description
 from joulemark.merged.kernels.device_limits import Device
@@ -66,6 +67,20 @@ def test_who_offers_what(name):
     for one in found:
         assert one.candidate.shared <= Device().block_shared
         assert len(one.candidate.edge) == sequence.dimensions
+
+
+def test_a_ranking_from_the_disk_is_of_the_texts_of_all_kernels(tmp_path, monkeypatch):
+    """Families share what they are worked out by: one that no longer fits would be lost without a word."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    sequence, size, _ = SEQUENCES["volume"]
+    problem = Problem(Description(sequence, "bf16"), size, 1, Device())
+    chain = [one for one in known_families() if one.name == "chain"]
+    ranked = [one.path for one in offers(chain, problem)]
+    (kept,) = tmp_path.iterdir()
+    kept.write_text("[]")
+    assert offers(chain, problem) == []
+    monkeypatch.setattr(cache, "code_key", lambda part="": f"other texts of {part}")
+    assert [one.path for one in offers(chain, problem)] == ranked
 
 
 def test_limits_are_those_of_the_rates():

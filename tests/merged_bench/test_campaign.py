@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import re
 import runpy
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +51,52 @@ def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
 def test_without_time_nothing_begins(tmp_path):
     assert go(tmp_path, seconds=10.0) == []
     assert json.loads((tmp_path / "campaign.json").read_text())["blocks"] == {"missing": "time was up"}
+
+
+def test_stages_that_were_cut_or_met_a_cuda_error_are_left(tmp_path):
+    codes = {"numerics": 3, "variants": 1, "more blocks": 4}
+    planned = CAMPAIGN["stages"](tmp_path, 6)
+    campaign = CAMPAIGN["Campaign"](tmp_path, 360.0, lambda stage, *_: codes.get(stage.name, 0))
+    campaign.go(planned)
+    assert [one.name for one in planned if campaign.is_left(one)] == ["numerics", "more blocks"]
+
+
+def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
+    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
+    items = kernels["everything"]("^numerics wide .*bf16")
+    path = tmp_path / "merged-kernels.json"
+    assert kernels["kept"](path, items) == []
+    records = [{"label": kernels["label"](one)} for one in items]
+    path.write_text(json.dumps({"records": records[:1]}))
+    assert kernels["kept"](path, items) == records[:1]
+    assert kernels["kept"](path, items[1:]) == []
+    late = time.monotonic() - 1
+    assert kernels["run_all"](items, "", late, print, records) is True
+    assert kernels["run_all"](items, "", late, print, records[:1]) is False
+
+
+def test_an_error_of_nan_is_wrong_wherever_it_stands():
+    models = runpy.run_path(str(SCRIPTS / "merged_models.py"))
+    assert math.isnan(models["worst"]([0.1, math.nan, 0.2]))
+    assert models["worst"]([0.1, 0.3, 0.2]) == 0.3
+    pytest.importorskip("cuda.bindings")
+    is_right = runpy.run_path(str(SCRIPTS / "merged_blocks_probe.py"))["is_right"]
+    right = {"error": 1e-3, "odd_error": 1e-3, "unwritten": 0}
+    assert is_right(right)
+    for wrong in ({"odd_error": math.nan}, {"error": math.nan}, {"unwritten": 1}, {"error": 0.1}):
+        assert not is_right(right | wrong)
+
+
+def test_a_probe_that_time_has_cut_says_so(tmp_path):
+    pytest.importorskip("cuda.bindings")
+    probe = runpy.run_path(str(SCRIPTS / "merged_blocks_probe.py"))
+    is_left, block = probe["is_left"], probe["blocks"]("^ir32-192-32s1@56b1$")
+    ways = [SimpleNamespace(kernel=SimpleNamespace(name=one)) for one in ("a", "b")]
+    is_left.__globals__["ways_of"] = lambda *_: ways
+    rows = [{"block": block[0].name, "what": what, "state": "begun"} for what in ("a", "b")]
+    for count, left in ((0, True), (1, True), (2, False)):
+        (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows[:count]))
+        assert is_left(tmp_path, 8, block) is left
 
 
 def test_the_samples_match_checks_of_every_family():

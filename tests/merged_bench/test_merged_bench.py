@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +130,32 @@ def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
     assert row["rivals"]["jit"] == {"missing": {"all": "ValueError: first line"}}
     assert row["gains"]["best_rival"] == "eager"
     assert "against eager" in line_of(row)
+
+
+@pytest.mark.parametrize(("most_s", "calls"), [(90.0, 2), (0.0, 1)])
+def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, calls):
+    from joulemark.merged.executor import MergedModel
+
+    made = []
+
+    def merge(model, x, budget_s):
+        made.append(MergedModel(model, [], cached=bool(made)))
+        return made[-1]
+
+    monkeypatch.setattr(rivals, "merge", merge)
+    monkeypatch.setattr(rivals, "_AGAIN_S", most_s)
+    facts = rivals.build("merged", rivals.Task(torch.nn.ReLU(), torch.ones(1))).facts
+    assert len(made) == calls
+    assert (facts["merge_cached_s"] is None) == (calls == 1)
+
+
+def test_an_output_that_is_not_finite_has_no_error_and_the_row_can_be_written(monkeypatch):
+    monkeypatch.setitem(rivals.RIVALS, "jit", lambda task: lambda x: task.model(x) * float("nan"))
+    row = measure_subject(block("residual"), Stage("cpu"), replace(QUICK, names=("jit", "merged")))
+    assert row["rivals"]["jit"]["relative_error"] is None
+    assert "not finite" in row["rivals"]["jit"]["missing"]["relative_error"]
+    assert row["rivals"]["merged"]["relative_error"] < 1e-2
+    json.dumps(row, allow_nan=False)
 
 
 class Source:
@@ -403,7 +431,8 @@ def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
                 continue
 
     monkeypatch.setitem(rivals.RIVALS, "compile", stubborn)
-    options = replace(QUICK, names=("eager", "compile", "merged"), rival_s=0.3)
+    # Nothing that imports for the first time: what the signal interrupts there is half there for all tests after it.
+    options = replace(QUICK, names=("compile", "eager"), rival_s=0.3)
     row = measure_subject(block("residual"), Stage("cpu"), options)
     assert row["rivals"]["compile"] == {"missing": {"all": "it was not built within 0.3 s"}}
     assert row["gains"]["best_rival"] == "eager"
@@ -447,6 +476,31 @@ def test_what_ends_the_process_twice_is_left_out_the_third_time(tmp_path, monkey
     assert found["jit"] == {"missing": {"all": "2 times its process ended while it was built"}}
     assert found["merged"]["burst_s"] > 0
     assert content["failed"] == {}
+
+
+def test_a_process_that_is_asked_to_end_while_it_builds_counts_no_attempt(tmp_path, monkeypatch):
+    monkeypatch.setitem(rivals.RIVALS, "jit", lambda task: os.kill(os.getpid(), signal.SIGTERM))
+    out, before = tmp_path / "m.json", signal.getsignal(signal.SIGTERM)
+    arguments = ["--out", str(out), "--device", "cpu", "--tiny", "--dtype", "fp32", "--rivals", "jit"]
+    with pytest.raises(SystemExit) as ended:
+        command.main("blocks", lambda _: [block("residual")], rivals.EVERY, arguments)
+    assert ended.value.code == 3
+    assert signal.getsignal(signal.SIGTERM) is before
+    content = json.loads(out.read_text())
+    assert (content["rows"], content["failed"]) == ([], {})
+
+
+def test_a_process_that_ends_in_the_rounds_is_no_attempt_of_the_last_rival(tmp_path, monkeypatch):
+    path, facts = tmp_path / "m.json", {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
+
+    def deadly(self, acts, rounds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stage, "bursts", deadly)
+    options = replace(QUICK, names=("eager",))
+    with pytest.raises(KeyboardInterrupt):
+        measure_all([block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, 60.0, lambda _: None)
+    assert json.loads(path.read_text())["failed"] == {}
 
 
 def test_a_subject_without_memory_is_kept_with_its_reason_and_the_next_one_follows(tmp_path):

@@ -111,7 +111,8 @@ class _Automatic:
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
-        self.key = cache.key_of("plan", where, cache.model_key(model), shapes, setting.form, kernels, gpu)
+        what = (cache.model_key(model), shapes, setting.form, kernels, gpu)
+        self.key = cache.key_of("plan", cache.code_key(), where, *what)
         self.kept: dict[str, Any] | None = cache.read("plan", self.key) if setting.measured else None
 
     def merged(self) -> MergedModel:

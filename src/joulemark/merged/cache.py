@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ def key_of(*parts: object) -> str:
     versions = (torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), _VERSION)
     text = "\0".join(repr(one) for one in (*versions, *parts))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@cache
+def code_key(part: str = "") -> str:
+    """A hash of this package's texts, or of those of one of its folders."""
+    whole = hashlib.sha256()
+    for path in sorted((Path(__file__).parent / part).rglob("*")):
+        if path.suffix in (".py", ".cuh", ".hpp", ".json"):
+            whole.update(path.read_bytes())
+    return whole.hexdigest()[:32]
 
 
 def device_key(device: torch.device) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -136,7 +135,7 @@ def _best_kernels(name: str, problem: Problem) -> list[Kernel]:
     module: Any = importlib.import_module(f"joulemark.merged.kernels.{name}")
     if module.unsuited(problem.description) is not None:
         return []
-    key = cache.key_of(inspect.getsource(module), fitted(), problem)
+    key = cache.key_of(name, cache.code_key("kernels"), fitted(), problem)
     kept = cache.read("plans", key)
     if kept is None:
         ranked = module.candidates(problem.description, problem.size, problem.batch, problem.device)

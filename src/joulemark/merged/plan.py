@@ -7,6 +7,7 @@ the least time in all win. A path whose output is wrong on the example's shapes 
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from math import inf, log, prod
 from typing import Any
 
@@ -46,6 +48,7 @@ _FLOPS_PER_ELEMENT = 400
 """FLOPs in bf16 in the time of an element's way through memory (an H200's 790 TFLOP/s and 4.3 TB/s): for an order."""
 _FOR_LAYERS = 0.6
 """Share of the time for measuring that layers alone may take."""
+_NO_MEMORY = "out of memory when it was measured"
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
@@ -74,6 +77,14 @@ class Setting:
     deadline: float = inf
     depth: int = DEPTH
     gpu: str | None = None
+
+    @cached_property
+    def capability(self) -> int | None:
+        """Compute capability of the device, as 90; None where there is no GPU to ask: then all kernels are planned."""
+        if self.device.type != "cuda" or not torch.cuda.is_available():
+            return None
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return int(10 * major + minor)
 
     @property
     def in_time(self) -> bool:
@@ -306,7 +317,7 @@ class Planner:
 
     def _unmeasured(self, trials: Iterable[_Trial]) -> _Trial:
         """A library's path for a layer alone: torch's own operators where measuring was wanted, they need no check."""
-        possible = [one for one in trials if one.kernel is None and one.problem is None]
+        possible = [one for one in trials if one.kernel is None and (one.problem is None or one.path == "library")]
         return possible[-1 if self.setting.measured else 0]
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
@@ -353,8 +364,10 @@ class Planner:
                     _Trial(path, "unmerged", None, None, self._predict(segment, Candidate("unmerged", family)))
                 )
         if form is not None:
+            capability = self.setting.capability
             for offer in offers(self.setting.families, _problem(segment, self.setting, form)):
-                trials.append(self._offered(segment, offer))
+                if capability is None or offer.kernel.runs_on(capability):
+                    trials.append(self._offered(segment, offer))
         return trials
 
     def _offered(self, segment: Segment, offer: Offer) -> _Trial:
@@ -381,7 +394,7 @@ class Planner:
             cache.device_key(self.setting.device),
             *_shape(segment),
             self.setting.form,
-            [(one.path, one.kernel and one.kernel.source) for one in chosen],
+            [(one.path, _text_of(one)) for one in chosen],
         )
         kept = cache.read("segment", key)
         if kept is None:
@@ -391,7 +404,9 @@ class Planner:
                 self._race(segment, chosen)
             except torch.OutOfMemoryError:  # beside what else the process holds: nothing is kept of it
                 for one in chosen:
-                    one.problem = None if one.path == "library" else "out of memory when it was measured"
+                    one.problem = None if one.path == "library" else _NO_MEMORY
+                return
+            if any(one.problem == _NO_MEMORY for one in chosen):
                 return
             cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
             return
@@ -427,6 +442,8 @@ class Planner:
         for one in trials:
             try:
                 calls[one.path] = _checked(segment, one, (x, added, gate), expected, self.setting.form)
+            except torch.OutOfMemoryError:
+                one.problem = _NO_MEMORY
             except Exception as error:  # a compiler of kernels raises anything; the path is one of several
                 said = str(error).strip().splitlines()
                 one.problem = f"{type(error).__name__}: {said[0] if said else ''}"
@@ -434,6 +451,17 @@ class Planner:
             times = race(calls, self.setting.device)
         for one in trials:
             one.measured_s = times.get(one.path)
+
+
+def _text_of(trial: _Trial) -> str | None:
+    """The text that a trial's measured time depends on; None for what a library's version says."""
+    if trial.kernel is not None:
+        return trial.kernel.source
+    if kind_of_path(trial.path) not in OWN:
+        return None
+    from joulemark.merged import pointwise
+
+    return inspect.getsource(pointwise)
 
 
 def _shape(segment: Segment) -> tuple[object, ...]:

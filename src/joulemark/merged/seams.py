@@ -40,6 +40,8 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in _CATS:
             continue
+        if not node.args or not isinstance(node.args[0], (list, tuple)):  # by name, or what is split as one
+            continue
         parts = list(cast("list[fx.Node]", node.args[0]))
         strangers = [one for one in parts if not _is_channels_last(one)]
         if not strangers or len(strangers) == len(parts):

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import median
 from typing import Any
 
@@ -47,7 +47,7 @@ class Replayed(nn.Module):
         self._signature = _signature(example)
         with torch.cuda.device(example[0].device), torch.no_grad():
             self._inputs = tuple(one.clone(memory_format=torch.preserve_format) for one in example)
-            side = torch.cuda.Stream()
+            side = _capturing_stream(example[0].device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UP):
@@ -73,6 +73,12 @@ class Replayed(nn.Module):
         self._graph, self._inputs, self._outputs = None, (), None
         moved: Replayed = super()._apply(fn, recurse)
         return moved
+
+
+@cache
+def _capturing_stream(device: torch.device) -> Any:
+    """One for all graphs of a device: what a pool has free is given to the stream alone that it was made for."""
+    return torch.cuda.Stream(device)
 
 
 def _signature(inputs: tuple[Tensor, ...]) -> tuple[object, ...]:

@@ -19,10 +19,14 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.judge import judge
+from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
 from joulemark.merged_bench.prebuild import prebuild
 from joulemark.merged_bench.stage import Stage
 from joulemark.merged_bench.subjects import Subject
+
+_CUT = 3
+"""Exit code: time was up first."""
 
 
 def main(
@@ -74,7 +78,8 @@ def main(
             chosen = [one for one in subjects(args) if args.only in one.name]
             print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
-        return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
+        with ends_when_asked(_CUT):
+            return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
     except JoulemarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -118,7 +123,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
             stage.counters.close()
         if stage.power is not None:
             stage.power.close()
-    return 0 if done else 3
+    return 0 if done else _CUT
 
 
 def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A time limit for what cannot be asked to stop: compilers that tune for minutes."""
+"""Time limits: for what cannot be asked to stop, compilers that tune for minutes, and for the process."""
 
 from __future__ import annotations
 
@@ -41,3 +41,24 @@ def within(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def ends_when_asked(code: int) -> Iterator[None]:
+    """End by ``SystemExit`` with this code at SIGTERM: so a process that is at work is told from one that hangs.
+
+    Outside of the main thread the signal does what it did.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise SystemExit(code)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,7 +123,11 @@ def measure_subject(
             found[name] = {"missing": {"all": why}}
             continue
         task = rivals.Task(model, xs[0], options.merge_s, options.kernels)
-        row, act = _prepare(name, task, xs, expected, stage, options.rival_s)
+        try:
+            row, act = _prepare(name, task, xs, expected, stage, options.rival_s)
+        except SystemExit:  # the process was asked to end: no fault of this rival
+            watch.ends(name)
+            raise
         found[name] = row
         watch.ends(name)
         if act is not None:
@@ -238,7 +242,10 @@ def _prepare(
             raise RuntimeError(f"{name} left CUDA unusable: {first_line(reason)}") from reason
         what = "out of memory" if is_out_of_memory(reason) else type(reason).__name__
         return {"missing": {"all": f"{what}: {first_line(reason)}"[:400]}}, None
-    row = {"build_s": built.build_s, "relative_error": error, "peak_bytes": peak, "missing": {}, **built.facts}
+    missing = {}
+    if error is not None and not isfinite(error):  # which JSON cannot say
+        error, missing["relative_error"] = None, "its output, or the reference, is not finite"
+    row = {"build_s": built.build_s, "relative_error": error, "peak_bytes": peak, "missing": missing, **built.facts}
     return row, act
 
 
@@ -366,7 +373,9 @@ class _Attempts:
         return None
 
     def ends(self, rival: str) -> None:
+        # At once: what ends the process later was not this rival's building.
         self.document.content["failed"].pop(self._key(rival), None)
+        self.document.write()
 
 
 def measure_all(

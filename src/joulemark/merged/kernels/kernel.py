@@ -85,6 +85,10 @@ class Kernel:
     images: int = 1
     counts: Counting | None = field(default=None, repr=False)
 
+    def runs_on(self, capability: int) -> bool:
+        """Whether a GPU of this compute capability, as 90, has its instructions."""
+        return capability >= self.least and self.only in (None, capability)
+
     def size_of(self, x: Tensor) -> Shape:
         """Spatial size of a tensor in the kernel's layout."""
         if self.layout is None:

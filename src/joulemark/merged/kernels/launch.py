@@ -44,7 +44,7 @@ class Loaded:
     def __init__(self, kernel: Kernel, device: torch.device) -> None:
         major, minor = torch.cuda.get_device_capability(device)
         capability = 10 * major + minor
-        if capability < kernel.least or kernel.only not in (None, capability):
+        if not kernel.runs_on(capability):
             needed = f"{kernel.least} or later" if kernel.only is None else f"exactly {kernel.only}"
             raise KernelError(f"{kernel.name} needs compute capability {needed}, this device has {capability}")
         self.kernel = kernel
