@@ -12,12 +12,14 @@ import jsonschema
 import numpy as np
 import pytest
 
+from joulemark.errors import CountersOverflow, DeviceError
+
 ROOT = Path(__file__).parents[1]
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "tests" / "gpu")  # scripts of this folder import each other by their names
     import cost_simulation as simulation
     import counters_cost as script
-    from paired import estimate, order, ratios
+    from paired import FEWEST, estimate, order, ratios
 
 SCHEMA = json.loads((ROOT / "docs" / "schema" / "counters-cost.schema.json").read_text(encoding="utf-8"))
 
@@ -54,18 +56,26 @@ def test_on_the_scatter_of_a_slow_host_forty_seconds_tell_one_percent():
 
 
 class Device:
-    """Samplers that see the runs they are started for; of several runs the first alone, where they are deaf."""
+    """Samplers that see the runs they are started for; of several runs the first alone, where they are deaf.
+
+    Others refuse a second start, or cannot be decoded.
+    """
 
     chip = "GH100"
 
-    def __init__(self, deaf=False):
-        self.deaf, self.on, self.made = deaf, False, 0
+    def __init__(self, deaf=False, refuses=False, unreadable=False):
+        self.deaf, self.refuses, self.unreadable = deaf, refuses, unreadable
+        self.on, self.made, self.open, self.settings = False, 0, 0, []
 
     def sampler(self, metrics, metric_set, settings):
         self.made += 1
+        self.open += 1
+        self.settings.append(settings)
         runs = []
 
         def start():
+            if self.refuses and runs:
+                raise DeviceError("cuptiPmSamplingStart answered CUPTI_ERROR_INVALID_OPERATION (7)")
             self.on = True
             runs.append([time.perf_counter()])
 
@@ -73,12 +83,17 @@ class Device:
             self.on = False
             runs[-1].append(time.perf_counter())
 
+        def close():
+            self.open -= 1
+
         def read():
+            if self.unreadable:
+                raise CountersOverflow("cuptiPmSamplingDecodeData answered CUPTI_ERROR_OUT_OF_MEMORY (8)")
             seen = runs[:1] if self.deaf else runs
             ends = np.concatenate([np.linspace(begin, end, 50) for begin, end in seen]) * 1e9
             return SimpleNamespace(start=ends[:-1].astype(np.int64), end=ends[1:].astype(np.int64))
 
-        return SimpleNamespace(start=start, stop=stop, read=read, close=lambda: None)
+        return SimpleNamespace(start=start, stop=stop, read=read, close=close)
 
 
 def beside(device):
@@ -86,12 +101,55 @@ def beside(device):
     return script.Beside(device, [group])
 
 
-@pytest.mark.parametrize(("deaf", "runs"), [(False, script.RUNS), (True, 1)])
-def test_a_sampler_that_falls_silent_is_made_for_every_run(deaf, runs):
-    one = beside(Device(deaf))
+@pytest.mark.parametrize(
+    ("device", "runs"),
+    [
+        (Device(), script.RUNS),
+        (Device(deaf=True), 1),
+        (Device(refuses=True), 1),
+        (Device(unreadable=True), 1),
+    ],
+    ids=["bears", "deaf", "refuses", "unreadable"],
+)
+def test_a_sampler_that_does_not_bear_several_runs_is_made_for_every_run(device, runs):
+    one = beside(device)
     one.try_restarts(lambda: time.sleep(0.002))
     assert one.runs == runs
     assert one.covered == []
+    assert device.open == 0
+
+
+def test_a_sampler_is_started_for_as_many_runs_as_it_has_room_for():
+    device = Device()
+    one = beside(device)
+    one.runs = script.RUNS
+    for expected_s, holds in ((0.01, script.RUNS), (0.12, 2), (0.2, 1), (0.6, 1)):
+        before = device.made
+        for number in range(holds):
+            assert device.made - before == min(number, 1)
+            with one.sampling(expected_s):
+                pass
+        assert (device.made, device.open) == (before + 1, 0)
+    for expected_s, holds, settings in zip((0.12, 0.2, 0.6), (2, 1, 1), device.settings[1:], strict=True):
+        samples = 1.25 * holds * expected_s / (settings.interval * 1e-9)
+        assert samples < settings.image_samples, "a host that is a quarter slower than expected fills no image"
+
+
+def test_each_cell_has_a_proof_and_one_that_cannot_be_decoded_is_no_end():
+    device = Device()
+    one = beside(device)
+    one.runs = 1
+    for cell in range(2):
+        one.begin()
+        for _ in range(2):
+            with one.sampling(0.01):
+                time.sleep(0.001)
+        assert len(one.covered) == 1, cell
+    device.unreadable = True
+    one.begin()
+    with one.sampling(0.01):
+        time.sleep(0.001)
+    assert one.covered == [0.0]
 
 
 def test_stretches_are_sampled_where_the_order_says_so():
@@ -117,6 +175,14 @@ def test_stretches_are_sampled_where_the_order_says_so():
     assert 0 < device.made < sum(seen)
     one.close()
     assert all(share > script.COVERED for share in one.covered)
+
+
+def test_a_slow_step_has_an_interval_however_short_its_time():
+    slow = SimpleNamespace(steps=1, step_s=0.1, lead=lambda: None, time=lambda: (0.1, 0.1))
+    found = script.alternate(slow, beside(Device()), time.monotonic() - 1, lambda found: False)
+    wall, _ = script.estimates(found)
+    assert wall.interval is not None
+    assert wall.quads == FEWEST
 
 
 def row(model, mode, step_s, cost, verdict="held"):

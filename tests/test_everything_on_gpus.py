@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
 import time
@@ -96,6 +97,12 @@ def test_a_failing_command_has_two_tries_and_costs_nobody_else_their_turn(run, s
     assert "failed, in part at least: bad" in capsys.readouterr().out
 
 
+def test_a_step_says_which_codes_ask_for_another_start_and_which_end_it(run, step, tmp_path):
+    tries = "sys.exit(4 if len(pathlib.Path(sys.argv[1], 'marks.csv').read_text().split()) < 4 else 0)"
+    assert run(step("again", 1, then=tries, again=(4,)), step("ends", 4, ends=(4,)), gpus="a") == 0
+    assert (len(marks(tmp_path, "again")), len(marks(tmp_path, "ends"))) == (4, 1)
+
+
 def test_an_overrun_ends_with_all_that_it_started(run, step, tmp_path):
     child = "import subprocess, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
     child += " pathlib.Path(sys.argv[1], 'pid').write_text(str(p.pid)); time.sleep(60)"
@@ -106,13 +113,35 @@ def test_an_overrun_ends_with_all_that_it_started(run, step, tmp_path):
         time.sleep(0.05)
     assert not running(pid)
     assert marks(tmp_path, "slow") == ["a"]
+    assert run(step("slow", 0, then=child, most_s=1.0), gpus="a") == 1
+    assert run(step("slow", 0, then=child, most_s=1.0), gpus="a") == 1
+    assert marks(tmp_path, "slow") == ["a"] * 2
+
+
+def test_a_command_that_was_cut_for_want_of_time_has_not_failed(run, step, tmp_path):
+    sleeps = "import time; time.sleep(60)"
+    for _ in range(2):
+        assert run(step("slow", 0, then=sleeps), gpus="a", limit="1.2") == 3
+    book = json.loads((tmp_path / "out" / "everything.json").read_text())
+    assert (book["slow"]["failures"], book["slow"]["given_up"]) == (0, [])
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="taskset is not on this machine")
-def test_a_step_that_times_the_host_is_bound_to_one_core(run, step, tmp_path):
-    cores = "pathlib.Path(sys.argv[1], 'cores.csv').write_text(str(len(os.sched_getaffinity(0))))"
-    assert run(step("bound", 0, then=cores, pinned=True), gpus="a") == 0
-    assert (tmp_path / "out" / "bound" / "cores.csv").read_text() == "1"
+def test_a_step_that_times_the_host_has_one_core_to_itself(run, step, tmp_path):
+    cores = "pathlib.Path(sys.argv[1], 'cores.csv').write_text(' '.join(map(str, os.sched_getaffinity(0))))"
+    assert run(step("bound", 0, then=cores, pinned=True), step("other", 0, then=cores), gpus="a") == 0
+    bound, other = ((tmp_path / "out" / one / "cores.csv").read_text().split() for one in ("bound", "other"))
+    here = os.sched_getaffinity(0)
+    assert len(bound) == 1
+    assert {int(core) for core in other} == (here - {int(bound[0])} or here)
+
+
+def test_a_machine_that_binds_no_command_runs_it_all_the_same(run, step, tmp_path, monkeypatch):
+    tool = tmp_path / "taskset"
+    tool.write_text("#!/bin/sh\necho 'failed to set affinity' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert run(step("bound", 0, pinned=True), step("other", 0), gpus="a") == 0
 
 
 def test_nothing_begins_that_has_no_time_left(run, step, tmp_path):

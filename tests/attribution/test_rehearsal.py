@@ -17,6 +17,9 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
+from joulemark.errors import UnreadableInput
+from joulemark.synthetic_run import write_trace
+
 from .rehearsal import FLUSHED, KERNELS, LAUNCH_S
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,17 @@ def script():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_functions_are_those_of_the_first_window_whose_trace_can_be_used(script, run, tmp_path):
+    recorded = run(windows=2)
+    recorded.write(tmp_path)
+    assert set(script.one_window(tmp_path).beacons) == {0}
+    write_trace(tmp_path / "window-0.json.gz", [])
+    assert set(script.one_window(tmp_path).beacons) == {1}
+    write_trace(tmp_path / "window-1.json.gz", [])
+    with pytest.raises(UnreadableInput):
+        script.one_window(tmp_path)
 
 
 @pytest.fixture(scope="module")

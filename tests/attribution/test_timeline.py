@@ -83,9 +83,10 @@ def without(one, folder, lost):
     ("lost", "said"),
     [
         (lambda spins: [min(spins, key=lambda event: event["dur"])], "shows 15 marks of 15 steps"),
+        (lambda spins: [event for event in spins if event["dur"] < 20], "shows 0 marks of 15 steps"),
         (lambda spins: spins[-6:], "0 beacons before and 0 behind"),
     ],
-    ids=["a mark", "an end"],
+    ids=["a mark", "all marks", "an end"],
 )
 def test_a_window_without_all_marks_or_beacons_is_left_out(run, tmp_path, lost, said):
     found = without(run(windows=2), tmp_path, lost)

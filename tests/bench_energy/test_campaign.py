@@ -130,3 +130,14 @@ def test_a_new_campaign_clears_the_old_ones_files_and_no_others(campaign, monkey
     (work / "nvidia-h200.json").write_text("new")
     assert main_of(campaign, monkeypatch, tmp_path, "--work", str(work), "--limit", "15", "--resume") == 0
     assert (tmp_path / "out" / "nvidia-h200.json").read_text() == "new"
+
+
+def test_files_that_are_being_written_are_not_copied(campaign, tmp_path):
+    work, out = tmp_path / "work", tmp_path / "out"
+    for folder in (work, out):
+        folder.mkdir(exist_ok=True)
+    for name in ("nvidia-h200.json", ".nvidia-h200.json.k3x", "energy-measurements.json.part"):
+        (work / name).touch()
+    (work / ".nvidia-h200.json.gone").symlink_to(work / "it has its name by now")
+    campaign.copy(work, out)
+    assert [path.name for path in out.iterdir()] == ["nvidia-h200.json"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 
-from joulemark.collect.torch_profiler import MARK, Recording, TorchProfiler, seconds_per_step
+from joulemark.collect.torch_profiler import MARK, Recording, TorchProfiler, prepare, seconds_per_step
 from joulemark.measure.profile import measurement_of
 from joulemark.metrics import PROFILER
 from joulemark.records import Case
@@ -29,6 +30,27 @@ def test_fences_stand_around_all_steps_or_around_each_behind_its_setup(with_setu
     setup = (lambda: log.append("s")) if with_setup else None
     assert seconds_per_step(lambda number: log.append(str(number)), setup, 3, lambda: log.append("f")) >= 0
     assert "".join(log) == expected
+
+
+def test_a_session_is_set_up_without_a_word_of_cycles_and_stops_without_making_events(tmp_path, monkeypatch, recwarn):
+    torch = pytest.importorskip("torch")
+
+    def made(_):
+        raise AssertionError("events were made of what only the trace wants")
+
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_ensure_function_events", made)
+    path = tmp_path / "trace.json"
+    TorchProfiler().record(lambda: torch.ones(1).add_(1), None, 2, lambda: None, path)
+    assert "aten::add_" in path.read_text()
+
+    class Wordy:
+        def prepare_trace(self):
+            warnings.warn("Warning: Profiler clears events at the end of each cycle.Only events", stacklevel=1)
+            warnings.warn("another", stacklevel=1)
+
+    recwarn.clear()
+    prepare(Wordy())
+    assert [str(one.message) for one in recwarn] == ["another"]
 
 
 def test_lenet_on_the_cpu_gives_marks_and_no_device_figures(tmp_path):

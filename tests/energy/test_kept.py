@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from joulemark.energy.microbench.compile import compile_family
 from joulemark.energy.microbench.kept import folder, kept
+from joulemark.errors import Unsupported
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +57,15 @@ def test_the_users_cache_is_the_place(monkeypatch, tmp_path):
     monkeypatch.delenv("JOULEMARK_KERNEL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert folder() == tmp_path / "joulemark" / "kernels"
+
+
+def test_a_missing_nvrtc_is_told_as_what_is_not_installed(monkeypatch):
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+    pytest.importorskip("cuda.core", exc_type=ImportError)
+
+    def missing():
+        raise RuntimeError("Failure finding libnvrtc.so")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
+    with pytest.raises(Unsupported, match="libnvrtc"):
+        compile_family.__wrapped__("control", "sm_90a")

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from joulemark.attribution.against import METRICS, Function, compare, functions_of, largest_error
 from joulemark.attribution.recording import read_recording
-from joulemark.attribution.timeline import read_timeline
+from joulemark.attribution.timeline import Timeline, read_timeline
 from joulemark.collect.ncu import profiled_region, run_ncu
 from joulemark.device.gpu import slug
 from joulemark.errors import (
@@ -195,15 +195,29 @@ def functions_for(out: Path, model: str, caches: str, share: str, most: float) -
     folder = best_recording(out, model)
     if folder is None:
         return None
-    whole = read_recording(folder)
-    one_window = next(one for one in whole.windows if one.role == "steps")
-    found = functions_of(read_timeline(folder, type(whole)(whole.label, (one_window,))))
+    found = functions_of(one_window(folder))
     if caches == "flushed" and (kept := done_functions(out, model, share)) is not None:
         return fitting([one for one in found if one.name in kept], most)
     if share == "long":
         return fitting([one for one in found if one.long_s > 0], most)
     long = done_functions(out, model, "long") or ()
     return fitting([one for one in found if one.name not in long], most)
+
+
+def one_window(folder: Path) -> Timeline:
+    """The timeline of the first window of a recording whose trace can be used: all of them take long to read.
+
+    Raises:
+        UnreadableInput: there is none.
+    """
+    whole = read_recording(folder)
+    refused = UnreadableInput(f"{folder} holds no window of steps", "record again")
+    for one in whole.of_role("steps"):
+        try:
+            return read_timeline(folder, replace(whole, windows=(one,)))
+        except UnreadableInput as error:
+            refused = error
+    raise refused
 
 
 def done_functions(out: Path, model: str, share: str) -> list[str] | None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired import Estimate, estimate, order, ratios
+from paired import FEWEST, QUAD, Estimate, estimate, order, ratios
 
 LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/2"
 STRETCH_S = 0.03
@@ -36,6 +36,8 @@ NARROW, FEWEST_QUADS = 0.004, 8
 """Half-width at which a cell ends before its time."""
 RUNS, PROOF_EVERY, COVERED = 3, 5, 0.9
 """Runs beside one sampler, where it bears that; of how many one is read; share of the time that it must span."""
+MOST_SAMPLES, ROOM = 3900, 1.5
+"""Of one sampler, within one image of CUPTI's usual size; over its first run, as of two stretches instead of one."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Beside:
 
     Args:
         device, groups: proved, as a sweep does it.
-        runs: that a sampler is started for before another is made.
-        covered: per sampler that was read, the part of its runs that its samples span.
+        runs: that a sampler is started for before another is made, where it has room for their samples.
+        covered: per sampler that was read, the part of its runs that its samples span; 0 where it could not be read.
     """
 
     device: Any
@@ -75,25 +77,34 @@ class Beside:
     _sampler: Any = None
     _spent_s: list[float] = field(default_factory=list)
     _made: int = 0
+    _holds: int = 1
+
+    def begin(self) -> None:
+        """Of a cell: its first sampler is read, however few it has."""
+        self.close()
+        self.covered.clear()
+        self._made = 0
 
     @contextmanager
     def sampling(self, expected_s: float) -> Iterator[None]:
         """Samples while the block runs."""
         if self._sampler is None:
-            self._sampler = self._new_sampler(self.runs * expected_s)
+            self._sampler = self._new_sampler(expected_s)
         self._sampler.start()
         begin = time.perf_counter()
         yield
         self._spent_s.append(time.perf_counter() - begin)
         self._sampler.stop()
-        if len(self._spent_s) >= self.runs:
+        if len(self._spent_s) >= self._holds:
             self.close()
 
     def _new_sampler(self, expected_s: float) -> Any:
         from joulemark.collect.pm_sampling import INTERVAL_S, Pace
 
-        group = self.groups[self._made % len(self.groups)]
-        settings = Pace().settings(self.device.chip, INTERVAL_S, expected_s)
+        group, pace = self.groups[self._made % len(self.groups)], Pace(most_samples=MOST_SAMPLES)
+        self._holds = max(1, min(self.runs, int(MOST_SAMPLES * INTERVAL_S / (ROOM * expected_s))))
+        whole_s = ROOM * self._holds * expected_s
+        settings = pace.settings(self.device.chip, pace.interval_for(whole_s), whole_s)
         self._made += 1
         return self.device.sampler(group.full_names(), group.metric_set, settings)
 
@@ -105,24 +116,40 @@ class Beside:
         self._sampler, self._spent_s = None, []
         try:
             if self._made % PROOF_EVERY == 1 and spent_s:
-                samples = sampler.read()
-                lengths = (samples.end - samples.start) * 1e-9
-                self.covered.append(float(lengths[(lengths > 0) & (lengths < 0.01)].sum()) / spent_s)
+                self.covered.append(_covered_s(sampler) / spent_s)
         finally:
             sampler.close()
 
     def try_restarts(self, work: Callable[[], object]) -> None:
         """Whether one sampler sees several runs: it is then made once for them."""
+        from joulemark.errors import DeviceError
+
         begin = time.perf_counter()
         work()
         spent_s = time.perf_counter() - begin
-        self.runs, self._made = RUNS, 0
-        for _ in range(RUNS):
-            with self.sampling(spent_s):
-                work()
-        if self.covered.pop() < COVERED:
+        self.runs = RUNS
+        self.begin()
+        try:
+            for _ in range(RUNS):
+                with self.sampling(spent_s):
+                    work()
+        except DeviceError:  # it is not started a second time
+            self.covered.append(0.0)
+        if min(self.covered) < COVERED:
             self.runs = 1
-        self._made = 0
+        self.begin()
+
+
+def _covered_s(sampler: Any) -> float:
+    """Time that the samples of a sampler span; 0 where they cannot be decoded."""
+    from joulemark.errors import DeviceError
+
+    try:
+        samples = sampler.read()
+    except DeviceError:
+        return 0.0
+    lengths = (samples.end - samples.start) * 1e-9
+    return float(lengths[(lengths > 0) & (lengths < 0.01)].sum())
 
 
 def open_beside() -> Beside:
@@ -134,12 +161,13 @@ def open_beside() -> Beside:
     from joulemark.collect.counters import _busy_work
     from joulemark.collect.cupti import load_library
     from joulemark.collect.cupti_device import CuptiDevice
-    from joulemark.collect.pm_metrics import plan
+    from joulemark.collect.pm_metrics import metrics_of, plan
     from joulemark.collect.pm_sampling import prove
+    from joulemark.utilization.levels import READ
 
     device = CuptiDevice(load_library(), 0)
-    work = _busy_work(0)
-    beside = Beside(device, [one for group in plan(device).groups for one in prove(device, group, work)[0]])
+    work, groups = _busy_work(0), plan(device, metrics_of(READ)).groups
+    beside = Beside(device, [one for group in groups for one in prove(device, group, work)[0]])
     beside.try_restarts(work)
     return beside
 
@@ -185,11 +213,14 @@ class Stretches:
 def alternate(
     one: Stretches, beside: Beside, end: float, enough: Callable[[list[tuple[float, float]]], bool]
 ) -> list[tuple[float, float]]:
-    """Stretches in :func:`paired.order` until a time on ``monotonic``, or until there are enough of them."""
+    """Stretches in :func:`paired.order` until a time on ``monotonic``, or until there are enough of them.
+
+    However slow they are, there are so many that they have an interval.
+    """
     found: list[tuple[float, float]] = []
     plan = order()
     on = next(plan)
-    while time.monotonic() < end and not enough(found):
+    while (time.monotonic() < end or len(found) < QUAD * FEWEST) and not enough(found):
         row = [on]
         while (following := next(plan)) == on:
             row.append(following)
@@ -218,7 +249,7 @@ def _enough(found: list[tuple[float, float]]) -> bool:
 def measure(cell: Cell, beside: Beside, seconds: float) -> dict[str, Any]:
     """One cell."""
     one = Stretches(cell)
-    beside.covered.clear()
+    beside.begin()
     begin = time.monotonic()
     found = alternate(one, beside, begin + seconds, _enough)
     beside.close()

@@ -169,9 +169,9 @@ class Campaign:
 
 
 def copy(work: Path, out: Path) -> None:
-    """Everything in WORK to OUT."""
+    """Everything in WORK to OUT, but for files that are being written and take their name's place in a moment."""
     for path in work.iterdir():
-        if path.suffix != ".part":
+        if path.suffix != ".part" and not path.name.startswith("."):
             shutil.copy2(path, out / path.name)
 
 

@@ -3,8 +3,8 @@
 Run: ``python tests/gpu/everything.py OUT --limit 580``; the same command goes on with what is left, until it says
 "complete". ``--steps`` chooses, ``--list`` tells them. Each GPU takes the next step that nobody has; a step that was
 cut goes on where it ended, on the GPU where it began. Files grow in WORK, outside the checkout, so that they stay
-between two commands; what a step leaves is copied to OUT/STEP when it ends. A command that fails twice is given up,
-with its log, and costs nobody else their turn.
+between two commands; what a step leaves is copied to OUT/STEP when it ends. A command that fails twice, or twice takes
+longer than it may, is given up, with its log, and costs nobody else their turn.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ TRIES = 2
 _GRACE_S = 10.0
 _PACK_S = 8.0
 _NO_END_S = 1e4
+_CUDA_ERROR, _NOT_TOLD = 4, 4
+"""Exit codes of ``merged_models.py``, whose next start goes on behind the case, and of ``counters_cost.py``."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Commands for one GPU, one after another; the step is done when each of them has exited with 0.
+    """Commands for one GPU, one after another; the step is done when each of them has exited with 0, or ``ends``.
 
     In a command ``{dir}`` stands for the step's own folder, ``{left}`` for the seconds that it may take. Exit code 3
     says that it was cut and goes on next time.
@@ -47,7 +50,9 @@ class Step:
         most_s: of one turn of each command.
         least_s: below which a command brings nothing.
         kept: patterns of the files that are copied to OUT.
-        pinned: whether it is bound to one core of the host, as steps are that time the host.
+        pinned: whether it has one core of the host to itself, as steps have that time the host.
+        again: exit codes that ask for another start, which goes on behind what ended this one.
+        ends: exit codes of a command that has ended, other than 0: it has measured what it could.
     """
 
     name: str
@@ -56,6 +61,8 @@ class Step:
     least_s: float = 20.0
     kept: tuple[str, ...] = ("*.json", "*.jsonl", "*.log", "*.csv", "*.npz", "*.gz")
     pinned: bool = False
+    again: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 @dataclass
@@ -77,6 +84,13 @@ class State:
     gpu: str | None = None
     took_s: float = 0.0
     said: str = ""
+
+    def fail(self) -> None:
+        """The command has failed; given up where it had before."""
+        self.failures += 1
+        if self.failures == TRIES:
+            self.given_up.append(self.commands_done)
+            self.commands_done, self.failures = self.commands_done + 1, 0
 
 
 @dataclass
@@ -161,15 +175,15 @@ class Machine:
             begin = time.monotonic()
             code = self._command(step, gpu, seconds)
             state.took_s = round(state.took_s + time.monotonic() - begin, 1)
-            if code == DONE:
+            if code == DONE or code in step.ends:
                 state.commands_done, state.failures = state.commands_done + 1, 0
+            elif code == OVERRAN and seconds == step.most_s:  # all that it may take: another start is no longer
+                state.fail()
+                return
             elif code in (UNFINISHED, OVERRAN):
                 return
-            elif state.failures + 1 < TRIES:
-                state.failures += 1
-            else:
-                state.given_up.append(state.commands_done)
-                state.commands_done, state.failures = state.commands_done + 1, 0
+            elif code not in step.again:
+                state.fail()
 
     def _command(self, step: Step, gpu: str, seconds: float) -> int:
         """One command's exit code; it and what it started are ended when it overruns."""
@@ -179,14 +193,18 @@ class Machine:
             word.replace("{dir}", str(folder)).replace("{left}", f"{seconds:.0f}")
             for word in step.commands[state.commands_done]
         ]
-        bound = ["taskset", "-c", str(max(os.sched_getaffinity(0)))] if step.pinned and shutil.which("taskset") else []
         path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
         environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu}
         self._say(f"GPU {gpu}: {step.name} {state.commands_done + 1}/{len(step.commands)}, for {seconds:.0f} s")
         log = folder / "output.log"
         with log.open("ab") as sink:
             child = subprocess.Popen(
-                [*bound, *words], cwd=ROOT, env=environ, stdout=sink, stderr=sink, start_new_session=True
+                [*_cores(pinned=step.pinned), *words],
+                cwd=ROOT,
+                env=environ,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
             )
             try:
                 code = child.wait(seconds + _GRACE_S)
@@ -205,6 +223,21 @@ class Machine:
 
     def _say(self, text: str) -> None:
         print(f"[{self.left_s:4.0f} s left] {text}", flush=True)
+
+
+def _cores(*, pinned: bool) -> list[str]:
+    """What binds a command to the last core, or else to the others: compilers of other steps keep off that one."""
+    cores = sorted(os.sched_getaffinity(0))
+    chosen = cores[-1:] if pinned else cores[:-1]
+    return ["taskset", "-c", ",".join(map(str, chosen))] if chosen and _can_bind(cores[-1]) else []
+
+
+@cache
+def _can_bind(core: int) -> bool:
+    """Whether a command can be bound to a core here: not every machine has the tool, or allows it."""
+    if shutil.which("taskset") is None:
+        return False
+    return subprocess.run(["taskset", "-c", str(core), "true"], capture_output=True, check=False).returncode == 0
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -242,8 +275,8 @@ def steps() -> tuple[Step, ...]:
         Step("attribution", (_script("attribution.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
         *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
         Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 120.0, 60.0),
-        Step("outputs", (outputs,), _NO_END_S, 60.0),
-        Step("counters-cost", (_script("counters_cost.py", "{dir}"),), 200.0, 70.0),
+        Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),
+        Step("counters-cost", (_script("counters_cost.py", "{dir}"),), 200.0, 70.0, ends=(_NOT_TOLD,)),
     )
 
 

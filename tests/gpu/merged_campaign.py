@@ -46,7 +46,7 @@ _GRACE_S = 5.0
 
 NO_TIME, ENDED = "time was up", "it was ended"
 _CUT, _CUDA_ERROR = 3, 4
-"""Exit codes of stages that go on when they are started again."""
+"""Exit codes of a command that goes on where it ended when it is started again."""
 
 
 @dataclass(frozen=True)

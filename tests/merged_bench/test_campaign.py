@@ -48,6 +48,14 @@ def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
     assert "build blocks" not in again
 
 
+@pytest.mark.parametrize(("code", "left"), [(0, False), (1, False), (3, True), (4, True), (None, True)])
+def test_blocks_are_left_after_a_cut_and_after_a_cuda_error(code, left, tmp_path):
+    campaign = CAMPAIGN["Campaign"](tmp_path, 360.0, lambda *_: code)
+    stage = next(one for one in CAMPAIGN["stages"](tmp_path, 6) if one.name == "more blocks")
+    campaign.go([stage])
+    assert campaign.is_left(stage) == left
+
+
 def test_without_time_nothing_begins(tmp_path):
     assert go(tmp_path, seconds=10.0) == []
     assert json.loads((tmp_path / "campaign.json").read_text())["blocks"] == {"missing": "time was up"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import queue
+import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from joulemark.plugin.child import _reset_compiler
+from joulemark.plugin.child import _may_open, _reset_compiler
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -32,3 +35,21 @@ def test_torch_says_what_it_has_compiled():
     assert frames.FRAME_COUNTER > 0
     _reset_compiler()
     assert frames.FRAME_COUNTER == 0
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("No module named 'torchvision'"), RuntimeError("operator torchvision::nms does not exist")]
+)
+def test_a_library_that_does_not_import_ends_no_process_of_counters(monkeypatch, error):
+    def broken(name):
+        raise error
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    here, there = socket.socketpair()
+    for word, may in (({}, True), ({"stop": True}, False)):
+        requests = queue.Queue()
+        requests.put(word)
+        assert _may_open(here, requests) is may
+    assert there.recv(100).startswith(b"{")
+    here.close()
+    there.close()

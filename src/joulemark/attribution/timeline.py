@@ -196,7 +196,7 @@ def _with_marks(trace: Trace, window: RecordedWindow) -> _Part:
     spins = np.isin(device.name, [code for code, name in enumerate(trace.names) if BEACON in name])
     long = end - start > LONGEST_MARK_S
     marks, beacons = np.flatnonzero(spins & ~long)[-window.steps - 1 :], np.flatnonzero(spins & long)
-    behind = beacons[start[beacons] > start[marks[-1]]] if marks.size else beacons
+    behind = beacons[start[beacons] > start[marks[-1]]] if marks.size else beacons[:0]
     before = beacons[start[beacons] < start[marks[0]]][-len(behind) :] if len(behind) else beacons[:0]
     if marks.size != window.steps + 1 or not len(before) or not len(behind):
         raise UnreadableInput(

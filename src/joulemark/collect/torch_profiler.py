@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 from joulemark.errors import Unsupported
 
@@ -90,8 +91,8 @@ class TorchProfiler:
 
         plain = [seconds_per_step(lambda _: run(), setup, steps, synchronize) for _ in range(_PLAIN_LOOPS)]
         wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
-        profiler = profile(activities=wanted, acc_events=True)  # without it torch warns of cycles, of which it has one
-        profiler.prepare_trace()
+        profiler = profile(activities=wanted)
+        prepare(profiler)
         seconds_per_step(lambda _: run(), setup, _WARMUP_STEPS, synchronize)
         profiler.start_trace()
         start = time.perf_counter()
@@ -102,6 +103,18 @@ class TorchProfiler:
             profiler.stop_trace()
         profiler.export_chrome_trace(str(path))
         return Recording(plain, profiled_s, steps, start, end)
+
+
+def prepare(profiler: Any) -> None:
+    """Set a session of ``torch.profiler.profile`` up; ``start_trace`` begins it.
+
+    Some releases of torch warn here that only events of the current cycle are kept, though there is one
+    (pytorch/pytorch#180387). With ``acc_events=True`` they would not, and would make an object of each event when the
+    session stops: seconds per thousands of operators, where only the file is wanted.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+        profiler.prepare_trace()
 
 
 def seconds_per_step(

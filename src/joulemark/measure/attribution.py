@@ -29,7 +29,7 @@ from joulemark.collect.counters import open_counters
 from joulemark.collect.flops import calls_per_window, product_of
 from joulemark.collect.pm_sampling import Pace
 from joulemark.collect.side_sampling import SideSource
-from joulemark.collect.torch_profiler import MARK
+from joulemark.collect.torch_profiler import MARK, prepare
 from joulemark.counter_series import CounterSource
 from joulemark.errors import DeviceError, NotSupported, Unsupported
 from joulemark.workloads.base import Step
@@ -179,8 +179,8 @@ class TorchBench:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if host else [])]
-        profiler = profile(activities=activities, with_stack=host, acc_events=True)
-        profiler.prepare_trace()
+        profiler = profile(activities=activities, with_stack=host)
+        prepare(profiler)
         warm()
         self.synchronize()
         profiler.start_trace()

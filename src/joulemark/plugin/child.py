@@ -241,7 +241,8 @@ class ChildLoop:
 def _may_open(connection: socket.socket, requests: queue.Queue[dict[str, Any]]) -> bool:
     """Import what the cases will need, touching no device, and wait for the parent's word; False to stop instead."""
     for name in ("torch", "torch._dynamo", "torchvision"):  # the second is imported by every optimizer of torch
-        with suppress(ImportError, OSError):  # instruments and cases say what is wrong with it
+        # Instruments and cases say what is wrong with it. A torchvision that does not fit torch raises a RuntimeError.
+        with suppress(ImportError, OSError, RuntimeError):
             importlib.import_module(name)
     send(connection, {IMPORTED: True})
     return not requests.get().get("stop")

@@ -71,11 +71,13 @@ def compile_family(family: str, architecture: str) -> Cubin:
     try:
         import cuda.core
         from cuda.bindings import nvrtc
-    except ImportError as error:
+
+        version = ".".join(map(str, nvrtc.nvrtcVersion()))
+    except (ImportError, RuntimeError) as error:  # the latter where the library itself is missing
         raise Unsupported(
             f"kernels cannot be compiled: {error}", "pip install 'joulemark[torch]', which brings cuda-core and NVRTC"
         ) from error
-    source, version = source_of(family), ".".join(map(str, nvrtc.nvrtcVersion()))
+    source = source_of(family)
     code = kept("cubin", (version, architecture, source), lambda: _compiled(cuda.core, family, architecture, source))
     return Cubin(family, architecture, code)
 
