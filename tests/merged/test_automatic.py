@@ -11,6 +11,7 @@ from joulemark.merged.automatic import _Automatic
 from joulemark.merged.families import Family
 from joulemark.merged.paths import Executed, library_paths
 from joulemark.merged.sequence import Conv
+from joulemark.merged.squeeze import Excitation
 from tests.merged.fakes import RATES, FakeKernel, fake_family, packed
 
 
@@ -515,6 +516,29 @@ class Gated(nn.Module):
         pooled = nn.functional.adaptive_avg_pool2d(x, 1)
         y = self.project(self.gate(self.second(self.activation(self.first(pooled)))) * x)
         return y + pooled[:, :4] if self.read_twice else y
+
+
+def test_an_excitation_whose_kernels_do_not_work_is_left_to_torch():
+    excitation = Excitation(nn.Conv2d(8, 2, 1), "silu", nn.Conv2d(2, 8, 1), hard=False)
+    excitation.own = True  # whatever this machine has
+
+    def right(x):
+        assert x.shape == (2, 8, 3, 3)
+        return excitation.cpu()(x)
+
+    def refused(x):
+        raise RuntimeError("no such register\nand more")
+
+    with torch.no_grad():
+        assert excitation.prove() is None  # there is no GPU to try them on
+        assert excitation.prove(right) is None
+        assert excitation.own
+        assert excitation.prove(refused) == "RuntimeError: no such register"
+        assert not excitation.own
+        for wrong in (lambda x: right(x) * 1.1, lambda x: right(x) * torch.nan):
+            excitation.own = True
+            assert "off" in excitation.prove(wrong)
+            assert not excitation.own
 
 
 @pytest.mark.parametrize(

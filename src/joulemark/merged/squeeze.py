@@ -10,6 +10,7 @@ pointwise convolution that follows takes it along (:attr:`joulemark.merged.graph
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -21,6 +22,8 @@ from joulemark.merged.graph import activation_of, module_of, only_user
 from joulemark.merged.sequence import Activation
 
 _GATES = {nn.Sigmoid: False, nn.Hardsigmoid: True}
+_AGREES = {2: 2e-2, 4: 1e-3, 8: 1e-6}
+"""Bytes of a number → relative error up to which two ways agree."""
 _GATE_FUNCTIONS = {torch.sigmoid: False, F.sigmoid: False, F.hardsigmoid: True}
 
 
@@ -45,13 +48,45 @@ class Excitation(nn.Module):
         self.register_buffer("second_bias", second.bias.detach())
         self.own = importlib.util.find_spec("triton") is not None and first.weight.dtype != torch.float64
 
+    @property
+    def _given(self) -> tuple[Tensor, ...]:
+        return (self.first_weight, self.first_bias, self.second_weight, self.second_bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """The gate."""
-        given = (self.first_weight, self.first_bias, self.second_weight, self.second_bias)
         if self.own and x.is_cuda:
-            out: Tensor = torch.ops.joulemark.excitation(x, *given, self.activation, self.hard)
-            return out
-        return in_operators(x, *given, self.activation, self.hard)
+            return self._by_kernels(x)
+        return in_operators(x, *self._given, self.activation, self.hard)
+
+    def _by_kernels(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.joulemark.excitation(x, *self._given, self.activation, self.hard)
+        return out
+
+    def prove(self, run: Callable[[Tensor], Tensor] | None = None) -> str | None:
+        """Try its kernels on a small activation; where they fail or are wrong, torch's operators stand in from then on.
+
+        Args:
+            run: in place of the kernels.
+
+        Returns:
+            Why the kernels are not used; None where they are, and where there are none to try.
+        """
+        weight = self.first_weight
+        if run is None and not (self.own and weight.is_cuda):
+            return None
+        channels = weight.shape[1]
+        x = torch.linspace(-1, 1, 2 * channels * 9, device=weight.device).to(weight.dtype).view(2, channels, 3, 3)
+        why = None
+        try:
+            out, expected = (run or self._by_kernels)(x), in_operators(x, *self._given, self.activation, self.hard)
+            error = float((out.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))
+            if not error <= _AGREES[weight.dtype.itemsize]:
+                why = f"its kernels are {error:.2g} off"
+        except Exception as error:  # a compiler of kernels raises anything; torch's operators do the same
+            said = str(error).strip().splitlines()
+            why = f"{type(error).__name__}: {said[0] if said else ''}"[:200]
+        self.own = self.own and why is None
+        return why
 
 
 def in_operators(
@@ -132,7 +167,9 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
         hard.replace_all_uses_with(new)
         for node in reversed(nodes):
             graph.graph.erase_node(node)
-        found[f"{first.target} … {second.target}"] = "squeeze-and-excitation: pooling, both layers and the gate as one"
+        why = module.prove()
+        how = "as one" if why is None else f"in torch's operators ({why})"
+        found[f"{first.target} … {second.target}"] = f"squeeze-and-excitation: pooling, both layers and the gate {how}"
     if found:
         graph.graph.lint()
         graph.delete_all_unused_submodules()
