@@ -103,6 +103,11 @@ def test_a_step_says_which_codes_ask_for_another_start_and_which_end_it(run, ste
     assert (len(marks(tmp_path, "again")), len(marks(tmp_path, "ends"))) == (4, 1)
 
 
+def test_an_error_of_pytest_is_no_cut(run, step, tmp_path):
+    assert run(step("bad", 3, cut=()), gpus="a") == 1
+    assert len(marks(tmp_path, "bad")) == 2
+
+
 def test_an_overrun_ends_with_all_that_it_started(run, step, tmp_path):
     child = "import subprocess, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
     child += " pathlib.Path(sys.argv[1], 'pid').write_text(str(p.pid)); time.sleep(60)"

@@ -39,7 +39,7 @@ CACHES = {
 }
 _CUDA_ERROR = 4
 _GRACE_S = 5.0
-_LEAST_S = 60.0
+_LEAST_S = 120.0
 """No job begins with less time than this."""
 
 

@@ -49,7 +49,7 @@ class Excitation(nn.Module):
         self.own = importlib.util.find_spec("triton") is not None and first.weight.dtype != torch.float64
 
     @property
-    def _given(self) -> tuple[Tensor, ...]:
+    def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return (self.first_weight, self.first_bias, self.second_weight, self.second_bias)
 
     def forward(self, x: Tensor) -> Tensor:
