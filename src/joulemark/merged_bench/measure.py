@@ -101,6 +101,7 @@ def measure_subject(
         RuntimeError: a CUDA error has left the process unusable.
     """
     begin = time.perf_counter()
+    end = begin + options.limit_s
     precision.check(options.dtype, stage.device)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1)
@@ -113,26 +114,7 @@ def measure_subject(
     expected = _reference(reference, xs[0], stage.device)
     precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
-    found: dict[str, dict[str, Any]] = {}
-    acts: list[Act] = []
-    watch = watch or _Nobody()
-    for name in options.names:
-        why = f"no time left after {options.limit_s:g} s" if time.perf_counter() - begin > options.limit_s else None
-        why = why or watch.begins(name)
-        if why is not None:
-            found[name] = {"missing": {"all": why}}
-            continue
-        task = rivals.Task(model, xs[0], options.merge_s, options.kernels)
-        try:
-            row, act = _prepare(name, task, xs, expected, stage, options.rival_s)
-        except SystemExit:  # the process was asked to end: no fault of this rival
-            watch.ends(name)
-            raise
-        found[name] = row
-        watch.ends(name)
-        if act is not None:
-            acts.append(act)
-        tell(f"  {name}: {row.get('missing', {}).get('all') or 'built'}, {time.perf_counter() - begin:.0f} s")
+    found, acts = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
     with torch.no_grad():
         _perform(stage, acts, options)
     for act in acts:
@@ -152,6 +134,39 @@ def measure_subject(
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
         "took_s": time.perf_counter() - begin,
     }
+
+
+def _prepare_all(
+    model: nn.Module,
+    xs: Sequence[Tensor],
+    expected: Tensor | None,
+    stage: Stage,
+    options: Options,
+    end: float,
+    tell: Callable[[str], None],
+    watch: Watch,
+) -> tuple[dict[str, dict[str, Any]], list[Act]]:
+    """Every rival built, checked and captured until the clock says ``end``, or why it is not."""
+    found: dict[str, dict[str, Any]] = {}
+    acts: list[Act] = []
+    for name in options.names:
+        why = f"no time left after {options.limit_s:g} s" if time.perf_counter() > end else None
+        why = why or watch.begins(name)
+        if why is not None:
+            found[name] = {"missing": {"all": why}}
+            continue
+        task = rivals.Task(model, xs[0], options.merge_s, options.kernels)
+        try:
+            found[name], act = _prepare(name, task, xs, expected, stage, options.rival_s)
+        except SystemExit:  # the process was asked to end: no fault of this rival
+            watch.ends(name)
+            raise
+        watch.ends(name)
+        if act is not None:
+            acts.append(act)
+        took_s = options.limit_s - (end - time.perf_counter())
+        tell(f"  {name}: {found[name].get('missing', {}).get('all') or 'built'}, {took_s:.0f} s")
+    return found, acts
 
 
 def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> tuple[Callable[[], object], int]:

@@ -16,7 +16,7 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.seconds import varied
-from joulemark.merged.kernels.stream_warpgroup import Thirds, unsuited_slices
+from joulemark.merged.kernels.stream_warpgroup import Thirds, fits, unsuited_slices
 from joulemark.merged.sequence import Shape
 
 _RINGS = ((5, 3), (4, 3), (4, 2), (3, 2))
@@ -74,21 +74,13 @@ def _all_plans(description: Description, out: Shape, batch: int, device: Device)
     halo = 2 * len(description.sequence.layers)
     for down, across, blocks in product(range(1, 8), range(1, 8), (1, 2, 3)):
         edge = 8 * down + 2 - halo, 8 * across + 2 - halo
-        rings = next((one for one in _RINGS if _fits(description, Plan(down, across, 8, blocks, *one))), None)
+        rings = next((one for one in _RINGS if fits(_fitting, description, Plan(down, across, 8, blocks, *one))), None)
         if rings is None:
             continue
         tiles = batch * prod(-(-n // e) for n, e in zip(out[1:], edge, strict=True))
         pieces = {max(1, rounds * device.multiprocessors * blocks // tiles) for rounds in (1, 2, 3, 4)}
         depths = {-(-out[0] // n) for n in pieces} | {out[0]}
         yield from (Plan(down, across, depth, blocks, *rings) for depth in sorted(depths) if depth >= min(4, out[0]))
-
-
-def _fits(description: Description, plan: Plan) -> bool:
-    try:
-        _fitting(description, plan)
-    except ValueError:
-        return False
-    return True
 
 
 def planes_warpgroup(description: Description, plan: Plan) -> Kernel:
@@ -99,19 +91,7 @@ def planes_warpgroup(description: Description, plan: Plan) -> Kernel:
     """
     made = _fitting(description, plan)
     name = f"planes_{description}_{plan.planes}_t{plan.down}x{plan.across}_b{plan.blocks}r{plan.ahead}_{plan.between}"
-    return Kernel(
-        name,
-        description,
-        made.source(name),
-        32 * made.warps,
-        made.shared,
-        made.edge,
-        made.pack,
-        plan.blocks,
-        least=90,
-        only=90,
-        counts=made.counts,
-    )
+    return made.kernel(name)
 
 
 def _fitting(description: Description, plan: Plan) -> Thirds:

@@ -7,7 +7,7 @@ of the input is read once for all three. Weights lie in shared memory, so that a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import product
@@ -23,6 +23,7 @@ from joulemark.merged.kernels.chain import (
     MOST_THREADS,
     LayerPlan,
     Lines,
+    P,
     best_plans,
     brick_constants,
     check_room,
@@ -204,6 +205,22 @@ class Thirds(Lines):
             biases.append(bias.view(torch.uint8))
         return torch.cat(weights + biases).to(given[0].weight.device)
 
+    def kernel(self, name: str) -> Kernel:
+        """The kernel, for compute capability 9.0 alone."""
+        return Kernel(
+            name,
+            self.description,
+            self.source(name),
+            32 * self.warps,
+            self.shared,
+            self.edge,
+            self.pack,
+            self.blocks,
+            least=90,
+            only=90,
+            counts=self.counts,
+        )
+
     def source(self, name: str) -> str:
         """The kernel's text."""
         height, width = self.field
@@ -288,7 +305,7 @@ def _kind(plan: Plan) -> tuple[int, int]:
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
     """Bands of all widths, bricks of such heights that all blocks get equally many, and the deepest ring that fits."""
     for tiles, blocks in product((1, 2, 3, 4), (1, 2, 3)):
-        ahead = next((n for n in _AHEAD if _fits(description, Plan(tiles, 1, blocks, n))), None)
+        ahead = next((n for n in _AHEAD if fits(_fitting, description, Plan(tiles, 1, blocks, n))), None)
         if ahead is None:
             continue
         width = ROWS * tiles + 2 - 2 * len(description.sequence.layers)
@@ -298,9 +315,10 @@ def _all_plans(description: Description, out: Shape, batch: int, device: Device)
         yield from (Plan(tiles, rows, blocks, ahead) for rows in sorted(heights) if rows >= min(8, out[0]))
 
 
-def _fits(description: Description, plan: Plan) -> bool:
+def fits(make: Callable[[Description, P], Thirds], description: Description, plan: P) -> bool:
+    """Whether there is a kernel of this plan: ``make`` refuses others."""
     try:
-        _fitting(description, plan)
+        make(description, plan)
     except ValueError:
         return False
     return True
@@ -314,19 +332,7 @@ def stream_warpgroup(description: Description, plan: Plan) -> Kernel:
     """
     made = _fitting(description, plan)
     name = f"stream_{description}_{made.edge[0]}x{made.edge[1]}_g{plan.tiles}b{plan.blocks}r{plan.ahead}_{plan.between}"
-    return Kernel(
-        name,
-        description,
-        made.source(name),
-        32 * made.warps,
-        made.shared,
-        made.edge,
-        made.pack,
-        plan.blocks,
-        least=90,
-        only=90,
-        counts=made.counts,
-    )
+    return made.kernel(name)
 
 
 def _fitting(description: Description, plan: Plan) -> Thirds:
