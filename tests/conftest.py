@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent / "gpu"))
+"""Scripts for GPUs import each other by name, as they do when they are run."""
 
 LIMIT_S = 600.0
 _STDERR = pytest.StashKey[int]()

@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from children import environment
+
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "energy-campaign"
 CALIBRATION, WORKLOADS = "nvidia-h200.json", "energy-measurements.json"
@@ -135,11 +137,9 @@ class Campaign:
     def _start(self, part: Part, seconds: float) -> int:
         self._say(f"{part.name} begins, for {seconds:.0f} s")
         log = self._work / f"{part.name}.log"
-        path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
-        environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         begin = time.monotonic()
         with log.open("ab") as sink:
-            process = subprocess.Popen(part.of(seconds), cwd=ROOT, env=environ, stdout=sink, stderr=sink)
+            process = subprocess.Popen(part.of(seconds), cwd=ROOT, env=environment(), stdout=sink, stderr=sink)
             try:
                 code = self._wait(process, part.name, seconds + _GRACE_S, log)
             finally:

@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from children import environment
+
 ROOT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "everything"
 PYTHON = sys.executable
@@ -194,15 +196,13 @@ class Machine:
             word.replace("{dir}", str(folder)).replace("{left}", f"{seconds:.0f}")
             for word in step.commands[state.commands_done]
         ]
-        path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
-        environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": gpu}
         self._say(f"GPU {gpu}: {step.name} {state.commands_done + 1}/{len(step.commands)}, for {seconds:.0f} s")
         log = folder / "output.log"
         with log.open("ab") as sink:
             child = subprocess.Popen(
                 [*_cores(pinned=step.pinned), *words],
                 cwd=ROOT,
-                env=environ,
+                env=environment(CUDA_VISIBLE_DEVICES=gpu),
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,

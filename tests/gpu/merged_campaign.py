@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from children import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
@@ -154,11 +155,11 @@ def run_here(out: Path) -> Run:
     """Commands as processes whose words go to OUT/<stage>.log."""
 
     def run(stage: Stage, command: tuple[str, ...], left: float) -> int | None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        variables = environment()
         for name, folder in (("JOULEMARK_KERNEL_CACHE", "kernels"), ("JOULEMARK_MERGED_CACHE", "merged-cache")):
-            environment.setdefault(name, f"/var/tmp/joulemark-{folder}")
+            variables.setdefault(name, f"/var/tmp/joulemark-{folder}")
         with (out / f"{stage.name.replace(' ', '-')}.log").open("a") as log:
-            child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
             try:
                 return child.wait(timeout=left)
             except subprocess.TimeoutExpired:
@@ -205,7 +206,7 @@ def main() -> int:
     for found in (options.out / "merged-blocks.json", options.out / "variants" / "merged-probe.json"):
         if found.exists():
             refit = ("-m", "joulemark.merged_bench.refit", str(found), "--out", str(found.parent / "merged-model.json"))
-            subprocess.run([sys.executable, *refit], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+            subprocess.run([sys.executable, *refit], env=environment(), check=False)
     left = [
         stage.name for stage in planned if stage.name != "blocks" and campaign.is_left(stage)
     ]  # "more blocks" goes on

@@ -23,6 +23,8 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 
+from children import environment
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
 ORDER = (
@@ -118,12 +120,12 @@ def run_here(out: Path, gpus: int) -> Run:
     def run(job: Job, command: tuple[str, ...], gpu: int, left: float) -> int | None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(one) for one in range(gpus)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": names[gpu]}
-        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(2, cores // gpus)))
+        variables = environment(CUDA_VISIBLE_DEVICES=names[gpu])
+        variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(2, cores // gpus)))
         for name, folder in CACHES.items():
-            environment.setdefault(name, f"/var/tmp/{folder}")
+            variables.setdefault(name, f"/var/tmp/{folder}")
         with (out / "logs" / f"{job.name}.log").open("a") as log:
-            child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
             try:
                 return child.wait(timeout=left)
             except subprocess.TimeoutExpired:
@@ -141,9 +143,7 @@ def show(out: Path) -> None:
         return
     whole = str(out / "merged.json")
     for arguments in (("join", whole, *map(str, parts)), ("table", whole)):
-        subprocess.run(
-            [sys.executable, str(SCRIPT), *arguments], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False
-        )
+        subprocess.run([sys.executable, str(SCRIPT), *arguments], env=environment(), check=False)
 
 
 def main() -> int:
