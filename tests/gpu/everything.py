@@ -273,7 +273,12 @@ def steps() -> tuple[Step, ...]:
         Step("tandem", (_TURNS,), 120.0, 60.0, pinned=True, cut=()),
         Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
         Step("gate", (gate,), _NO_END_S, 60.0),
-        Step("attribution", (_script("attribution.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
+        Step(
+            "attribution",
+            (_script("attribution.py", "{dir}", "--seconds", "{left}", "--ncu-seconds", "25"),),
+            _NO_END_S,
+            60.0,
+        ),
         *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
         Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 240.0, 60.0, cut=()),
         Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),
