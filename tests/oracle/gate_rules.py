@@ -5,8 +5,8 @@ even where two speeds explain the row. **means** keeps all processes. **medians*
 side's scale from the smaller of its two gaps. All moderate their variances over rows and control false alarms alike.
 
 When does a row have to be slower in cycles too? **sides differ** is the rule in use
-(:mod:`joulemark.regression.clocks`), **any process** asks for it where any two processes differ by 0.5 %, **never** does
-not look at clocks.
+(:mod:`joulemark.regression.clocks`), **any process** asks for it where any two processes differ by 0.5 %, **never**
+does not look at clocks.
 
 The rows: processes of a stored A/A trial, split into disjoint triples (:func:`joulemark.regression.trials.draw_pairs`);
 and simulated ones, of which one cell in eight runs faster in a share of its processes, or whose new side runs at

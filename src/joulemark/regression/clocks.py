@@ -44,4 +44,4 @@ def sides_differ(base: Array, new: Array) -> NDArray[np.bool_]:
     squares = sum(((one - one.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1) for one in (base, new))
     error = np.sqrt(squares / df * (1 / counts).sum())
     # Compared without dividing: clocks that are all alike have no scatter.
-    return moved & np.asarray(difference > special.stdtrit(df, 1 - SAME_CLOCK / 2) * error)
+    return np.asarray(moved & (difference > special.stdtrit(df, 1 - SAME_CLOCK / 2) * error))
