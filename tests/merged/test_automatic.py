@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -89,6 +91,57 @@ def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
     assert merged.times[merged.variant] <= 1.01 * min(merged.times.values())
     assert "the whole:" in merged.explain()
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Cancelling(nn.Module):
+    """Gives a small difference of large numbers: formats of 16 bits cannot tell it well."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.b(torch.relu(self.a(x))) + 20)
+        return self.c(x - x.mean((2, 3), keepdim=True))
+
+
+class Wide(nn.Module):
+    """A model in fp32, and something behind it."""
+
+    def __init__(self, model, then):
+        super().__init__()
+        self.model, self.then = copy.deepcopy(model).float(), then
+
+    def forward(self, x):
+        return self.then(self.model(x.float()))
+
+
+def test_a_variant_may_be_as_far_off_as_the_model_itself_is_and_not_much_further():
+    """Else of a model that amplifies what is rounded no variant would be right, and nothing merged."""
+    from joulemark.merged.plan import Setting, relative_error
+    from joulemark.merged.whole import Referee
+
+    torch.manual_seed(0)
+    model, x = Cancelling().eval().bfloat16(), torch.randn(2, 8, 17, 19).bfloat16()
+    exact, other = Wide(model, nn.Identity()), Wide(model, nn.ReLU())
+    setting = Setting(torch.device("cpu"), "bf16", None, (), False)
+    with torch.no_grad():
+        own = relative_error(model(x), exact(x))
+        referee = Referee(setting, (x,), model(x), lambda: exact(x))
+        assert referee.allowed == 2 * own > 0.1
+        assert referee.try_("as good", lambda: exact) is exact
+        assert referee.try_("wrong", lambda: other) is None
+        assert "is allowed" in referee.problems["wrong"]
+        for widened in (None, lambda: 1 / 0):  # a model that runs in no other format
+            assert Referee(setting, (x,), model(x), widened).try_("as good", lambda: exact) is None
+
+
+def test_a_model_that_amplifies_rounding_errors_is_merged_all_the_same():
+    torch.manual_seed(0)
+    model, x = Cancelling().eval().bfloat16(), torch.randn(2, 8, 17, 19).bfloat16()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),))
+    assert merged.failed is None
+    assert executed(merged)
 
 
 def test_where_merging_fails_the_model_comes_back_and_says_so():

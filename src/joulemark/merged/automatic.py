@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ class _Automatic:
         plain = self.graph if any(one.training for one in self.model.modules()) else self.model
         with cudnn_tuning(False):
             expected = plain(*self.inputs)
-        referee = Referee(self.setting, self.inputs, expected)
+        referee = Referee(self.setting, self.inputs, expected, partial(_in_wider_numbers, plain, self.inputs))
         if kept is not None:
             variant = str(kept["variant"])
             self._build(referee, variant, rewritten)
@@ -217,6 +218,14 @@ class _Automatic:
             return
         rewrite(graph, choices, self.setting)
         referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
+
+
+def _in_wider_numbers(model: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+    """A model's output in fp32, in fp64 where it has fp32 itself."""
+    wide = torch.float32 if any(one.dtype.itemsize == 2 for one in model.parameters()) else torch.float64
+    with cudnn_tuning(False):
+        given = [one.to(wide) if one.is_floating_point() else one for one in inputs]
+        return copy.deepcopy(model).to(wide)(*given)
 
 
 def _mode(name: str) -> str:
