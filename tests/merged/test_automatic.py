@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,16 +94,13 @@ def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-class Cancelling(nn.Module):
-    """Gives a small difference of large numbers: formats of 16 bits cannot tell it well."""
+class Cancelling(nn.Sequential):
+    """Takes a large mean from small differences: 16 bits cannot tell it well; folded, it is not there."""
 
     def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
-
-    def forward(self, x):
-        x = torch.relu(self.b(torch.relu(self.a(x))) + 20)
-        return self.c(x - x.mean((2, 3), keepdim=True))
+        super().__init__(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, momentum=1.0))
+        nn.init.constant_(self[2].bias, 20.0)
+        self(torch.randn(4, 8, 17, 19))
 
 
 class Wide(nn.Module):
@@ -153,6 +151,59 @@ def test_where_merging_fails_the_model_comes_back_and_says_so():
         merged = merge(model, x, rates=RATES, families=(Family("broken", "padded", broken),))
     assert torch.equal(merged(x), model(x))
     assert merged.explain() == "Residual: plain (merging it failed: OSError: no compiler)"
+
+
+SLOW_KERNELS = replace(RATES, dram_bytes_per_s=1e15, reached={"fake": (1e-9, 1e-9)})
+"""Of a GPU on which everything but our kernels is fast."""
+
+
+def test_by_kernels_whatever_can_be_merged_is_whatever_it_takes():
+    model, x = model_and_input()
+    alone, forced = (
+        merge(model, x, strategy, rates=SLOW_KERNELS, families=(fake_family(),)) for strategy in ("auto", "kernels")
+    )
+    assert max(len(one.sequence.layers) for one in executed(alone)) == 1
+    assert max(len(one.sequence.layers) for one in executed(forced)) > 1
+    assert (forced.variant, forced.times, forced.failed, forced.cached) == ("launches", {}, None, False)
+    torch.testing.assert_close(forced(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(forced(x[:1]), model(x[:1]), rtol=1e-4, atol=1e-5)
+    assert not list(cache.folder().glob("plan-*")), "a plan that nobody asked for by itself is not kept"
+
+
+def test_by_kernels_what_is_wrong_or_fails_is_refused_and_told_and_the_next_one_has_its_turn():
+    model, x = model_and_input()
+    families = (fake_family(wrong=True, edges=(8,)), fake_family(name="right", edges=(8,)))
+    merged = merge(model, x, "kernels", rates=replace(RATES, reached={"right": (0.01, 0.01)}), families=families)
+    refused = [one for one in merged.decisions if one.how == "refused"]
+    assert {one.path.partition("/")[0] for one in refused} == {"fake"}
+    assert all("its output is wrong" in one.why for one in refused)
+    assert {one.path.partition("/")[0] for one in executed(merged)} == {"right", "library"}
+    assert "refused, bricks of 8×8 by fake/" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_by_kernels_alone_a_single_layer_is_our_own_kernels_too():
+    def single(problem):
+        if len(problem.description.sequence.layers) == 1 and problem.description.sequence.channels(0) == 8:
+            label = f"single_{problem.description}"
+            yield FakeKernel(label, problem.description, label, 128, 1024, (8, 8), packed)
+
+    model, x = model_and_input()
+    family = Family("fake", "padded", single)
+    merged = merge(model, x, "kernels", rates=SLOW_KERNELS, families=(family,))
+    assert sum(one.kernel is not None for one in executed(merged)) == 4
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
+    model, x = model_and_input()
+    given = {"rates": RATES, "families": (fake_family(),), "measure": True}
+    assert not merge(model, x, budget_s=1e-6, **given).cached
+    assert merge(model, x, budget_s=1e-6, **given).cached
+    again = merge(model, x, budget_s=100.0, **given)
+    assert not again.cached
+    assert merge(model, x, budget_s=200.0, **given).cached
+    assert merge(model, x, budget_s=1e-6, **given).cached
 
 
 def test_a_prediction_never_beats_a_measurement():
