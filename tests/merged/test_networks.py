@@ -16,6 +16,7 @@ from torchvision import models
 from joulemark.merged import MergedSequence, cache, merge
 from joulemark.merged.families import Family
 from joulemark.merged.paths import Executed
+from joulemark.merged_bench.subjects import condition, images
 from joulemark.workloads import networks
 from tests.merged.fakes import RATES, fake_family
 
@@ -75,17 +76,8 @@ def settled(request):
 def settle(name):
     build, shape = NETWORKS[name]
     torch.manual_seed(len(name))
-    model = build()
-    for module in model.modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(0.5, 2)
-    if name == "convnext_tiny":
-        for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("layer_scale"):
-                nn.init.constant_(parameter, 0.5)  # 1e-6, as built, would hide every error of a block
-    model = model.double().eval()
-    x = torch.randn(shape, dtype=torch.float64)
+    model = condition(build(), images(4, shape[1:])).double()
+    x = images(shape[0], shape[1:]).double()
     with torch.no_grad():
         return Settled(name, model, x, model(x))
 
