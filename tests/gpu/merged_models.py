@@ -3,8 +3,9 @@
     python tests/gpu/merged_models.py OUT.json [--only mobilenet_v2] [--limit 500] [--dtype bf16]
 
 Every case is merged by ``kernels``: whatever our kernels can execute they do, no time is measured, so that what runs
-does not depend on the load of the GPU. Cases of batch 1 (``--auto``) are merged by ``auto`` as well, as a user has it,
-within ``--budget`` seconds, and once more from its cache.
+does not depend on the load of the GPU; in batch 5 without products of warpgroups, which keep kernels of single warps
+from running where there are both. Cases of batch 1 (``--auto``) are merged by ``auto`` as well, as a user has it, within
+``--budget`` seconds, and once more from its cache.
 
 Relative errors are of Frobenius norms against fp32 with TF32 off, of weights and inputs rounded to the format; beside
 them the error of the model as it is, and how often both agree with the reference on the largest class, of how many
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from joulemark.merged import MergedModel, merge
+from joulemark.merged.families import Family, known_families
 from joulemark.merged.paths import Executed
 from joulemark.merged.plan import relative_error
 from joulemark.merged_bench.subjects import NETWORKS, images, network
@@ -92,7 +94,7 @@ def measure(
     set_fp32(tf32=dtype == "tf32")
     with torch.no_grad():
         plain = model(x)
-        ways = {"kernels": by_kernels(model, x, reference, more)}
+        ways = {"kernels": by_kernels(model, x, reference, {"families": families_for(batch, device), **more})}
         if budget_s:
             ways["auto"] = by_itself(model, x, reference, budget_s, more)
     return {
@@ -102,6 +104,13 @@ def measure(
         "classes": len(reference.argmax(1).unique()),
         **ways,
     }
+
+
+def families_for(batch: int, device: str) -> tuple[Family, ...] | None:
+    """Of batch 5 kernels of single warps, of any other all; None, which is none on a CPU."""
+    if batch != 5 or device == "cpu":
+        return None
+    return tuple(one for one in known_families() if one.name != "wide" and not one.name.endswith("_warpgroup"))
 
 
 def by_kernels(model: nn.Module, x: Tensor, reference: Tensor, more: dict[str, Any]) -> dict[str, Any]:

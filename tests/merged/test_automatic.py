@@ -550,9 +550,7 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
         graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
     segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
     planner = plan.Planner(plan.Setting(torch.device("cuda"), "bf16", None, (), True))
-    for one in segments:
-        planner.candidates[planner._key(one)] = planner._candidates(one)
-    planner._compile_own(segments)
+    planner._compile_own((one, trial) for one in segments for trial in planner._candidates(one))
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
 
 

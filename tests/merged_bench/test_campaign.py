@@ -122,6 +122,13 @@ def test_a_wrong_kernel_is_refused_by_name_and_another_takes_its_place(outputs):
     assert "by fake/fake_" in MODELS["line_of"](found)
 
 
+def test_kernels_of_single_warps_have_a_batch_of_their_own():
+    without, every = MODELS["families_for"](5, "cuda"), MODELS["families_for"](1, "cuda")
+    assert every is None
+    names = {one.name for one in without}
+    assert {"chain", "stream", "planes", "inverted_residual", "bottleneck", "memoized"} == names
+
+
 def test_a_case_that_failed_is_not_right_and_says_why():
     found = {"failed": "RuntimeError: no"}
     assert not MODELS["is_right"]("vgg16-b1-3x224x224-bf16", found)

@@ -18,6 +18,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 _RIDGE = 0.1
 """Of means from statistics, in parts of the mean square of their factors."""
+_MOST_TURNED = 64
+"""Weights of an output, or an eighth of them, that may be rounded the other way: about √n are."""
 _LEAST = 1e-20
 """Stands for zero where something is divided by."""
 
@@ -82,10 +84,11 @@ def rounded(weight: Tensor, dtype: torch.dtype, level: Tensor, offset: Tensor) -
     drift, moves = (error * level).sum(1, keepdim=True) + offset[:, None], step * level
     usable = (error != 0) & (moves * drift < 0) & other.isfinite()
     price = (step**2 - 2 * step.abs() * error.abs()) / moves.abs().clamp_min(_LEAST)
-    order = price.masked_fill(~usable, torch.inf).argsort(1)
+    most = min(wide.shape[1], max(_MOST_TURNED, wide.shape[1] // 8))
+    order = price.masked_fill(~usable, torch.inf).topk(most, dim=1, largest=False).indices
     moved = moves.masked_fill(~usable, 0.0).gather(1, order).cumsum(1)
     turned = (drift + moved).abs().argmin(1, keepdim=True)
     none = drift.abs() <= (drift + moved).abs().amin(1, keepdim=True)
     count = torch.where(none, 0, turned + 1)
-    chosen = torch.arange(wide.shape[1], device=wide.device) < count
+    chosen = torch.arange(most, device=wide.device) < count
     return torch.where(torch.zeros_like(usable).scatter(1, order, chosen) & usable, other, near).view_as(weight)

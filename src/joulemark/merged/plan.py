@@ -234,7 +234,8 @@ class Planner:
         chains, left = find_chains(graph)
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         self._prepare((one, inf) for one in alone)
-        self._compile_own(alone)
+        if self.setting.measured:
+            self._compile_own((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
         self._measure_alone(_heaviest_first(alone))
         singles = [[self._single(unit) for unit in chain] for chain in chains]
         self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
@@ -257,19 +258,19 @@ class Planner:
                 unseen[self._key(segment) + choice.path] = choice, segment, trial
         if self.setting.device.type == "cuda":
             build_all((trial.kernel for *_, trial in unseen.values() if trial.kernel), self.setting.device)
+        self._compile_own((segment, trial) for _, segment, trial in unseen.values())
         for _, segment, trial in unseen.values():
             self._tried(segment, trial, *_question(segment, self.setting.device))
         return {choice: trial.problem for choice, _, trial in unseen.values() if trial.problem is not None}
 
-    def _compile_own(self, segments: Iterable[Segment]) -> None:
+    def _compile_own(self, trials: Iterable[tuple[Segment, _Trial]]) -> None:
         """Compile the kernels of paths of our own, all together: one after another they take longer than measuring."""
-        if self.setting.device.type != "cuda" or not self.setting.measured:
+        if self.setting.device.type != "cuda":
             return
         tasks: dict[tuple[object, ...], tuple[Segment, str]] = {}
-        for segment in segments:
-            for one in self.candidates.get(self._key(segment), ()):
-                if one.kernel is None and kind_of_path(one.path) in OWN:
-                    tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
+        for segment, one in trials:
+            if one.kernel is None and kind_of_path(one.path) in OWN:
+                tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
         with cudnn_tuning(False), ThreadPoolExecutor(_COMPILERS) as pool:
             started = [pool.submit(_run_small, *task, self.setting.device) for task in tasks.values()]
             wait(started, None if self.setting.deadline == inf else max(self.setting.deadline - time.monotonic(), 0.0))

@@ -182,7 +182,7 @@ NETWORKS: tuple[str, ...] = (
 """The seven of BrickDL in the order of its table, and four that people deploy."""
 _TINY = {"resnet3d_34": (3, 3, 33, 35), "inception_v4": (3, 99, 81), "deepcam": (16, 49, 65)}
 _SMALL = (3, 65, 57)
-_SETTLING_IMAGES = 8
+_SETTLING_IMAGES = 4
 _SETTLING = {"deepcam": (16, 192, 288), "unet": (3, 128, 128)}
 """Where the usual shape would take a CPU too long: these have as many positions without padding near them."""
 _SHIFT, _SPREAD = 1.25, 0.5
