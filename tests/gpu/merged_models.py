@@ -4,7 +4,7 @@
 
 Every case is merged by ``kernels``: whatever our kernels can execute they do, no time is measured, so that what runs
 does not depend on the load of the GPU; in batch 5 without products of warpgroups, which keep kernels of single warps
-from running where there are both. Cases of batch 1 (``--auto``) are merged by ``auto`` as well, as a user has it, within
+from running where there are both. Cases of batch 1 (``--auto``) are merged by ``auto`` too, as a user has it, within
 ``--budget`` seconds, and once more from its cache.
 
 Relative errors are of Frobenius norms against fp32 with TF32 off, of weights and inputs rounded to the format; beside
