@@ -165,6 +165,7 @@ def test_by_kernels_whatever_can_be_merged_is_whatever_it_takes():
     assert max(len(one.sequence.layers) for one in executed(alone)) == 1
     assert max(len(one.sequence.layers) for one in executed(forced)) > 1
     assert (forced.variant, forced.times, forced.failed, forced.cached) == ("launches", {}, None, False)
+    assert (alone.tuned, forced.tuned) == (True, False)
     torch.testing.assert_close(forced(x), model(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(forced(x[:1]), model(x[:1]), rtol=1e-4, atol=1e-5)
     assert not list(cache.folder().glob("plan-*")), "a plan that nobody asked for by itself is not kept"

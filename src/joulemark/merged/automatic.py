@@ -53,7 +53,7 @@ def merge_automatically(
             setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
-            with cudnn_tuning(True):
+            with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
                 merged = _Automatic(model, graph, inputs, setting, begin, budget_s, forced).merged()
         except Exception as error:  # whatever a device or a compiler says: the model itself still works
             said = next(iter(str(error).strip().splitlines()), "")
@@ -179,7 +179,9 @@ class _Automatic:
             }
             cache.write("plan", self.key, entry)
         told = [*_of_the_whole(variant), *decisions]
-        return MergedModel(referee.module(variant), told, variant, referee.times, referee.problems)
+        return MergedModel(
+            referee.module(variant), told, variant, referee.times, referee.problems, tuned=not self.forced
+        )
 
     def _variants(self, referee: Referee, rewritten: nn.Module) -> None:
         """Build what is to be measured: cheap ones always, compiled ones while there is time."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -104,6 +105,7 @@ class MergedModel(nn.Module):
         took_s: by :func:`merge`.
         cached: whether the plan came from the disk.
         failed: why the model runs as it is; None where there was a plan for it.
+        tuned: whether cuDNN picks its algorithms by trial; else as the user has set it.
     """
 
     def __init__(
@@ -116,16 +118,17 @@ class MergedModel(nn.Module):
         took_s: float | None = None,
         cached: bool = False,
         failed: str | None = None,
+        tuned: bool = True,
     ) -> None:
         super().__init__()
         self.inner = inner
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
-        self.took_s, self.cached, self.failed = took_s, cached, failed
+        self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model's output."""
-        with cudnn_tuning(True):
+        with cudnn_tuning(True) if self.tuned else nullcontext():
             return self.inner(*inputs)
 
     def explain(self) -> str:
