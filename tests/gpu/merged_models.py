@@ -8,8 +8,8 @@ from running where there are both. Cases of batch 1 (``--auto``) are merged by `
 ``--budget`` seconds, and once more from its cache.
 
 Relative errors are of Frobenius norms against fp32 with TF32 off, of weights and inputs rounded to the format; beside
-them the error of the model as it is, and how often both agree with the reference on the largest class, of how many
-classes that occur. Networks are those of the benchmark (:func:`joulemark.merged_bench.subjects.condition`). Goes on
+them the error of the model as it is, and how often both agree with the reference on the largest class, of how many classes
+that occur, and how close the two largest ever come. Networks are those of the benchmark (:func:`joulemark.merged_bench.subjects.condition`). Goes on
 with a file that is there; a case is written as soon as it is done. ``--only=-b3-`` has the odd resolutions of all
 networks.
 
@@ -74,6 +74,15 @@ def agreement(out: Tensor, reference: Tensor) -> float:
     return float((out.argmax(1) == reference.argmax(1)).float().mean())
 
 
+def least_margin(reference: Tensor) -> float:
+    """Least distance between the two largest classes of an image or pixel, in root mean squares of the output.
+
+    Weights are random, so classes may come closer to each other than any format of 16 bits can tell.
+    """
+    largest = reference.topk(2, dim=1).values
+    return float((largest[:, 0] - largest[:, 1]).min() / reference.square().mean().sqrt())
+
+
 def worst(errors: list[float]) -> float:
     """The largest error; one that is no number is worse than any."""
     return max(errors, key=lambda one: math.inf if math.isnan(one) else one)
@@ -102,6 +111,7 @@ def measure(
         "plain_error": relative_error(plain, reference),
         "plain_agreement": agreement(plain, reference),
         "classes": len(reference.argmax(1).unique()),
+        "least_margin": least_margin(reference),
         **ways,
     }
 
@@ -158,7 +168,10 @@ def line_of(found: dict[str, Any]) -> str:
     """A case in one line."""
     if "failed" in found:
         return f"failed: {found['failed']}"
-    parts = [f"plain {found['plain_error']:.4f} (agrees {found['plain_agreement']:.3f}, {found['classes']} classes)"]
+    parts = [
+        f"plain {found['plain_error']:.4f} (agrees {found['plain_agreement']:.3f}, {found['classes']} classes, "
+        f"{found['least_margin']:.4f} apart)"
+    ]
     for way in ("kernels", "auto"):
         one = found.get(way)
         if one is None:

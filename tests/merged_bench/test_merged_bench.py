@@ -120,6 +120,21 @@ def test_networks_pass_rounding_errors_on_as_trained_ones_do():
     assert all(0.03 < one < 0.3 for one in clipped)  # each activation has something to do
 
 
+def test_biases_are_before_activations_alone():
+    """Behind an addition a mean that every block adds to would leave an activation nothing to clip."""
+    from joulemark.workloads.networks import BasicBlock
+
+    torch.manual_seed(2)
+    blocks = torch.nn.Sequential(*(BasicBlock(8, 8) for _ in range(3)))
+    condition(blocks, images(2, (8, 9, 9)))
+    for block in blocks:
+        first, second = block.first[1], block.second[1]
+        ratios = [one.bias / one.weight for one in (first, second)]
+        assert ratios[0].min() > 0.7
+        assert ratios[1].abs().max() < 0.55
+        assert not torch.equal(second.running_var, torch.ones(8))
+
+
 def test_scales_of_layers_do_not_hide_what_they_scale():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1))
     model[0].register_parameter("layer_scale", torch.nn.Parameter(torch.full((3, 1, 1), 1e-6)))
