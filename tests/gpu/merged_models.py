@@ -8,10 +8,10 @@ from running where there are both. Cases of batch 1 (``--auto``) are merged by `
 ``--budget`` seconds, and once more from its cache.
 
 Relative errors are of Frobenius norms against fp32 with TF32 off, of weights and inputs rounded to the format; beside
-them the error of the model as it is, and how often both agree with the reference on the largest class, of how many classes
-that occur, and how close the two largest ever come. Networks are those of the benchmark (:func:`joulemark.merged_bench.subjects.condition`). Goes on
-with a file that is there; a case is written as soon as it is done. ``--only=-b3-`` has the odd resolutions of all
-networks.
+them the error of the model as it is, and how often both agree with the reference on the largest class, of how many
+classes that occur, and how close the two largest ever come. Networks are those of the benchmark
+(:func:`joulemark.merged_bench.subjects.condition`). Goes on with a file that is there; a case is written as soon as it
+is done. ``--only=-b3-`` has the odd resolutions of all networks.
 
 Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
 """
@@ -168,10 +168,8 @@ def line_of(found: dict[str, Any]) -> str:
     """A case in one line."""
     if "failed" in found:
         return f"failed: {found['failed']}"
-    parts = [
-        f"plain {found['plain_error']:.4f} (agrees {found['plain_agreement']:.3f}, {found['classes']} classes, "
-        f"{found['least_margin']:.4f} apart)"
-    ]
+    classes = f"{found['classes']} classes, {found['least_margin']:.4f} apart"
+    parts = [f"plain {found['plain_error']:.4f} (agrees {found['plain_agreement']:.3f}, {classes})"]
     for way in ("kernels", "auto"):
         one = found.get(way)
         if one is None:
