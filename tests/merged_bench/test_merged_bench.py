@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import runpy
 import signal
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,9 +93,9 @@ def test_networks_are_the_zoos(name):
 
 def rounding_errors(model, x):
     """Relative errors in bf16 against fp32: of a model, and of the same with its batch norms folded."""
-    narrow = copy.deepcopy(model).bfloat16()
+    narrow = deepcopy(model).bfloat16()
     with torch.no_grad():
-        expected = copy.deepcopy(narrow).float()(x.bfloat16().float())
+        expected = deepcopy(narrow).float()(x.bfloat16().float())
         return [relative_error(one(x.bfloat16()), expected) for one in (narrow, trace(narrow, (x.bfloat16(),)))]
 
 

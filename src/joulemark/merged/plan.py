@@ -142,18 +142,12 @@ class _Trial:
     measured_s: float | None = None
     problem: str | None = None
     rank: int = 0
-    proved: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
         """By predicted time; what the model cannot tell apart stays in its family's order."""
         time_s = self.predicted_s
         return (inf if not time_s else round(log(time_s) / _ALIKE), self.rank)
-
-    @property
-    def ours(self) -> bool:
-        """Whether a kernel of our own has a part in it."""
-        return self.kernel is not None or kind_of_path(self.path) in OWN
 
     @property
     def predicted_s(self) -> float | None:
@@ -177,6 +171,7 @@ class Planner:
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
         ranges: that were tried.
+        proved: range and path of what was run once and not measured.
     """
 
     setting: Setting
@@ -185,6 +180,7 @@ class Planner:
     forced: bool = False
     most: int = _MEASURED
     ranges: dict[str, Segment] = field(default_factory=dict)
+    proved: set[tuple[str, str]] = field(default_factory=set)
 
     def own_choice(self, unit: Unit) -> Choice:
         """The best generated kernel for a single layer; its best path of all where there is none that is right."""
@@ -248,20 +244,21 @@ class Planner:
             Which choices these are, and why.
         """
         units = {unit.convolution.name: unit for chain in find_chains(graph)[0] for unit in chain}
-        unseen: dict[str, tuple[Choice, Segment, _Trial]] = {}
+        unseen: list[tuple[Choice, Segment, _Trial]] = []
         for choice in choices:
             segment = range_segment([units[name] for name in choice.units])
             assert segment is not None
             trial = next(one for one in self.found[self._key(segment)] if one.path == choice.path)
-            if not trial.proved:
-                trial.proved = True
-                unseen[self._key(segment) + choice.path] = choice, segment, trial
+            what = (self._key(segment), choice.path)
+            if what not in self.proved:
+                self.proved.add(what)
+                unseen.append((choice, segment, trial))
         if self.setting.device.type == "cuda":
-            build_all((trial.kernel for *_, trial in unseen.values() if trial.kernel), self.setting.device)
-        self._compile_own((segment, trial) for _, segment, trial in unseen.values())
-        for _, segment, trial in unseen.values():
+            build_all((trial.kernel for *_, trial in unseen if trial.kernel), self.setting.device)
+        self._compile_own((segment, trial) for _, segment, trial in unseen)
+        for _, segment, trial in unseen:
             self._tried(segment, trial, *_question(segment, self.setting.device))
-        return {choice: trial.problem for choice, _, trial in unseen.values() if trial.problem is not None}
+        return {choice: trial.problem for choice, _, trial in unseen if trial.problem is not None}
 
     def _compile_own(self, trials: Iterable[tuple[Segment, _Trial]]) -> None:
         """Compile the kernels of paths of our own, all together: one after another they take longer than measuring."""
@@ -371,7 +368,7 @@ class Planner:
         if self.setting.measured:
             known = [one for one in known if one.measured_s is not None]
         elif self.forced:
-            known = [one for one in known if one.ours] or known
+            known = [one for one in known if one.kernel or kind_of_path(one.path) in OWN] or known
         return min(known, key=lambda one: one.time_s, default=None)
 
     def _trials(self, segment: Segment, apart: float) -> list[_Trial]:
