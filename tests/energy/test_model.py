@@ -165,7 +165,9 @@ COUNTERS = {
 def test_counters_become_counts(calibration):
     counts = counts_of(COUNTERS, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a")).values
     assert counts["instruction"].value == 1e12
-    assert counts["memory_access"].value == pytest.approx(0.6 * (1e12 - 3e11 - 2e11 - 1e10))
+    own = 3e10 - 1e11 * 1024 * 2 * (64 + 256) / (2 * 64 * 256) / 128
+    assert counts["memory_access"].value == pytest.approx(0.12 * 9e10 + 0.5 * own)
+    assert counts["memory_access"].high == pytest.approx(0.25 * 9e10 + own)
     assert counts["sm_active"].value == pytest.approx(132 * 1.9 / 1.98)
     assert counts["fp32"].value == pytest.approx(0.8 * 3e11 * 32)
     assert counts["logic"].value == 2e11 * 32
@@ -471,6 +473,25 @@ def test_a_row_without_counters_has_a_reason_and_no_prediction(calibration):
     assert outcome.error is None
     assert outcome.reason == "its counters were not measured"
     assert outcome.to_json()["notes"] == {"prediction": outcome.reason}
+
+
+def test_memory_instructions_are_at_most_those_of_no_arithmetic_pipe(calibration):
+    arithmetic = COUNTERS | {"pipe_fma_instructions": 7.85e11}
+    counts = counts_of(arithmetic, 1.0, 1.98e9, calibration, Mix()).values
+    assert counts["memory_access"].value == pytest.approx(5e9)
+    assert counts["memory_access"].low <= counts["memory_access"].value == counts["memory_access"].high
+
+
+def test_a_counter_that_saw_nothing_of_the_microbenchmarks_is_taken_as_not_counted(calibration):
+    mix, dead = Mix.for_dtype("fp32", "sm_90a"), COUNTERS | {"pipe_lsu_instructions": 0.0}
+    factors = {"l1": {"pipe_lsu_instructions": 0.0}, "fp32": {"pipe_lsu_instructions": 0.0}}
+    found = counts_of(dead, 1.0, 1.98e9, dataclasses.replace(calibration, factors=factors), mix)
+    without = counts_of(COUNTERS, 1.0, 1.98e9, calibration, mix)
+    assert found.values["memory_access"] == without.values["memory_access"]
+    assert any("pipe_lsu_instructions saw nothing" in note for note in found.notes)
+    sees = {**factors, "l1": {"pipe_lsu_instructions": 1 / 512}}
+    trusted = counts_of(dead, 1.0, 1.98e9, dataclasses.replace(calibration, factors=sees), mix)
+    assert "memory_access" not in trusted.values
 
 
 def test_requests_are_counted_or_assumed_from_sectors(calibration):
