@@ -89,6 +89,8 @@ class _Law(TypedDict):
     beta: float | None
     interval: tuple[float, float] | None
     reason: str | None
+    curvature: NotRequired[float | None]
+    covariance: NotRequired[list[list[float]] | None]
 
 
 class _Bursts(TypedDict):
