@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from joulemark.collect.energy import energy_of
-from joulemark.energy import trends, validation
+from joulemark.energy import bits, trends, validation
 from joulemark.energy.baselines import baselines
 from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, refit
@@ -115,6 +115,20 @@ def test_activity_in_memory_follows_the_format(calibration):
     assert activities_of(calibration, dtype="int8")["l1"].value == 1
     unchanged = activities_of(calibration, dtype="fp64")["wgmma_bf16"]
     assert unchanged == activities_of(calibration)["wgmma_bf16"]
+
+
+def test_activity_in_memory_follows_the_bits_that_lie_there(calibration):
+    levels = {row["benchmark"]: row["activity"] for row in calibration.activities if row["operands"] == "normal"}
+    normal = activities_of(calibration, memory_bits=bits.of_operands("normal"))
+    assert normal["hbm_read"].value == pytest.approx(levels["hbm_read"])
+    assert normal["l2_read"].value == pytest.approx(levels["l2_read"])
+    still = activities_of(calibration, memory_bits=0.0)
+    assert still["hbm_read"].value == still["shared_read"].value == 0
+    assert still["wgmma_bf16"] == activities_of(calibration)["wgmma_bf16"]  # its operands are no memory's
+    row = validation.Measured("one", 1.0, 300.0, COUNTERS, dtype="bf16", memory_bits=0.1)
+    few, many = validation.evaluate(calibration, [row, dataclasses.replace(row, memory_bits=0.9)])
+    assert few.prediction.energy_j < many.prediction.energy_j
+    assert few.to_json()["memory_bits"] == 0.1
 
 
 def test_under_a_limit_power_is_the_limit_and_time_grows(gpu, calibration):
@@ -312,12 +326,15 @@ def test_published_energies_are_read_and_stand_beside_ours(calibration):
 
 
 def test_what_if_a_part_cost_less(calibration):
-    result = trends.scaled(calibration, WORK, 1.0, trends.scale_of(["hbm=0.5"]))
+    def models(scale):
+        return Model(calibration), Model(calibration, scale=trends.scale_of(scale))
+
+    result = trends.scaled(*models(["hbm=0.5"]), WORK, 1.0)
     prediction = Model(calibration).predict(WORK, 1.0)
     hbm = sum(energy for (unit, _), energy in prediction.parts.items() if UNITS[unit].group == "hbm")
     saved = result.energy_j - result.new_energy_j
     assert hbm / 2 < saved < 1.3 * hbm / 2  # less current loses less in the supply besides
-    nothing = trends.scaled(calibration, WORK, 1.0, trends.scale_of([f"{result.largest}=0"]))
+    nothing = trends.scaled(*models([f"{result.largest}=0"]), WORK, 1.0)
     assert nothing.new_largest != result.largest
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from joulemark.energy import bits
 from joulemark.energy.counters import Counts, Range
 from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import SUITE
@@ -87,18 +88,21 @@ class Prediction:
     sampled: Sampled = field(repr=False, compare=False)
 
 
-def activities_of(calibration: Calibration, given: float | None = None, dtype: str | None = None) -> dict[str, Range]:
+def activities_of(
+    calibration: Calibration, given: float | None = None, dtype: str | None = None, memory_bits: float | None = None
+) -> dict[str, Range]:
     """Activity of each unit's operands: given, or that of normal values where it was measured, or assumed 0.8.
 
     Args:
         calibration: with what was measured.
         given: one activity for all units.
         dtype: number format of what lies in memory; bf16 unless it is said.
+        memory_bits: toggling of what lies in memory (:func:`joulemark.energy.bits.toggling`), where it is known.
     """
     if given is not None:
         return dict.fromkeys(calibration.units, Range.exact(given))
     measured = {kind: _measured(calibration, kind) for kind in ("normal", "normal_fp32")}
-    return {unit: _activity(unit, dtype, measured) for unit in calibration.units}
+    return {unit: _activity(unit, dtype, measured, memory_bits) for unit in calibration.units}
 
 
 def _measured(calibration: Calibration, operands: str) -> dict[str, float]:
@@ -110,11 +114,15 @@ def _measured(calibration: Calibration, operands: str) -> dict[str, float]:
     }
 
 
-def _activity(unit: str, dtype: str | None, measured: Mapping[str, Mapping[str, float]]) -> Range:
+def _activity(
+    unit: str, dtype: str | None, measured: Mapping[str, Mapping[str, float]], memory_bits: float | None
+) -> Range:
     """Measured, else derived; a level of memory without a measurement has that of the others: the data are the same."""
     if UNITS[unit].group not in MOVEMENT_GROUPS:
         one = measured["normal"].get(unit)
         return _ASSUMED_ACTIVITY if one is None else _around(one)
+    if memory_bits is not None:
+        return _around(bits.activity(memory_bits, {kind: by[unit] for kind, by in measured.items() if unit in by}))
     known = measured["normal_fp32" if dtype == "fp32" else "normal"] or measured["normal"]
     levels = [value for name, value in known.items() if UNITS[name].group in MOVEMENT_GROUPS]
     if not levels:
@@ -146,6 +154,7 @@ class Model:
         calibration: of the GPU.
         activity: of all operands; by default as :func:`activities_of` says.
         dtype: number format of what lies in memory.
+        memory_bits: toggling of what lies in memory, where it is known.
         static_offset_w: static power beyond the calibration's, as an idle board showed it, in W.
         scale: unit → factor on its energy, for what-if questions.
         seed: of the draws for intervals.
@@ -159,9 +168,10 @@ class Model:
         seed: int = 0,
         dtype: str | None = None,
         static_offset_w: float = 0.0,
+        memory_bits: float | None = None,
     ) -> None:
         self.calibration = calibration
-        self._activity = activities_of(calibration, activity, dtype)
+        self._activity = activities_of(calibration, activity, dtype, memory_bits)
         factors = np.array([(scale or {}).get(unit, 1.0) for unit, _ in calibration.columns])
         self._values = calibration.values * factors
         self._draws = calibration.draw_matrix * factors
