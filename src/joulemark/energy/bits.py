@@ -53,5 +53,5 @@ def activity(bits: float, measured: Mapping[str, float]) -> float:
     """
     kinds: tuple[Operands, ...] = ("normal", "normal_fp32")
     points = sorted((of_operands(kind), measured[kind]) for kind in kinds if kind in measured)
-    known = [(0.0, 0.0), *points, (1.0, 1.0)]
-    return float(np.interp(bits, *zip(*known, strict=True)))
+    at, shown = zip((0.0, 0.0), *points, (1.0, 1.0), strict=True)
+    return float(np.interp(bits, at, shown))

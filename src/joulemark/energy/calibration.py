@@ -90,7 +90,7 @@ class _Law(TypedDict):
     interval: tuple[float, float] | None
     reason: str | None
     curvature: NotRequired[float | None]
-    covariance: NotRequired[list[list[float]] | None]
+    covariance: NotRequired[tuple[tuple[float, float], tuple[float, float]] | None]
 
 
 class _Bursts(TypedDict):

@@ -297,7 +297,8 @@ class Model:
         lo, hi = law["interval"]
         covariance = law.get("covariance") or [[((hi - lo) / 4) ** 2, 0.0], [0.0, 0.0]]
         beta, curvature = rng.multivariate_normal(self._law(clock), covariance, draws, check_valid="ignore").T
-        return voltage(clock, beta, np.maximum(curvature, 0.0))
+        volts: Array = voltage(clock, beta, np.maximum(curvature, 0.0))
+        return volts
 
     def under_limit(
         self, counts: Counts, time_s: float, limit_w: float, clock: float = 1.0, core_share: float = 1.0
