@@ -133,8 +133,9 @@ def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
     if name in _IN_BURSTS and part == "lines":
         cells.append((name, "random", BURST))
     if name in _PAUSED_FIRST and part != "short":
-        paused = (name, "random", "paused")
-        cells = [cell for cell in cells if cell != paused] + ([paused] if part == "lines" else [])
+        cells = [cell for cell in cells if cell[1:] != ("random", "paused")]
+        if part == "lines":
+            cells.append((name, "random", "paused"))
     if benchmark.unit == L2_REQUEST:
         cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
     if benchmark.level == "hbm":
