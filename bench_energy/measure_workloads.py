@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from bench_energy.held_out import ADDED, FIRST, HeldOut
+from bench_energy.held_out import ADDED, FIRST, HeldOut, Step
+from bench_energy.operand_bits import KINDS, memory_bits
 from bench_energy.splits import ALL, SPLITS
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import Gpu, probe_gpus
@@ -222,11 +223,13 @@ class Bench:
     def weigh(self, one: HeldOut, document: dict[str, Any]) -> str:
         """Add a row with the energy of a window."""
         facts = Facts(one.name, one.kind, one.dtype, one.batch_size, one.batch_size)
-        stepper = self._stepper(one)
+        step = self._build(one)
+        stepper = Stepper(step, self._wait)
         if self.weighed % IDLE_EVERY == 0:
             self.idle = weigh_idle(self.meter)
         self.weighed += 1
         row = measure_energy(facts, stepper, self.meter, self.gpu.power_limit_w, self.window_s, self.idle)
+        row["memory_bits"] = memory_bits(step) if one.kind in KINDS else None
         document["rows"].append(row)
         return f"{row['measured_j'] / row['window_s']:.0f} W{', capped' if row['capped'] else ''}"
 
@@ -235,12 +238,12 @@ class Bench:
         if self.counting is None:
             raise ConfigurationError("no counters are open", "open them first")
         at = next(i for i, row in enumerate(document["rows"]) if row["workload"] == one.name)
-        row = with_counters(document["rows"][at], self._stepper(one), self.counting)
+        row = with_counters(document["rows"][at], Stepper(self._build(one), self._wait), self.counting)
         document["rows"][at] = row
         return f"{len(row['counters'])} counters"
 
-    def _stepper(self, one: HeldOut) -> Stepper:
-        return Stepper(one.build(self.device, self.device == "cpu"), self._wait)
+    def _build(self, one: HeldOut) -> Step:
+        return one.build(self.device, self.device == "cpu")
 
     def _wait(self) -> None:
         if self.device != "cpu":

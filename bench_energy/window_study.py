@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from joulemark.energy.calibrate import SETTLE_S, measure
-from joulemark.energy.fit import Fit, design_of, fit, with_loss
+from joulemark.energy.fit import Fit, design_of, fit
 from joulemark.energy.plan import plan
-from joulemark.energy.units import STATIC, SUPPLY
+from joulemark.energy.units import LOSSES, STATIC
 from joulemark.energy.windows import Point, WindowWriter, read_windows
 from joulemark.synthetic_gpu import Noise, SyntheticGpu
 
@@ -78,14 +78,14 @@ def trial(points: Sequence[Point], window_s: float, noise: Noise, seed: int) -> 
 
 def dynamic_w(fitted: Fit, rates: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Power above static by some coefficients, shape [n]."""
-    core, memory = (rates[:, mask] @ values[mask] for mask in (fitted.design.core, fitted.design.memory))
-    return memory + with_loss(core, values[fitted.design.columns.index((SUPPLY, "static"))])
+    one = replace(fitted, values=values)
+    return one.power_w(rates) - one.power_w(np.zeros_like(rates))
 
 
 def mixtures(fitted: Fit, rng: np.random.Generator) -> np.ndarray:
     """Rates of made-up workloads above static power, shape [n, p]: a few windows each, at random shares."""
     rates = fitted.design.rates.copy()
-    rates[:, [unit in (STATIC, SUPPLY) for unit, _ in fitted.design.columns]] = 0.0
+    rates[:, [unit in (STATIC, *LOSSES) for unit, _ in fitted.design.columns]] = 0.0
     rates = rates[rates.any(axis=1)]
     rows = []
     for _ in range(MIXTURES):

@@ -17,6 +17,7 @@ from joulemark.collect.energy import ConditionReading, EnergyEdge, PowerReading,
 from joulemark.energy.engine import GpuFacts, Launch, Run
 from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import Benchmark, Operands
+from joulemark.energy.model import voltage
 from joulemark.energy.units import (
     HBM_ACTIVE,
     INSTRUCTION,
@@ -24,10 +25,12 @@ from joulemark.energy.units import (
     L2_REQUEST,
     MEMORY_ACCESS,
     SM_ACTIVE,
+    SM_SUPPLY,
     STATIC,
     SUPPLY,
     Part,
     fed_by_core,
+    of_sms,
 )
 
 ACTIVITIES: Mapping[str, float] = {"zero": 0.0, "constant": 0.1, "random": 1.0, "normal": 0.8, "normal_fp32": 0.9}
@@ -54,6 +57,7 @@ def typical_coefficients() -> dict[tuple[str, Part], float]:
         (STATIC, "static"): 118.0,
         (SM_ACTIVE, "static"): 0.08,
         (SUPPLY, "static"): 2.5e-4,
+        (SM_SUPPLY, "static"): 0.0,
         (INSTRUCTION, "control"): 60.0 * _PJ,
         (MEMORY_ACCESS, "control"): 220.0 * _PJ,
         (L1_REQUEST, "control"): 120.0 * _PJ,
@@ -103,7 +107,7 @@ class SyntheticGpu:
         facts: of the GPU.
         peak_w: dynamic power of each benchmark at full duty with random operands: sets its speed.
         limit_w: power limit; None for a GPU without one.
-        beta: of the frequency law.
+        beta, curvature: of the frequency law.
         follows: share of the supply's loss that follows the power of the moment; the rest follows its mean.
         seed: of the noise.
     """
@@ -114,6 +118,7 @@ class SyntheticGpu:
     peak_w: float = 300.0
     limit_w: float | None = None
     beta: float = 0.9
+    curvature: float = 0.0
     follows: float = 0.0
     seed: int = 0
     now: float = field(default=1000.0, init=False)
@@ -173,24 +178,26 @@ class SyntheticGpu:
             return 1e-6
         benchmark = self._loaded[0]
         counts = benchmark.counts_per_launch("sm_90a", self.facts.sms, 1, self.instructions(benchmark, False))
-        return sum(self._energies(counts, 1.0, 1.0)) / self._peak(benchmark)
+        core, _, memory = self._energies(counts, 1.0, 1.0)
+        return (core + memory) / self._peak(benchmark)
 
     def _peak(self, benchmark: Benchmark) -> float:
         """Benchmarks differ in power by a factor that their name fixes."""
         return self.peak_w * (0.5 + (sum(benchmark.name.encode()) % 100) / 100)
 
-    def _energies(self, counts: Mapping[str, float], activity: float, clock: float) -> tuple[float, float]:
-        """Dynamic energy of the core and of the memory, without the supply's loss."""
-        voltage = (1 - self.beta * (1 - clock)) ** 2
-        core, memory = 0.0, 0.0
+    def _energies(self, counts: Mapping[str, float], activity: float, clock: float) -> tuple[float, float, float]:
+        """Dynamic energy of the core, of its SMs and of the memory, without the supply's loss."""
+        squared = float(voltage(clock, self.beta, self.curvature)) ** 2
+        core, in_sms, memory = 0.0, 0.0, 0.0
         for unit, count in counts.items():
             control, datapath = (self.coefficients.get((unit, part), 0.0) for part in _PARTS)
             energy = count * (control + activity * datapath)
             if fed_by_core(unit):
-                core += voltage * energy
+                core += squared * energy
+                in_sms += squared * energy if of_sms(unit) else 0.0
             else:
                 memory += energy
-        return core, memory
+        return core, in_sms, memory
 
     def _power(self, launch: Launch | None, clock: float) -> float:
         static = self.coefficients[STATIC, "static"] + self._drift
@@ -204,11 +211,13 @@ class SyntheticGpu:
         instructions = self.instructions(benchmark, launch.sleep_ns > 0)
         counts = benchmark.counts_per_launch("sm_90a", launch.blocks, launch.iterations, instructions)
         length = self.time_launch(launch) / clock
-        core, memory = (energy / length for energy in self._energies(counts, ACTIVITIES[operands], clock))
+        core, in_sms, memory = (energy / length for energy in self._energies(counts, ACTIVITIES[operands], clock))
         in_use = self.coefficients.get((HBM_ACTIVE, "control"), 0.0) if benchmark.level == "hbm" else 0.0
         busy = 1 - launch.rest_s / self.time_launch(launch)
         loss *= 1 + self.follows * (1 / busy - 1)
-        return static + busy * in_use + memory + float(with_loss(np.array(busy * active + core), loss))
+        crowding = self.facts.sms / (launch.blocks * busy) - 1
+        in_sms = self.coefficients.get((SM_SUPPLY, "static"), 0.0) * crowding * (busy * active + in_sms) ** 2
+        return static + busy * in_use + memory + in_sms + float(with_loss(np.array(busy * active + core), loss))
 
     def _capped_clock(self, launch: Launch) -> float:
         if self.limit_w is None or self._power(launch, 1.0) <= self.limit_w:

@@ -13,7 +13,7 @@ from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, calibration_of, read_calibration, refit, write_calibration
 from joulemark.energy.counters import Counts, Range
 from joulemark.energy.fit import design_of, fit
-from joulemark.energy.model import Model
+from joulemark.energy.model import Model, voltage
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import WindowWriter, read_windows
 from joulemark.errors import MeasurementError, UnreadableInput
@@ -146,9 +146,13 @@ def test_zeros_are_cheaper_and_levels_ascend(quick):
     assert path["l1_read", "random"] < path["l2_read", "random"] < path["hbm_read", "random"]
 
 
+IN_SMS = 2e-4
+
+
 @pytest.fixture(scope="module")
 def capped(tmp_path_factory):
-    gpu = SyntheticGpu(seed=3, limit_w=330.0, beta=0.9)
+    gpu = SyntheticGpu(seed=3, limit_w=330.0, beta=1.2, curvature=1.5)
+    gpu = dataclasses.replace(gpu, coefficients={**gpu.coefficients, ("sm_supply", "static"): IN_SMS})
     return windows_of(tmp_path_factory.mktemp("capped") / "w.jsonl", gpu, quick=False), gpu
 
 
@@ -158,7 +162,11 @@ def test_a_reference_plan_with_a_power_limit(capped):
     law = calibration.frequency_law
     assert law["reason"] is None
     assert law["n"] >= 5
-    assert law["beta"] == pytest.approx(0.9, abs=0.08)
+    x, low = np.array([0.7, 0.8, 0.9]), law["clock_range"][0]
+    assert low < 0.75
+    found, true = voltage(x, law["beta"], law["curvature"]), voltage(x, gpu.beta, gpu.curvature)
+    assert found == pytest.approx(true, abs=0.015)
+    assert law["beta"] == pytest.approx(1.2, abs=0.08)
     assert any((row["left_out"] or "").startswith("capped") for row in calibration.windows)
     assert np.mean(coverage(calibration, gpu)) >= 0.8  # one GPU: its coefficients err together
     lines = [line for line in calibration.goodness["lines"] if line["operands"] == "random" and line["levels"] >= 3]
@@ -166,6 +174,22 @@ def test_a_reference_plan_with_a_power_limit(capped):
     assert all(line["r2"] > 0.98 for line in lines)
     for row in calibration.activities:
         assert row["activity"] == pytest.approx(ACTIVITIES[row["operands"]], abs=0.25)
+
+
+def test_the_loss_with_each_sm_is_told_from_that_of_all(capped):
+    calibration = refit(capped[0])
+    known = {one.unit: one for one in calibration.coefficients if one.unit in ("supply", "sm_supply")}
+    for unit, true in (("supply", 2.5e-4), ("sm_supply", IN_SMS)):
+        low, high = known[unit].interval
+        assert abs(known[unit].value - true) < high - low < 2e-4  # one GPU: within twice its interval
+    part = Counts({"fp32": Range.exact(1e13)}, active=Range.exact(0.5))
+    whole = dataclasses.replace(part, active=Range.exact(1.0))
+    more, core = (Model(calibration).predict(one, 1.0).dynamic_j for one in (part, whole))
+    assert more - core == pytest.approx(IN_SMS * core**2, rel=0.35)
+
+
+def test_without_pauses_sms_have_no_loss_of_their_own(quick):
+    assert "sm_supply" not in {one.unit for one in quick.coefficients}
 
 
 def test_bursts_are_predicted_and_not_fitted(capped):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from joulemark.collect.energy import energy_of
-from joulemark.energy import trends, validation
+from joulemark.energy import bits, trends, validation
 from joulemark.energy.baselines import baselines
 from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, refit
@@ -117,6 +117,20 @@ def test_activity_in_memory_follows_the_format(calibration):
     assert unchanged == activities_of(calibration)["wgmma_bf16"]
 
 
+def test_activity_in_memory_follows_the_bits_that_lie_there(calibration):
+    levels = {row["benchmark"]: row["activity"] for row in calibration.activities if row["operands"] == "normal"}
+    normal = activities_of(calibration, memory_bits=bits.of_operands("normal"))
+    assert normal["hbm_read"].value == pytest.approx(levels["hbm_read"])
+    assert normal["l2_read"].value == pytest.approx(levels["l2_read"])
+    still = activities_of(calibration, memory_bits=0.0)
+    assert still["hbm_read"].value == still["shared_read"].value == 0
+    assert still["wgmma_bf16"] == activities_of(calibration)["wgmma_bf16"]  # its operands are no memory's
+    row = validation.Measured("one", 1.0, 300.0, COUNTERS, dtype="bf16", memory_bits=0.1)
+    few, many = validation.evaluate(calibration, [row, dataclasses.replace(row, memory_bits=0.9)])
+    assert few.prediction.energy_j < many.prediction.energy_j
+    assert few.to_json()["memory_bits"] == 0.1
+
+
 def test_under_a_limit_power_is_the_limit_and_time_grows(gpu, calibration):
     model = Model(calibration, activity=1.0)
     work = exact(instruction=2e12, sm_active=132.0, wgmma_bf16=7e14, shared_read=2e12)
@@ -165,7 +179,9 @@ COUNTERS = {
 def test_counters_become_counts(calibration):
     counts = counts_of(COUNTERS, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a")).values
     assert counts["instruction"].value == 1e12
-    assert counts["memory_access"].value == pytest.approx(0.6 * (1e12 - 3e11 - 2e11 - 1e10))
+    own = 3e10 - 1e11 * 1024 * 2 * (64 + 256) / (2 * 64 * 256) / 128
+    assert counts["memory_access"].value == pytest.approx(0.12 * 9e10 + 0.5 * own)
+    assert counts["memory_access"].high == pytest.approx(0.25 * 9e10 + own)
     assert counts["sm_active"].value == pytest.approx(132 * 1.9 / 1.98)
     assert counts["fp32"].value == pytest.approx(0.8 * 3e11 * 32)
     assert counts["logic"].value == 2e11 * 32
@@ -310,12 +326,15 @@ def test_published_energies_are_read_and_stand_beside_ours(calibration):
 
 
 def test_what_if_a_part_cost_less(calibration):
-    result = trends.scaled(calibration, WORK, 1.0, trends.scale_of(["hbm=0.5"]))
+    def models(scale):
+        return Model(calibration), Model(calibration, scale=trends.scale_of(scale))
+
+    result = trends.scaled(*models(["hbm=0.5"]), WORK, 1.0)
     prediction = Model(calibration).predict(WORK, 1.0)
     hbm = sum(energy for (unit, _), energy in prediction.parts.items() if UNITS[unit].group == "hbm")
     saved = result.energy_j - result.new_energy_j
-    assert hbm / 2 < saved < 1.3 * hbm / 2  # less current loses less in the supply besides
-    nothing = trends.scaled(calibration, WORK, 1.0, trends.scale_of([f"{result.largest}=0"]))
+    assert saved == pytest.approx(hbm / 2)  # the memory has no part in the loss of the core's supply
+    nothing = trends.scaled(*models([f"{result.largest}=0"]), WORK, 1.0)
     assert nothing.new_largest != result.largest
 
 
@@ -471,6 +490,25 @@ def test_a_row_without_counters_has_a_reason_and_no_prediction(calibration):
     assert outcome.error is None
     assert outcome.reason == "its counters were not measured"
     assert outcome.to_json()["notes"] == {"prediction": outcome.reason}
+
+
+def test_memory_instructions_are_at_most_those_of_no_arithmetic_pipe(calibration):
+    arithmetic = COUNTERS | {"pipe_fma_instructions": 7.85e11}
+    counts = counts_of(arithmetic, 1.0, 1.98e9, calibration, Mix()).values
+    assert counts["memory_access"].value == pytest.approx(5e9)
+    assert counts["memory_access"].low <= counts["memory_access"].value == counts["memory_access"].high
+
+
+def test_a_counter_that_saw_nothing_of_the_microbenchmarks_is_taken_as_not_counted(calibration):
+    mix, dead = Mix.for_dtype("fp32", "sm_90a"), COUNTERS | {"pipe_lsu_instructions": 0.0}
+    factors = {"l1": {"pipe_lsu_instructions": 0.0}, "fp32": {"pipe_lsu_instructions": 0.0}}
+    found = counts_of(dead, 1.0, 1.98e9, dataclasses.replace(calibration, factors=factors), mix)
+    without = counts_of(COUNTERS, 1.0, 1.98e9, calibration, mix)
+    assert found.values["memory_access"] == without.values["memory_access"]
+    assert any("pipe_lsu_instructions saw nothing" in note for note in found.notes)
+    sees = {**factors, "l1": {"pipe_lsu_instructions": 1 / 512}}
+    trusted = counts_of(dead, 1.0, 1.98e9, dataclasses.replace(calibration, factors=sees), mix)
+    assert "memory_access" not in trusted.values
 
 
 def test_requests_are_counted_or_assumed_from_sectors(calibration):

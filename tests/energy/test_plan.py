@@ -55,6 +55,13 @@ def test_bursts_are_checks_of_loads_of_every_kind():
     assert [name for name, duty in DUTIES.items() if duty.bursts] == ["burst"]
 
 
+def test_sms_pause_among_the_lines_under_loads_of_every_kind():
+    points = [point for point in plan("sm_90a", repeats=1, last="lines") if point.duty == "paused"]
+    assert {point.operands for point in points} == {"random"}
+    assert {SUITE[point.benchmark].family for point in points} == {"vector", "tensor", "wgmma", "memory"}
+    assert len(points) == 7 <= len({point.benchmark for point in points})
+
+
 def test_the_memory_is_seen_far_below_its_peak():
     """One SM reaches a few per cent of it: what a memory in use costs is then not the same as its bytes."""
     found = duties_of(plan("sm_90a", repeats=1, last="lines"))

@@ -12,6 +12,7 @@ import pytest
 from joulemark.energy.calibration import calibration_of
 from joulemark.energy.fit import design_of, fit, rates_of, reason_left_out
 from joulemark.energy.goodness import frequency_law
+from joulemark.energy.model import voltage
 from joulemark.energy.windows import read_windows
 
 DATA = Path(__file__).parents[1] / "data" / "energy" / "nvidia-h200-windows.jsonl.gz"
@@ -73,8 +74,17 @@ def test_capped_windows_give_a_law_of_the_clock(file):
     """Of both days: one has too few windows for the loss of the supply, which is taken out first."""
     law = frequency_law(fit(design_of(file.windows)), file.windows)
     assert law["n"] >= 10
-    assert 0.8 < law["beta"] < 1.3
-    assert law["interval"][1] - law["interval"][0] < 0.25
+    volts = voltage(law["clock_range"][0], law["beta"], law["curvature"])
+    assert 0.8 < (1 - volts) / (1 - law["clock_range"][0]) < 1.3
+    assert law["interval"][1] - law["interval"][0] < 0.6
+
+
+def test_the_voltage_flattens_as_on_another_board(file):
+    """A larger calibration of another board, down to 80 % of the clock: slope 1.44, curvature 2.5."""
+    law = frequency_law(fit(design_of(file.windows)), file.windows)
+    error = 2 * np.sqrt(np.diag(law["covariance"]))
+    assert (np.abs([law["beta"] - 1.44, law["curvature"] - 2.5]) <= error).all()
+    assert law["curvature"] > error[1]
 
 
 def test_the_second_day_is_predicted(first, file):

@@ -87,8 +87,7 @@ def _what_if(
     calibration: Calibration, outcomes: Sequence[Outcome], scale: Sequence[str], cap: float | None
 ) -> list[dict[str, Json]]:
     from joulemark.energy import trends
-    from joulemark.energy.model import Model
-    from joulemark.energy.validation import core_share
+    from joulemark.energy.validation import core_share, model_of
 
     if cap is not None and not 0 < cap < float("inf"):
         raise ConfigurationError(f"--power-cap {cap} is no power", "give watts, as in --power-cap 500")
@@ -99,13 +98,15 @@ def _what_if(
             continue
         seen = outcome.measured
         if factors:
-            result = trends.scaled(calibration, outcome.counts, seen.window_s, factors, seen.activity, seen.dtype)
+            models = model_of(calibration, seen), model_of(calibration, seen, scale=factors)
+            result = trends.scaled(*models, outcome.counts, seen.window_s)
             rows.append(_row(seen.workload, " ".join(scale), result, None))
         if cap is not None:
             share = core_share(calibration, outcome.counts, seen) if seen.core_share is None else seen.core_share
             try:
-                model = Model(calibration, seen.activity, dtype=seen.dtype)
-                result = trends.limited(model, outcome.counts, seen.window_s, cap, seen.clock, share)
+                result = trends.limited(
+                    model_of(calibration, seen), outcome.counts, seen.window_s, cap, seen.clock, share
+                )
             except MeasurementError as lack:
                 rows.append(_row(seen.workload, f"{cap:g} W", None, str(lack)))
             else:

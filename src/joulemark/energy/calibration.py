@@ -89,6 +89,8 @@ class _Law(TypedDict):
     beta: float | None
     interval: tuple[float, float] | None
     reason: str | None
+    curvature: NotRequired[float | None]
+    covariance: NotRequired[tuple[tuple[float, float], tuple[float, float]] | None]
 
 
 class _Bursts(TypedDict):

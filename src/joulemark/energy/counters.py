@@ -44,6 +44,10 @@ class Range:
         """What a share leaves to its complement."""
         return Range(1 - self.value, 1 - self.high, 1 - self.low)
 
+    def at_most(self, limit: float) -> Range:
+        """No more than a limit."""
+        return Range(min(self.value, limit), min(self.low, limit), min(self.high, limit))
+
     def __add__(self, other: Range) -> Range:
         return Range(self.value + other.value, self.low + other.low, self.high + other.high)
 
@@ -125,11 +129,13 @@ class Counts:
         values: unit → count with its range.
         notes: counters that were missing or assumptions made, each with what it means.
         busy: share of the time in which any SM does anything, by samples of a tenth of a millisecond.
+        active: share of SMs and time that is active.
     """
 
     values: Mapping[str, Range]
     notes: tuple[str, ...] = ()
     busy: Range = Range(1.0, 1.0, 1.0)
+    active: Range = Range(1.0, 1.0, 1.0)
 
 
 NOMINAL: Mapping[str, Mapping[str, float]] = {
@@ -146,9 +152,10 @@ _WGMMA_WAVEFRONTS: Mapping[str, float] = {
 }
 """Wavefronts of shared memory per FLOP of a 64 × 256 product that reads both operands there: the counter of wavefronts
 sees these reads, as it sees what bulk copies write."""
-_ACCESSES_OF_REST = Range(0.6, 0.3, 0.9)
 _ACCESSES_OF_ALL = Range(0.25, 0.1, 0.4)
-"""Shares of memory instructions where no counter tells them."""
+"""Share of memory instructions where no counter tells them."""
+_ACCESSES_OF_WAVEFRONTS = Range(0.5, 0.25, 1.0)
+"""Accesses to shared memory per wavefront where they are not counted: lanes with 16 B each have one in 4."""
 _THREE_REGISTERS = Range(0.8, 0.5, 1.0)
 """Share of multiply-adds that read three registers; the others have a constant or one register twice."""
 _L1_REQUESTS_OF_SECTORS = Range(0.12, 0.06, 0.25)
@@ -173,16 +180,29 @@ def counts_of(
         calibration: its factors and GPU.
         mix: shares.
     """
-    table = _Table(counters, time_s, clock_hz, calibration, mix)
+    blind = [name for name in _REPLACEABLE if not counters.get(name, 1.0) and _saw_nothing(calibration, name)]
+    seen = {name: total for name, total in counters.items() if name not in blind}
+    table = _Table(seen, time_s, clock_hz, calibration, mix)
     values: dict[str, Range] = {}
     for part in (table.issue, table.fma, table.pipes, table.tensor, table.shared, table.levels):
         values.update(part())
     present = {unit: one for unit, one in values.items() if one.value > 0 or one.high > 0}
     unknown = sorted(set(present) - calibration.units - _REFINEMENTS)
-    notes = list(table.notes)
+    notes = [f"{name} saw nothing in any microbenchmark either: it is taken as not counted" for name in blind]
+    notes += table.notes
     if unknown:
         notes.append(f"the calibration has no energy for {', '.join(unknown)}: they cost nothing in this prediction")
-    return Counts(present, tuple(notes), table.busy())
+    return Counts(present, tuple(notes), table.busy(), table.active())
+
+
+_REPLACEABLE = ("pipe_lsu_instructions", "l1_requests", "l2_requests", "l2_write_sectors", "pipe_fmaheavy_instructions")
+"""Counters without which something is assumed in their place."""
+
+
+def _saw_nothing(calibration: Calibration, counter: str) -> bool:
+    """Whether a counter stayed at 0 under all microbenchmarks, memory's among them: it does not work on this GPU."""
+    seen = [factors[counter] for factors in calibration.factors.values() if counter in factors]
+    return bool(seen) and not any(seen)
 
 
 _REFINEMENTS = frozenset({L1_REQUEST, L2_REQUEST, HBM_ACTIVE, "fp32_operands", "fp64_operands"})
@@ -230,13 +250,15 @@ class _Table:
         return found
 
     def _accesses(self, instructions: float) -> Range:
-        """Those of the load and store pipe; uncounted, they are among those of no arithmetic pipe, beside branches."""
+        """Those of the load and store pipe; uncounted, by what they move, at most all of no arithmetic pipe."""
         if "pipe_lsu_instructions" in self._counters:
             return Range.exact(self._counters["pipe_lsu_instructions"])
-        pipes = ("pipe_fma_instructions", "pipe_alu_instructions", "pipe_xu_instructions")
-        if not all(name in self._counters for name in pipes):
+        requests, wavefronts = self._l1_requests(), self._own_wavefronts()
+        if requests is None or wavefronts is None:
             return _ACCESSES_OF_ALL * instructions
-        return _ACCESSES_OF_REST * max(instructions - sum(self._counters[name] for name in pipes), 0.0)
+        pipes = ("pipe_fma_instructions", "pipe_alu_instructions", "pipe_xu_instructions")
+        computing = sum(self._counters.get(name, 0.0) for name in pipes) + self._fp64_operations() / _LANES
+        return (requests + _ACCESSES_OF_WAVEFRONTS * wavefronts).at_most(max(instructions - computing, 0.0))
 
     def fma(self) -> dict[str, Range]:
         """The FMA pipes, which mix formats."""
@@ -273,12 +295,13 @@ class _Table:
         xu = self._total("pipe_xu_instructions", "special functions cost nothing here")
         if xu is not None:
             found["special"] = Range.exact(xu * _LANES)
-        fp64 = self._counters.get("pipe_fp64_cycles")
-        if fp64 is not None:
-            operations = fp64 / self._factor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES)
-            found["fp64"] = Range.exact(operations)
-            found["fp64_operands"] = _THREE_REGISTERS * operations
+        operations = self._fp64_operations()
+        found["fp64"] = Range.exact(operations)
+        found["fp64_operands"] = _THREE_REGISTERS * operations
         return found
+
+    def _fp64_operations(self) -> float:
+        return self._counters.get("pipe_fp64_cycles", 0.0) / self._factor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES)
 
     def tensor(self) -> dict[str, Range]:
         """FLOP of the tensor pipes."""
@@ -319,17 +342,22 @@ class _Table:
 
     def shared(self) -> dict[str, Range]:
         """Shared memory by wavefronts of 128 B, less those of operands that ``wgmma`` reads: its energy holds them."""
-        wavefronts = self._total("shared_wavefronts", "shared memory costs nothing here")
+        self._total("shared_wavefronts", "shared memory costs nothing here")
+        wavefronts = self._own_wavefronts()
         if wavefronts is None:
             return {}
-        share = self._mix.shared_read
+        share, total = self._mix.shared_read, wavefronts * _WAVEFRONT_BYTES
+        return {"shared_read": share * total, "shared_write": share.rest * total}
+
+    def _own_wavefronts(self) -> float | None:
+        """Of accesses, without those of ``wgmma``'s operands."""
+        wavefronts = self._counters.get("shared_wavefronts")
         operands = sum(
             one.value * self._factor(unit, "shared_wavefronts", _WGMMA_WAVEFRONTS.get(unit, 0.0))
             for unit, one in self._tensor.items()
             if unit.startswith("wgmma_")
         )
-        total = max(wavefronts - operands, 0.0) * _WAVEFRONT_BYTES
-        return {"shared_read": share * total, "shared_write": share.rest * total}
+        return None if wavefronts is None else max(wavefronts - operands, 0.0)
 
     def levels(self) -> dict[str, Range]:
         """L1 by sectors; HBM by bytes; L2 by bytes less what HBM traffic counts twice there."""
@@ -337,8 +365,8 @@ class _Table:
         sectors = self._total("l1_sectors", "L1 costs nothing here")
         if sectors is not None:
             found["l1"] = Range.exact(sectors * _SECTOR_BYTES)
-            counted = self._counters.get("l1_requests")
-            found[L1_REQUEST] = _L1_REQUESTS_OF_SECTORS * sectors if counted is None else Range.exact(counted)
+        if (requests := self._l1_requests()) is not None:
+            found[L1_REQUEST] = requests
         hbm = {}
         for unit, counter in (("hbm_read", "dram_read_bytes"), ("hbm_write", "dram_write_bytes")):
             total = self._total(counter, f"{unit.replace('_', ' ')} costs nothing here")
@@ -351,6 +379,13 @@ class _Table:
         moved = self._l2(l2, hbm["hbm_read"], hbm["hbm_write"])
         return found | moved | {L2_REQUEST: self._l2_requests(moved, hbm)}
 
+    def _l1_requests(self) -> Range | None:
+        """As counted, else from the sectors."""
+        if "l1_requests" in self._counters:
+            return Range.exact(self._counters["l1_requests"])
+        sectors = self._counters.get("l1_sectors")
+        return None if sectors is None else _L1_REQUESTS_OF_SECTORS * sectors
+
     def busy(self) -> Range:
         """As sampled; SMs on the mean are active for less, as kernels do not fill them all."""
         active = self._active_share()
@@ -358,6 +393,11 @@ class _Table:
             share = min(self._counters["gpu_busy_s"] / self._time_s, 1.0)
             return Range(share, min(active or share, share), share)
         return Range(1.0, 1.0 if active is None else active, 1.0)
+
+    def active(self) -> Range:
+        """As counted: gaps between kernels may be too short for a supply to tell them from partly filled grids."""
+        share = self._active_share()
+        return Range.exact(1.0) if share is None else Range(share, share, 1.0)
 
     def _active_share(self) -> float | None:
         """Of SMs and time."""

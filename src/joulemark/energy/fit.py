@@ -1,8 +1,9 @@
 """Windows to coefficients: a non-negative least-squares fit with an interval on every coefficient (pure).
 
 Power of a window is static power and what stands above it: the sum over its rates of coefficient times rate, and the
-loss of the core's supply, which grows as the square of the core's part of that sum (all but HBM). The loss is a column
-like the others, whose rate is the square of what the measured power leaves for the core: both are found by turns.
+loss of the core's supply, which grows as the square of the core's part of that sum (all but HBM); with fewer SMs
+active, the part of it that lies with each SM is larger. The losses are columns like the others, whose rate is the
+square of what the measured power leaves for the core: both are found by turns.
 
 Zero operands have activity 0, so that only the control of a unit shows; random ones have activity 1. Levels are nested
 in the counts, so a coefficient is an increment. Intervals are of a wild bootstrap over windows and repeats (Wu,
@@ -27,7 +28,20 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import HBM_ACTIVE, L2_REQUEST, STATIC, SUPPLY, UNITS, Part, columns, fed_by_core
+from joulemark.energy.units import (
+    HBM_ACTIVE,
+    L2_REQUEST,
+    LOSSES,
+    SM_ACTIVE,
+    SM_SUPPLY,
+    STATIC,
+    SUPPLY,
+    UNITS,
+    Part,
+    columns,
+    fed_by_core,
+    of_sms,
+)
 from joulemark.energy.windows import BURST
 from joulemark.errors import MeasurementError
 
@@ -57,8 +71,10 @@ _INSEPARABLE = 0.95
 _HBM_BYTES = ("hbm_read", "hbm_write")
 _LOW_RATE = 0.35
 """Of the highest rate of the memory: below it, a window tells what the memory costs in use from what its bytes cost."""
-_TURNS, _SETTLED = 20, 1e-5
-"""Turns of coefficients and the supply's loss at most, and the relative change of the loss that ends them."""
+_FEWEST_PAUSED = 5
+"""Windows of SMs that pause between iterations: without them, how much an SM draws and how many do are one variable."""
+_TURNS, _SETTLED = 40, 1e-5
+"""Turns of coefficients and the supply's losses at most, and the relative change of the losses that ends them."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +83,8 @@ class Design:
 
     Args:
         columns: (unit, part) of each coefficient, shape [p].
-        rates: count per second, times activity for a datapath, shape [n, p]; of the supply's loss, once it is fitted,
-            the square of the core's power without it, in W².
+        rates: count per second, times activity for a datapath, shape [n, p]; of the supply's losses, once they are
+            fitted, the square of the core's power without them, in W².
         power: in W, shape [n].
         sigma: standard deviation that a window's power is given, in W, shape [n].
         repeat: number of the repeat, shape [n].
@@ -97,7 +113,32 @@ class Design:
     @cached_property
     def memory(self) -> NDArray[np.bool_]:
         """Columns of the memory, shape [p]."""
-        return np.array([not fed_by_core(unit) and unit not in (STATIC, SUPPLY) for unit, _ in self.columns])
+        return np.array([not fed_by_core(unit) and unit not in (STATIC, *LOSSES) for unit, _ in self.columns])
+
+    def concentration(self, rates: Array) -> Array:
+        """All SMs over those that are active on the mean, less 1; 0 where none is.
+
+        Args:
+            rates: as in the design, shape [..., p].
+        """
+        index = [i for i, (unit, _) in enumerate(self.columns) if unit == SM_ACTIVE]
+        if not index:
+            return np.zeros(rates.shape[:-1])
+        active, most = rates[..., index[0]], float(self.rates[:, index[0]].max())
+        found: Array = np.divide(most, active, out=np.ones_like(active), where=active > 0)
+        return np.maximum(found - 1, 0.0)
+
+    def crowding(self, rates: Array, values: Array) -> Array:
+        """What the loss in the SMs' supply is multiplied by, where it is taken as a loss of all of the core's power.
+
+        Args:
+            rates: as in the design, shape [..., p].
+            values: coefficients, shape [p].
+        """
+        sms = np.array([of_sms(unit) for unit, _ in self.columns])
+        of_core, in_sms = (rates[..., mask] @ values[mask] for mask in (self.core, sms))
+        share: Array = np.divide(in_sms, of_core, out=np.zeros_like(of_core), where=of_core > 0)
+        return self.concentration(rates) * share**2
 
     @property
     def stretches(self) -> NDArray[np.int64]:
@@ -142,17 +183,24 @@ class Fit:
             offset_w: of static power, in W.
         """
         core, memory = (rates[..., mask] @ self.values[mask] for mask in (self.design.core, self.design.memory))
-        drawn: Array = self._static_w + offset_w + memory + with_loss(core, self.supply)
+        drawn: Array = self._static_w + offset_w + memory + with_loss(core, self.loss_at(rates))
         return drawn
 
-    def core_w(self, power_w: float, offset_w: float, memory_w: float) -> float:
-        """Of a measured power, what the core got above static power: without the memory and the supply's loss, in W."""
-        return float(without_loss(np.asarray(power_w - self._static_w - offset_w - memory_w), self.supply))
+    def core_w(self, window: CalibrationWindow) -> float:
+        """Of a window's power, what the core got above static power: without the memory and the supply's loss, in W."""
+        row = np.array(rates_of(window, self.design.columns))
+        memory_w = row[self.design.memory] @ self.values[self.design.memory]
+        drawn_w = (window.power_w or 0.0) - self._static_w - self.offset_w(window) - memory_w
+        return float(without_loss(np.asarray(drawn_w), self.loss_at(row)))
 
     @property
     def supply(self) -> float:
-        """Loss of the supply, per W."""
+        """Loss of the supply with all SMs active, per W."""
         return self._value(SUPPLY)
+
+    def loss_at(self, rates: Array) -> Array:
+        """Loss of the supply per W of the core's power, shape [...]; rates are as in the design, shape [..., p]."""
+        return self.supply + self._value(SM_SUPPLY) * self.design.crowding(rates, self.values)
 
     @property
     def _static_w(self) -> float:
@@ -193,7 +241,7 @@ def with_loss(core_w: Array, supply: float | Array) -> Array:
     return drawn
 
 
-def without_loss(drawn_w: Array, supply: float) -> Array:
+def without_loss(drawn_w: Array, supply: float | Array) -> Array:
     """The inverse of :func:`with_loss`; below 0 there is no loss."""
     got: Array = 2 * drawn_w / (1 + np.sqrt(1 + 4 * supply * np.maximum(drawn_w, 0.0)))
     return got
@@ -228,12 +276,12 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     if not used:
         reasons = Counter(left_out.values()).most_common(1)
         raise MeasurementError(f"no window of {len(windows)} can be fitted: {reasons[0][0] if reasons else 'none'}")
-    names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC, SUPPLY}
+    names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC, *LOSSES}
     chosen = columns(dict.fromkeys(names - _not_told_apart(used)))
     rates = np.array([rates_of(window, chosen) for window in used])
     merged = _merged(chosen, rates)
     single = {(unit, "datapath") for unit in merged}
-    moving = [i for i, one in enumerate(chosen) if one[0] == SUPPLY or (rates[:, i].any() and one not in single)]
+    moving = [i for i, one in enumerate(chosen) if one[0] in LOSSES or (rates[:, i].any() and one not in single)]
     power = np.array([window.power_w for window in used], dtype=float)
     sigma = np.hypot(_NOISE_W, _NOISE_RELATIVE * power)
     repeat = np.array([0 if window.point.benchmark == "idle" else window.point.repeat for window in used])
@@ -243,13 +291,18 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
 
 
 def _not_told_apart(used: Sequence[CalibrationWindow]) -> set[str]:
-    """Units that these windows cannot tell from another: lines always asked for whole, memory always near its peak."""
+    """Units that these windows cannot tell from another.
+
+    Lines always asked for whole, memory always near its peak, SMs that always work without a pause.
+    """
     found = set()
     if not any(SUITE[window.point.benchmark].unit == L2_REQUEST for window in used):
         found.add(L2_REQUEST)
     moved = [rate for window in used if (rate := sum(window.rates.get(unit, 0.0) for unit in _HBM_BYTES))]
     if min(moved, default=1.0) > _LOW_RATE * max(moved, default=1.0):
         found.add(HBM_ACTIVE)
+    if sum(window.sleep_ns > 0 and window.point.operands == "random" for window in used) < _FEWEST_PAUSED:
+        found.add(SM_SUPPLY)
     return found
 
 
@@ -321,20 +374,24 @@ def fit(design: Design, draws: int = DRAWS, seed: int = 0) -> Fit:
 
 
 def _with_supply(design: Design, target: Array) -> tuple[Design, _Solver]:
-    """The design with the rates of the supply's loss, and what solves it."""
+    """The design with the rates of the supply's losses, and what solves it."""
     index = {unit: i for i, (unit, _) in enumerate(design.columns)}
-    supply, static = index[SUPPLY], index[STATIC]
-    loss, other_w = 0.0, np.full(len(design.power), design.power.min())
+    static, columns_of = index[STATIC], [index[unit] for unit in LOSSES if unit in index]
+    losses, crowding = np.zeros(len(columns_of)), design.concentration(design.rates)
+    other_w = np.full(len(design.power), design.power.min())
     for _ in range(_TURNS):
+        factors = np.stack([np.ones_like(crowding), crowding])[: len(columns_of)]
+        core_w = np.maximum(without_loss(design.power - other_w, losses @ factors), 0.0)
         rates = design.rates.copy()
-        rates[:, supply] = np.maximum(without_loss(design.power - other_w, loss), 0.0) ** 2
+        rates[:, columns_of] = (core_w**2 * factors).T
         design = replace(design, rates=rates)
         solver = _Solver(design)
         values, offsets = solver.solve(target)
-        before, loss = loss, float(values[supply])
+        before, losses = losses, values[columns_of]
         memory_w = rates[:, design.memory] @ values[design.memory]
         other_w = values[static] + offsets[design.stretches] + memory_w
-        if abs(loss - before) <= _SETTLED * loss:
+        crowding = design.crowding(rates, values)
+        if np.abs(losses - before).max() <= _SETTLED * losses.max():
             break
     return design, solver
 

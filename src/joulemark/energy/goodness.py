@@ -28,6 +28,8 @@ _FEWEST_BURSTS = 2
 _BURST_NOISE_W = 2.0
 """Of the difference between two windows, from which a share is worked out: static power drifts."""
 _SAME_RATE = 0.02
+_CURVE_POINTS = 6
+"""Capped windows from which a curve of the voltage is drawn rather than a line."""
 _CORE_SHARE = 0.4
 """Of a capped window's power: below it, errors of memory's and static power would pass for the law of the core."""
 
@@ -253,43 +255,49 @@ def activities(fitted: Fit, windows: Iterable[CalibrationWindow]) -> list[dict[s
 def frequency_law(fitted: Fit, windows: Iterable[CalibrationWindow]) -> dict[str, Json]:
     """How the energy of core units falls with the clock, from windows that the power limit slowed down.
 
-    ``e(f) = e(f_max) · (1 - β (1 - f/f_max))²``: the voltage falls linearly with the clock. β is the least-squares
-    fit over the capped windows; static power and HBM keep theirs. β = 1 is the law f², β = 0 a constant voltage.
+    ``e(f) = e(f_max) · v²`` with :func:`joulemark.energy.model.voltage` v: β is its slope at the highest clock, γ how
+    it flattens below. Both are a least-squares fit over the capped windows; γ is 0 where they do not show it. Static
+    power and HBM keep theirs. β = 1 with γ = 0 is the law f², β = 0 a constant voltage.
     """
     points = [point for window in windows if (point := _law_point(fitted, window)) is not None]
     spread = max((x for x, _ in points), default=1.0) - min((x for x, _ in points), default=1.0)
+    known: dict[str, Json] = {"n": len(points), "points": [list(point) for point in points]}
     if len(points) < 3 or spread < 0.02:
         why = f"{len(points)} capped windows over {spread:.1%} of the clock; three over 2 % are needed"
-        return {
-            "beta": None,
-            "interval": None,
-            "n": len(points),
-            "clock_range": None,
-            "points": [list(point) for point in points],
-            "reason": why,
-        }
+        return dict.fromkeys(("beta", "interval", "curvature", "covariance", "clock_range")) | known | {"reason": why}
     drop = np.array([1 - x for x, _ in points])
-    voltage = np.array([1 - np.sqrt(max(s, 0.0)) for _, s in points])
-    beta = float(drop @ voltage / (drop @ drop))
-    left = voltage - beta * drop
-    error = float(np.sqrt((left @ left) / max(len(points) - 1, 1) / (drop @ drop)))
-    low, high = min(x for x, _ in points), max(x for x, _ in points)
-    return {
-        "beta": beta,
-        "interval": [beta - 2 * error, beta + 2 * error],
-        "n": len(points),
-        "clock_range": [low, high],
-        "points": [list(point) for point in points],
+    lost = np.array([1 - np.sqrt(max(s, 0.0)) for _, s in points])
+    found, covariance = _least_squares(np.column_stack([drop, -(drop**2)]), lost)
+    if len(points) < _CURVE_POINTS or found[1] < 2 * np.sqrt(covariance[1, 1]):
+        (beta,), ((variance,),) = _least_squares(drop[:, None], lost)
+        found, covariance = np.array([beta, 0.0]), np.array([[variance, 0.0], [0.0, 0.0]])
+    error = float(np.sqrt(covariance[0, 0]))
+    return known | {
+        "beta": float(found[0]),
+        "interval": [float(found[0]) - 2 * error, float(found[0]) + 2 * error],
+        "curvature": float(found[1]),
+        "covariance": covariance.tolist(),
+        "clock_range": [min(x for x, _ in points), max(x for x, _ in points)],
         "reason": None,
     }
+
+
+def _least_squares(columns: Array, wanted: Array) -> tuple[Array, Array]:
+    """Coefficients and their covariance."""
+    inverse = np.linalg.pinv(columns.T @ columns)
+    found: Array = inverse @ columns.T @ wanted
+    left = wanted - columns @ found
+    covariance: Array = inverse * float(left @ left) / max(len(wanted) - columns.shape[1], 1)
+    return found, covariance
 
 
 def bursts(fitted: Fit, windows: Sequence[CalibrationWindow]) -> dict[str, Json]:
     """Which share of the supply's loss follows the power of the moment; the rest follows its mean.
 
     A load that is busy for a share d of the time loses ``ρ·C²·(1 + f·(1/d − 1))`` in the supply: f is 1 for a current
-    through a resistance, 0 for a leakage that follows the temperature. f is the least-squares fit over windows in
-    bursts, each beside one of the same load without a pause, so that its coefficients' errors cancel.
+    through a resistance, 0 for a leakage that follows the temperature. What lies with each SM follows the moment by
+    itself: SMs are active for that share. f is the least-squares fit over windows in bursts, each beside one of the
+    same load without a pause, so that its coefficients' errors cancel.
     """
     random = [one for one in windows if one.point.operands == "random"]
     steady = {one.point.benchmark: one for one in random if one.point.duty == "full"}
@@ -313,16 +321,12 @@ def _gain_and_loss(fitted: Fit, burst: CalibrationWindow, steady: CalibrationWin
         return None
     unit = SUITE[burst.point.benchmark].unit
     busy = burst.rates[unit] / steady.rates[unit]
-    core = busy * fitted.core_w(steady.power_w, fitted.offset_w(steady), _memory_w(fitted, steady))
+    core = busy * fitted.core_w(steady)
     static = static_power(fitted, burst) - _power_of(fitted, burst, SM_ACTIVE)
-    lost = burst.power_w - static - _memory_w(fitted, burst) - core
-    mean = fitted.supply * core**2
-    return (mean * (1 / busy - 1), lost - mean) if 0 < busy < 1 else None
-
-
-def _memory_w(fitted: Fit, window: CalibrationWindow) -> float:
-    parts = np.array(rates_of(window, fitted.design.columns)) * fitted.values
-    return float(parts[fitted.design.memory].sum())
+    row = np.array(rates_of(burst, fitted.design.columns))
+    lost = burst.power_w - static - float(row[fitted.design.memory] @ fitted.values[fitted.design.memory]) - core
+    most = fitted.supply * core**2 * (1 / busy - 1) if busy else 0.0
+    return (most, lost - float(fitted.loss_at(row)) * core**2) if 0 < busy < 1 else None
 
 
 def _all_fitted(fitted: Fit, window: CalibrationWindow) -> bool:
@@ -353,5 +357,4 @@ def _law_point(fitted: Fit, window: CalibrationWindow) -> tuple[float, float] | 
     core = float(parts[fitted.design.core].sum() - active)
     if core <= _CORE_SHARE * window.power_w:
         return None
-    got = fitted.core_w(window.power_w, fitted.offset_w(window), float(parts[fitted.design.memory].sum()))
-    return state.sm_clock_hz / state.max_sm_clock_hz, float((got - active) / core)
+    return state.sm_clock_hz / state.max_sm_clock_hz, float((fitted.core_w(window) - active) / core)

@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from joulemark.energy import bits
 from joulemark.energy.counters import Counts, Range
 from joulemark.energy.fit import with_loss
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import MOVEMENT_GROUPS, SM_ACTIVE, STATIC, SUPPLY, UNITS, Part, fed_by_core
+from joulemark.energy.units import (
+    LOSSES,
+    MOVEMENT_GROUPS,
+    SM_ACTIVE,
+    SM_SUPPLY,
+    STATIC,
+    SUPPLY,
+    UNITS,
+    Part,
+    fed_by_core,
+    of_sms,
+)
 from joulemark.errors import MeasurementError
 
 if TYPE_CHECKING:
@@ -29,7 +41,8 @@ _BITS: Mapping[str, tuple[int, int]] = {
 """Bits of sign and mantissa, and of the exponent."""
 _LOWEST_CLOCK = 0.2
 _LEAST_BUSY = 0.02
-_STATIC_UNITS = frozenset({STATIC, SM_ACTIVE, SUPPLY})
+_STRAIGHT = 1e-9
+_STATIC_UNITS = frozenset({STATIC, SM_ACTIVE, *LOSSES})
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +88,21 @@ class Prediction:
     sampled: Sampled = field(repr=False, compare=False)
 
 
-def activities_of(calibration: Calibration, given: float | None = None, dtype: str | None = None) -> dict[str, Range]:
+def activities_of(
+    calibration: Calibration, given: float | None = None, dtype: str | None = None, memory_bits: float | None = None
+) -> dict[str, Range]:
     """Activity of each unit's operands: given, or that of normal values where it was measured, or assumed 0.8.
 
     Args:
         calibration: with what was measured.
         given: one activity for all units.
         dtype: number format of what lies in memory; bf16 unless it is said.
+        memory_bits: toggling of what lies in memory (:func:`joulemark.energy.bits.toggling`), where it is known.
     """
     if given is not None:
         return dict.fromkeys(calibration.units, Range.exact(given))
     measured = {kind: _measured(calibration, kind) for kind in ("normal", "normal_fp32")}
-    return {unit: _activity(unit, dtype, measured) for unit in calibration.units}
+    return {unit: _activity(unit, dtype, measured, memory_bits) for unit in calibration.units}
 
 
 def _measured(calibration: Calibration, operands: str) -> dict[str, float]:
@@ -98,11 +114,15 @@ def _measured(calibration: Calibration, operands: str) -> dict[str, float]:
     }
 
 
-def _activity(unit: str, dtype: str | None, measured: Mapping[str, Mapping[str, float]]) -> Range:
+def _activity(
+    unit: str, dtype: str | None, measured: Mapping[str, Mapping[str, float]], memory_bits: float | None
+) -> Range:
     """Measured, else derived; a level of memory without a measurement has that of the others: the data are the same."""
     if UNITS[unit].group not in MOVEMENT_GROUPS:
         one = measured["normal"].get(unit)
         return _ASSUMED_ACTIVITY if one is None else _around(one)
+    if memory_bits is not None:
+        return _around(bits.activity(memory_bits, {kind: by[unit] for kind, by in measured.items() if unit in by}))
     known = measured["normal_fp32" if dtype == "fp32" else "normal"] or measured["normal"]
     levels = [value for name, value in known.items() if UNITS[name].group in MOVEMENT_GROUPS]
     if not levels:
@@ -134,6 +154,7 @@ class Model:
         calibration: of the GPU.
         activity: of all operands; by default as :func:`activities_of` says.
         dtype: number format of what lies in memory.
+        memory_bits: toggling of what lies in memory, where it is known.
         static_offset_w: static power beyond the calibration's, as an idle board showed it, in W.
         scale: unit → factor on its energy, for what-if questions.
         seed: of the draws for intervals.
@@ -147,9 +168,10 @@ class Model:
         seed: int = 0,
         dtype: str | None = None,
         static_offset_w: float = 0.0,
+        memory_bits: float | None = None,
     ) -> None:
         self.calibration = calibration
-        self._activity = activities_of(calibration, activity, dtype)
+        self._activity = activities_of(calibration, activity, dtype, memory_bits)
         factors = np.array([(scale or {}).get(unit, 1.0) for unit, _ in calibration.columns])
         self._values = calibration.values * factors
         self._draws = calibration.draw_matrix * factors
@@ -157,8 +179,8 @@ class Model:
         self._static = np.array([unit in _STATIC_UNITS for unit, _ in calibration.columns])
         self._fed_by_core = np.array([fed_by_core(unit) for unit, _ in calibration.columns])
         self._drifting = np.array([unit == STATIC for unit, _ in calibration.columns])
-        supply = np.array([unit == SUPPLY for unit, _ in calibration.columns])
-        self._supply, self._supply_draws = float(self._values[supply].sum()), self._draws[:, supply].sum(axis=1)
+        self._of_sms = np.array([of_sms(unit) for unit, _ in calibration.columns])
+        self._losses = tuple(self._column(unit) for unit in (SUPPLY, SM_SUPPLY))
         self._values = self._values + np.where(self._drifting, static_offset_w, 0.0)
         self._draws = self._draws + np.where(self._drifting, static_offset_w, 0.0)
         self._drift_w = float(np.std(calibration.goodness.get("static_offsets_w") or [0.0]))
@@ -179,9 +201,10 @@ class Model:
             MeasurementError: the clock is below its highest and the calibration has no law.
         """
         row = self._row(counts, time_s)
-        scale = self._scale(clock, self.beta if clock < 1.0 else 0.0)
-        loss = self._supply * _more_in_bursts(self._follows, counts.busy.value)
-        parts = self._drawn(row * self._values * scale, time_s, loss)
+        scale = self._scale(voltage(clock, *self._law(clock)))
+        loss, in_sms = (value for value, _ in self._losses)
+        losses = (loss * _more_in_bursts(self._follows, counts.busy.value), in_sms * _crowding(counts.active.value))
+        parts = self._drawn(row * self._values * scale, time_s, *losses)
         sampled = self._sampled(counts, time_s, clock)
         dynamic = sampled.energy[:, ~self._static].sum(axis=1)
         energy = float(parts.sum())
@@ -199,20 +222,21 @@ class Model:
             sampled,
         )
 
-    @property
-    def beta(self) -> float:
-        """Of the frequency law.
+    def _law(self, clock: float) -> tuple[float, float]:
+        """Slope and curvature of the voltage over the clock.
 
         Raises:
-            MeasurementError: the calibration has none.
+            MeasurementError: the calibration has none, and the clock is below its highest.
         """
-        beta = self.calibration.frequency_law.get("beta")
-        if beta is None:
+        if clock >= 1.0:
+            return 0.0, 0.0
+        law = self.calibration.frequency_law
+        if law.get("beta") is None:
             raise MeasurementError(
-                f"no law of energy over clock in this calibration: {self.calibration.frequency_law.get('reason')}",
+                f"no law of energy over clock in this calibration: {law.get('reason')}",
                 "calibrate without --quick on a GPU whose power limit some microbenchmark meets",
             )
-        return float(beta)
+        return float(law["beta"]), float(law.get("curvature") or 0.0)
 
     def _row(self, counts: Counts, time_s: float) -> Array:
         row = []
@@ -221,16 +245,28 @@ class Model:
             row.append(count * (self._activity[unit].value if part == "datapath" else 1.0))
         return np.array(row)
 
-    def _drawn(self, parts: Array, time_s: float, supply: float | Array) -> Array:
-        """Parts as the board draws them, in J, shape [..., p]: those of the core share its supply's loss."""
-        core = np.where(self._fed_by_core, parts, 0.0).sum(axis=-1) / time_s
-        grown = np.divide(with_loss(core, supply), core, out=np.ones_like(core), where=core > 0)
+    def _column(self, unit: str) -> tuple[float, Array]:
+        """Value and draws of a coefficient of one part; 0 where the calibration has none."""
+        mask = np.array([name == unit for name, _ in self.calibration.columns])
+        return float(self._values[mask].sum()), self._draws[:, mask].sum(axis=1)
+
+    def _drawn(self, parts: Array, time_s: float, supply: float | Array, in_sms: float | Array) -> Array:
+        """Parts as the board draws them, in J, shape [..., p]: those of the core share its supply's loss.
+
+        Args:
+            parts: without it.
+            time_s: of the work.
+            supply, in_sms: loss per W of the core's and of the SMs' power.
+        """
+        core, sms = (np.where(mask, parts, 0.0).sum(axis=-1) / time_s for mask in (self._fed_by_core, self._of_sms))
+        drawn_w = with_loss(core, supply) + in_sms * sms**2
+        grown = np.divide(drawn_w, core, out=np.ones_like(core), where=core > 0)
         drawn: Array = parts * np.where(self._fed_by_core, grown[..., None], 1.0)
         return drawn
 
-    def _scale(self, clock: float, beta: float | Array) -> Array:
-        voltage = np.asarray((1 - np.asarray(beta) * (1 - clock)) ** 2)
-        scaled: Array = np.where(self._core & ~self._static, voltage[..., None], 1.0)
+    def _scale(self, volts: float | Array) -> Array:
+        """Factor on each coefficient at a voltage, over that of the highest clock."""
+        scaled: Array = np.where(self._core & ~self._static, np.asarray(volts)[..., None] ** 2, 1.0)
         return scaled
 
     def _sampled(self, counts: Counts, time_s: float, clock: float) -> Sampled:
@@ -245,16 +281,24 @@ class Model:
             columns.append(count * activity[unit] if part == "datapath" else count)
         energy: Array = np.column_stack(columns) * self._draws
         energy[:, self._drifting] += (time_s * rng.normal(0.0, self._drift_w, draws))[:, None]
-        energy = energy * self._scale(clock, self._beta_draws(clock, rng, draws))
+        energy = energy * self._scale(self._voltage_draws(clock, rng, draws))
         follows = np.clip(rng.normal(self._follows, self._follows_error, draws), 0.0, 1.0)
-        loss = self._supply_draws * _more_in_bursts(follows, _draw(counts.busy, rng, draws))
-        return Sampled(self._drawn(energy, time_s, loss), share)
+        loss, in_sms = (drawn for _, drawn in self._losses)
+        losses = (
+            loss * _more_in_bursts(follows, _draw(counts.busy, rng, draws)),
+            in_sms * _crowding(_draw(counts.active, rng, draws)),
+        )
+        return Sampled(self._drawn(energy, time_s, *losses), share)
 
-    def _beta_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
+    def _voltage_draws(self, clock: float, rng: np.random.Generator, draws: int) -> Array:
         if clock >= 1.0:
-            return np.zeros(draws)
-        lo, hi = self.calibration.frequency_law["interval"]
-        return rng.normal(self.beta, (hi - lo) / 4, draws)
+            return np.ones(draws)
+        law = self.calibration.frequency_law
+        lo, hi = law["interval"]
+        covariance = law.get("covariance") or [[((hi - lo) / 4) ** 2, 0.0], [0.0, 0.0]]
+        beta, curvature = rng.multivariate_normal(self._law(clock), covariance, draws, check_valid="ignore").T
+        volts: Array = voltage(clock, beta, np.maximum(curvature, 0.0))
+        return volts
 
     def under_limit(
         self, counts: Counts, time_s: float, limit_w: float, clock: float = 1.0, core_share: float = 1.0
@@ -278,8 +322,9 @@ class Model:
             return time_s * (core_share * clock / x + 1 - core_share)
 
         def power(x: float) -> float:
-            parts = self._row(counts, length(x)) * self._values * self._scale(x, self.beta if x < 1.0 else 0.0)
-            return float(self._drawn(parts, length(x), self._supply).sum() / length(x))
+            parts = self._row(counts, length(x)) * self._values * self._scale(voltage(x, *self._law(x)))
+            loss, in_sms = (value for value, _ in self._losses)
+            return float(self._drawn(parts, length(x), loss, in_sms * _crowding(counts.active.value)).sum() / length(x))
 
         if power(1.0) <= limit_w:
             return self.predict(counts, length(1.0), 1.0)
@@ -294,9 +339,23 @@ class Model:
         return self.predict(counts, length(low), low)
 
 
+def voltage(clock: float, slope: float | Array, curvature: float | Array) -> Any:
+    """Voltage of the core over that at the highest clock: ``1 - slope · d + curvature · d²``, d the drop of the clock.
+
+    Where it would rise again it stays: no chip runs slower at a higher voltage.
+    """
+    drop = np.minimum(1 - clock, slope / np.maximum(2 * np.asarray(curvature), _STRAIGHT))
+    return np.maximum(1 - slope * drop + curvature * drop**2, 0.0)
+
+
 def _more_in_bursts(follows: float | Array, busy: float | Array) -> Any:
     """Factor on the supply's loss of a load that is busy for a share of the time; see ``goodness.bursts``."""
     return 1 + follows * (1 / np.maximum(busy, _LEAST_BUSY) - 1)
+
+
+def _crowding(active: float | Array) -> Any:
+    """Factor on the loss in the SMs' supply: 0 where all are active all of the time."""
+    return 1 / np.maximum(active, _LEAST_BUSY) - 1
 
 
 def _draw(one: Range, rng: np.random.Generator, draws: int) -> Array:

@@ -77,6 +77,8 @@ _LESS: Mapping[str, str] = {"full": "half", "half": "quarter", "quarter": "eight
 """With more SMs than tiles two would share one, and requests that come together reach the L2 as one."""
 _IN_BURSTS = ("fp64", "fp16x2", "mma_int8", "l2_read", "hbm_read")
 """Whether the supply's loss follows power within milliseconds, or its mean: a load's gaps then cost more or less."""
+_PAUSED_FIRST = ("fp64", "fp16x2", "mma_bf16", "mma_int8", "wgmma_bf16", "wgmma_fp8", "l1_read")
+"""Loads whose SMs pause already among the lines: they tell the supply's loss with each SM from that of all."""
 _IDLE_EVERY = 25
 
 
@@ -130,6 +132,10 @@ def _cells(benchmark: Benchmark, part: Part) -> list[tuple[str, str, str]]:
         cells.append((name, "random", "eighth"))
     if name in _IN_BURSTS and part == "lines":
         cells.append((name, "random", BURST))
+    if name in _PAUSED_FIRST and part != "short":
+        cells = [cell for cell in cells if cell[1:] != ("random", "paused")]
+        if part == "lines":
+            cells.append((name, "random", "paused"))
     if benchmark.unit == L2_REQUEST:
         cells = [(name, kind, _LESS[duty]) for _, kind, duty in cells if duty in _LESS]
     if benchmark.level == "hbm":

@@ -156,18 +156,9 @@ class WhatIf:
     clock: float
 
 
-def scaled(
-    calibration: Calibration,
-    counts: Counts,
-    time_s: float,
-    scale: Mapping[str, float],
-    activity: float | None = None,
-    dtype: str | None = None,
-) -> WhatIf:
-    """The same work on a GPU whose units cost ``scale`` times as much."""
-    before = Model(calibration, activity, dtype=dtype).predict(counts, time_s)
-    after = Model(calibration, activity, scale, dtype=dtype).predict(counts, time_s)
-    return _what_if(before, after)
+def scaled(before: Model, after: Model, counts: Counts, time_s: float) -> WhatIf:
+    """The same work on a GPU and on one whose units cost ``scale`` times as much."""
+    return _what_if(before.predict(counts, time_s), after.predict(counts, time_s))
 
 
 def limited(

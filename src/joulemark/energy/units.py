@@ -1,12 +1,14 @@
 """The units and memory levels that a calibration gives an energy, and what is counted of each (pure).
 
-``E = P_static·T + C·(1 + ρ·C/T) + M`` with ``C + M = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``,
-of which M is the memory's (HBM) and C the core's.
+``E = P_static·T + C·(1 + ρ·C/T) + ρ_sm·(1/a − 1)·S²/T + M`` with
+``C + M = P_sm·(SM time) + Σ_k (control_k + datapath_k · activity) · N_k``, of which M is the memory's (HBM), C the
+core's and S that of its SMs, a share a of which is active at a time.
 Control is what zero operands cost, datapath what their toggling adds (Antepara et al., *Benchmark-driven Models for
 Energy Analysis and Attribution of GPU-Accelerated Supercomputing*, SC'25). Levels are nested: a byte from HBM is
 counted at HBM, L2 and L1, so that each level's coefficient is the increment over the level above. ρ is the loss of the
-core's supply: conduction losses of voltage regulators and wiring grow as the square of the current. The memory has a
-supply of its own, whose loss is not told from its coefficients.
+core's supply: conduction losses of voltage regulators and wiring grow as the square of the current. ρ_sm is the part of
+it that lies with each SM: where a few draw what all could, theirs is larger. The memory has a supply of its own, whose
+loss is not told from its coefficients.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class Unit:
 
 
 STATIC, SM_ACTIVE, SUPPLY, HBM_ACTIVE = "static", "sm_active", "supply", "hbm_active"
+SM_SUPPLY = "sm_supply"
+LOSSES = (SUPPLY, SM_SUPPLY)
 INSTRUCTION, MEMORY_ACCESS, L1_REQUEST, L2_REQUEST = "instruction", "memory_access", "l1_request", "l2_request"
 
 _DTYPES = (("fp16", "FP16"), ("bf16", "BF16"), ("tf32", "TF32"), ("fp64", "FP64"), ("int8", "INT8"), ("fp8", "FP8"))
@@ -62,6 +66,7 @@ UNITS: Mapping[str, Unit] = {
         Unit(STATIC, "static", "s", "static", has_datapath=False),
         Unit(SM_ACTIVE, "static", "SM.s", "SM active", has_datapath=False),
         Unit(SUPPLY, "static", "J.W", "supply loss", has_datapath=False, scales_with_core_voltage=False),
+        Unit(SM_SUPPLY, "static", "J.W", "supply loss in SMs", has_datapath=False, scales_with_core_voltage=False),
         Unit(INSTRUCTION, "issue", "inst", "instruction issue", has_datapath=False),
         Unit(MEMORY_ACCESS, "issue", "inst", "memory instruction", has_datapath=False),
         Unit("fp32", "vector", "op", "FP32 FMA"),
@@ -96,6 +101,11 @@ MOVEMENT_GROUPS: frozenset[Group] = frozenset({"shared", "l1", "l2", "hbm"})
 def fed_by_core(unit: str) -> bool:
     """Whether a unit's power above static comes through the core's supply, whose loss grows with it."""
     return UNITS[unit].scales_with_core_voltage and unit != STATIC
+
+
+def of_sms(unit: str) -> bool:
+    """Whether a unit's power comes through the supply of the SM that uses it."""
+    return fed_by_core(unit) and UNITS[unit].group != "l2"
 
 
 def columns(units: Mapping[str, object]) -> list[tuple[str, Part]]:

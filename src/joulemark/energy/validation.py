@@ -49,6 +49,7 @@ class Measured:
         core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
+        memory_bits: toggling of what it holds in memory, where it was looked at (:mod:`joulemark.energy.bits`).
         idle_w: power of the idle board just before, where it was measured: its static power.
     """
 
@@ -67,6 +68,7 @@ class Measured:
     core_share: Share | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
     activity: Amount | None = None
+    memory_bits: Amount | None = None
     idle_w: Amount | None = None
 
     @property
@@ -121,7 +123,8 @@ class Outcome:
             "items": seen.items, "window_s": seen.window_s, "capped": seen.capped,
             "power_limit_w": seen.power_limit_w, "core_share": seen.core_share,
             "sm_clock_hz": seen.sm_clock_hz, "max_sm_clock_hz": seen.max_sm_clock_hz,
-            "mix": dict(seen.mix), "activity": seen.activity, "idle_w": seen.idle_w, "counters": dict(seen.counters),
+            "mix": dict(seen.mix), "activity": seen.activity,
+            "memory_bits": seen.memory_bits, "idle_w": seen.idle_w, "counters": dict(seen.counters),
             "measured_j": seen.measured_j,
             "predicted_j": None if one is None else one.energy_j,
             "interval": None if one is None else list(one.interval_j),
@@ -186,7 +189,7 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
     offset_w = static_offset_w(calibration, row.idle_w)
-    model = Model(calibration, row.activity, dtype=row.dtype, static_offset_w=offset_w)
+    model = model_of(calibration, row, offset_w)
     try:
         prediction = _predict(model, counts, row)
     except MeasurementError as lack:
@@ -195,6 +198,14 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     others = {one.name: (one.power_w(rates, calibration) + offset_w) * row.window_s for one in simple}
     at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def model_of(
+    calibration: Calibration, row: Measured, offset_w: float = 0.0, scale: Mapping[str, float] | None = None
+) -> Model:
+    """The model with what is known of a workload's operands and of static power before it."""
+    bits = row.memory_bits
+    return Model(calibration, row.activity, scale, dtype=row.dtype, static_offset_w=offset_w, memory_bits=bits)
 
 
 def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:

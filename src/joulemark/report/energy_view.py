@@ -66,7 +66,8 @@ def _goodness(calibration: Calibration) -> Table:
         ("mean error of dynamic power", _percent(good["dynamic_error_mean"])),
         ("worst error of dynamic power", _percent(good["dynamic_error_worst"])),
         ("condition number", _number(good["condition_number"], 3)),
-        ("energy over clock: β", _number(law["beta"], 3)),
+        ("voltage over clock: β", _number(law["beta"], 3)),
+        ("voltage over clock: γ", _number(law.get("curvature"), 3)),
         ("supply loss that follows bursts", _percent(calibration.bursts["share"])),
     ]
     notes = [f"β: {law['reason']}"] if law["reason"] else []
