@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import sparse
 
 from joulemark.attribution import solve
 from joulemark.attribution.clock import Floats
+from joulemark.attribution.dealing import per_step
 from joulemark.attribution.solve import Window
 from joulemark.attribution.units import Units
 from joulemark.records import Json
@@ -42,10 +44,46 @@ class Rows:
         members[[index[label] for label in labels], np.arange(len(labels))] = 1.0
         return cls(order, members)
 
-    def times(self, units: Units) -> Floats:
-        """Per row the time per step in which the SMs work on each unit, in s, shape [rows, units]."""
-        of_unit = np.eye(len(units.units))[units.of_place]
-        return np.asarray((self.members * units.working_s) @ of_unit)
+
+@dataclass(frozen=True)
+class _Given:
+    """Counts of some windows given to the places of a step.
+
+    Args:
+        system: that was solved for the units' rates.
+        rates: shape [units, counters].
+        amounts: of each place in each step, shape [places, counters, steps].
+        expected: of all places by their rates alone, over all steps, shape [counters].
+        mixed_s: time of each unit in samples that no unit fills, of each place, over all steps, shape [places, units].
+        outside: counted where no kernel ran, over all steps, shape [counters].
+    """
+
+    system: solve.Normal
+    rates: Floats
+    amounts: Floats
+    expected: Floats
+    mixed_s: sparse.csr_array
+    outside: Floats
+
+
+def _given(windows: Sequence[Window], units: Units, counters: list[str]) -> _Given:
+    """Rates from samples that one unit fills, then every sample's counts dealt out to places."""
+    n, places = len(units.units), np.arange(len(units.of_place))
+    by_unit = [solve.overlaps(one, units.of_place, n).by_filled() for one in windows]
+    by_place = [solve.overlaps(one, places, len(places)).matrix for one in windows]
+    counts = [solve.counts_of(one, counters)[seen.rows] for one, seen in zip(windows, by_unit, strict=True)]
+    system = solve.normal(list(zip(by_unit, counts, strict=True)))
+    rates = solve.rates(system)
+    dealt = [(each, y, seen.step) for each, y, seen in zip(by_place, counts, by_unit, strict=True)]
+    mixed = sum(np.asarray(each[~seen.filled].sum(axis=0)) for each, seen in zip(by_place, by_unit, strict=True))
+    return _Given(
+        system=system,
+        rates=rates,
+        amounts=per_step(dealt, rates[units.of_place], system.steps),
+        expected=np.sum([(seen.matrix @ rates).sum(axis=0) for seen in by_unit], axis=0),
+        mixed_s=sparse.csr_array((mixed, (places, units.of_place)), (len(places), n)),
+        outside=np.sum([y[each.sum(axis=1) <= 0].sum(axis=0) for each, y, _ in dealt], axis=0),
+    )
 
 
 class Pass:
@@ -60,8 +98,8 @@ class Pass:
     Attributes:
         counters: names of what was counted and is some kernel's.
         unit_of: counter → its unit.
-        measured, attributed, outside: counts per step (of shares share × s) in all samples of the steps, of all
-            kernels, and in samples in which no kernel ran, shape [counters].
+        measured, attributed, expected, outside: counts per step (of shares share × s) in all samples of the steps, of
+            all kernels, of these by their rates alone, and in samples in which no kernel ran, shape [counters].
         samples: of the steps.
     """
 
@@ -69,51 +107,40 @@ class Pass:
         series = windows[0].series
         self.group, self.unit_of, self.raw = series.group, series.units, series.raw
         self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-        self._units, self._finer, self._at_once = units, finer, at_once
-        parts = self._parts(windows, units)
-        self._system = solve.normal(parts)
-        self._rates = solve.rates(self._system)
+        self._own = _given(windows, units, self.counters)
         off = [replace(one, clock=one.clock.doubted()) for one in windows]
-        self._off = solve.rates(solve.normal(self._parts(off, units)))
         plain = [replace(one, clock=one.clock.at_once()) for one in windows]
-        self._plain = solve.rates(solve.normal(self._parts(plain, at_once)))
-        self._less_pooled = solve.rates(solve.normal(self._parts(windows, finer)))
-        self._sum(parts)
+        others = ((off, units), (plain, at_once), (windows, finer))
+        self._others = [_given(*other, self.counters).amounts.mean(axis=2) for other in others]
+        self._sum()
 
-    def _parts(self, windows: Sequence[Window], units: Units) -> list[tuple[solve.Overlaps, Floats]]:
-        found = [(solve.overlaps(one, units.of_place, len(units.units)), one) for one in windows]
-        return [(each, solve.counts_of(window, self.counters)[each.rows]) for each, window in found]
-
-    def _sum(self, parts: Sequence[tuple[solve.Overlaps, Floats]]) -> None:
-        zero, steps = np.zeros(len(self.counters)), len(self._system.steps)
-        idle = [np.asarray(one.matrix.sum(axis=1)).reshape(-1) <= 0 for one, _ in parts]
-        given = [(one.matrix @ self._rates).sum(axis=0) for one, _ in parts]
-        lost = [counts[rows].sum(axis=0) for (_, counts), rows in zip(parts, idle, strict=True)]
-        self.measured = sum((counts.sum(axis=0) for _, counts in parts), zero) / steps
-        self.attributed = sum(given, zero) / steps
-        self.outside = sum(lost, zero) / steps
-        self.samples = sum(len(one.rows) for one, _ in parts)
+    def _sum(self) -> None:
+        system = self._own.system
+        steps = len(system.steps)
+        self.measured = np.sum([counts.sum(axis=0) for _, counts in system.parts], axis=0) / steps
+        self.attributed = self._own.amounts.sum(axis=(0, 2)) / steps
+        self.expected, self.outside = self._own.expected / steps, self._own.outside / steps
+        self.samples = sum(len(one.rows) for one, _ in system.parts)
         whole = np.where(self.measured > 0, self.measured, 1.0)
         self._sums_differ = np.where(self.measured > 0, (self.attributed + self.outside) / whole - 1, 0.0)
 
     def amounts(self, rows: Rows) -> tuple[Floats, Floats]:
         """Counts of rows per step (of shares share × s) and half their intervals, shape [rows, counters].
 
-        An interval holds, added in quadrature, what differs between steps, twice what a doubted mapping
-        (:meth:`.ClockMap.doubted`) and kernels that count from end to end do, twice what a finer grouping of
-        short kernels would change, and the share by which the sum over kernels differs from what was counted. It is
-        NaN where a single step was recorded.
+        An interval holds, added in quadrature, what differs between steps, in what was dealt out and in the rates by
+        which it was; twice what a doubted mapping (:meth:`.ClockMap.doubted`) and kernels that count from end to end
+        do, twice what a finer grouping of short kernels would change, and the share by which the sum over kernels
+        differs from what was counted. It is NaN where a single step was recorded.
         """
-        times = rows.times(self._units)
-        amount = times @ self._rates
-        between_steps = solve.half_widths(solve.influences(self._system, self._rates, times))
-        others = (
-            times @ self._off,
-            rows.times(self._at_once) @ self._plain,
-            rows.times(self._finer) @ self._less_pooled,
-        )
-        square = between_steps**2 + sum((_TWICE * (other - amount)) ** 2 for other in others)
-        square = square + (self._sums_differ * amount) ** 2
+        own, members = self._own, rows.members
+        steps = len(own.system.steps)
+        by_step = np.tensordot(members, own.amounts, axes=1)
+        amount = by_step.mean(axis=2)
+        between_steps = solve.half_widths((by_step - amount[:, :, None]) / steps)
+        times = np.asarray((own.mixed_s.T @ members.T).T) / steps
+        of_rates = solve.half_widths(solve.influences(own.system, own.rates, times))
+        square = between_steps**2 + of_rates**2 + (self._sums_differ * amount) ** 2
+        square = square + sum((_TWICE * (members @ other - amount)) ** 2 for other in self._others)
         return amount, np.sqrt(square)
 
 
