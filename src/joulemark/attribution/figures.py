@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import sparse
 
 from joulemark.attribution import solve
 from joulemark.attribution.clock import Floats
-from joulemark.attribution.dealing import per_step
+from joulemark.attribution.dealing import Flags, Part, doubt, per_step
 from joulemark.attribution.solve import Window
 from joulemark.attribution.units import Units
 from joulemark.records import Json
@@ -52,38 +51,30 @@ class _Given:
     Args:
         system: that was solved for the units' rates.
         rates: shape [units, counters].
+        parts: the windows, by places.
+        long: whether a place's rate is that of samples that it fills, shape [places].
         amounts: of each place in each step, shape [places, counters, steps].
-        expected: of all places by their rates alone, over all steps, shape [counters].
-        mixed_s: time of each unit in samples that no unit fills, of each place, over all steps, shape [places, units].
-        outside: counted where no kernel ran, over all steps, shape [counters].
     """
 
     system: solve.Normal
     rates: Floats
+    parts: list[Part]
+    long: Flags
     amounts: Floats
-    expected: Floats
-    mixed_s: sparse.csr_array
-    outside: Floats
 
 
 def _given(windows: Sequence[Window], units: Units, counters: list[str]) -> _Given:
-    """Rates from samples that one unit fills, then every sample's counts dealt out to places."""
+    """Rates, from samples that one unit fills where it fills any; then every sample's counts dealt out to places."""
     n, places = len(units.units), np.arange(len(units.of_place))
     by_unit = [solve.overlaps(one, units.of_place, n).by_filled() for one in windows]
     by_place = [solve.overlaps(one, places, len(places)).matrix for one in windows]
     counts = [solve.counts_of(one, counters)[seen.rows] for one, seen in zip(windows, by_unit, strict=True)]
+    parts = [Part(each, y, seen.step) for each, y, seen in zip(by_place, counts, by_unit, strict=True)]
     system = solve.normal(list(zip(by_unit, counts, strict=True)))
     rates = solve.rates(system)
-    dealt = [(each, y, seen.step) for each, y, seen in zip(by_place, counts, by_unit, strict=True)]
-    mixed = sum(np.asarray(each[~seen.filled].sum(axis=0)) for each, seen in zip(by_place, by_unit, strict=True))
-    return _Given(
-        system=system,
-        rates=rates,
-        amounts=per_step(dealt, rates[units.of_place], system.steps),
-        expected=np.sum([(seen.matrix @ rates).sum(axis=0) for seen in by_unit], axis=0),
-        mixed_s=sparse.csr_array((mixed, (places, units.of_place)), (len(places), n)),
-        outside=np.sum([y[each.sum(axis=1) <= 0].sum(axis=0) for each, y, _ in dealt], axis=0),
-    )
+    fills = np.sum([one.matrix[one.filled].sum(axis=0) for one in by_unit], axis=0) > 0
+    long = fills[units.of_place]
+    return _Given(system, rates, parts, long, per_step(parts, rates[units.of_place], long, system.steps))
 
 
 class Pass:
@@ -98,8 +89,8 @@ class Pass:
     Attributes:
         counters: names of what was counted and is some kernel's.
         unit_of: counter → its unit.
-        measured, attributed, expected, outside: counts per step (of shares share × s) in all samples of the steps, of
-            all kernels, of these by their rates alone, and in samples in which no kernel ran, shape [counters].
+        measured, attributed, outside: counts per step (of shares share × s) in all samples of the steps, of all
+            kernels, and in samples in which no kernel ran, shape [counters].
         samples: of the steps.
     """
 
@@ -107,7 +98,7 @@ class Pass:
         series = windows[0].series
         self.group, self.unit_of, self.raw = series.group, series.units, series.raw
         self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-        self._own = _given(windows, units, self.counters)
+        self._units, self._own = units, _given(windows, units, self.counters)
         off = [replace(one, clock=one.clock.doubted()) for one in windows]
         plain = [replace(one, clock=one.clock.at_once()) for one in windows]
         others = ((off, units), (plain, at_once), (windows, finer))
@@ -115,12 +106,13 @@ class Pass:
         self._sum()
 
     def _sum(self) -> None:
-        system = self._own.system
-        steps = len(system.steps)
-        self.measured = np.sum([counts.sum(axis=0) for _, counts in system.parts], axis=0) / steps
-        self.attributed = self._own.amounts.sum(axis=(0, 2)) / steps
-        self.expected, self.outside = self._own.expected / steps, self._own.outside / steps
-        self.samples = sum(len(one.rows) for one, _ in system.parts)
+        own, steps = self._own, len(self._own.system.steps)
+        self.measured = np.sum([one.counts.sum(axis=0) for one in own.parts], axis=0) / steps
+        self.attributed = own.amounts.sum(axis=(0, 2)) / steps
+        idle = [one.overlap.sum(axis=1) <= 0 for one in own.parts]
+        lost = [one.counts[rows].sum(axis=0) for one, rows in zip(own.parts, idle, strict=True)]
+        self.outside = np.sum(lost, axis=0) / steps
+        self.samples = sum(len(one.counts) for one in own.parts)
         whole = np.where(self.measured > 0, self.measured, 1.0)
         self._sums_differ = np.where(self.measured > 0, (self.attributed + self.outside) / whole - 1, 0.0)
 
@@ -128,20 +120,29 @@ class Pass:
         """Counts of rows per step (of shares share × s) and half their intervals, shape [rows, counters].
 
         An interval holds, added in quadrature, what differs between steps, in what was dealt out and in the rates by
-        which it was; twice what a doubted mapping (:meth:`.ClockMap.doubted`) and kernels that count from end to end
-        do, twice what a finer grouping of short kernels would change, and the share by which the sum over kernels
-        differs from what was counted. It is NaN where a single step was recorded.
+        which it was; twice what sharing samples out is off (:func:`.dealing.doubt`), what a doubted mapping
+        (:meth:`.ClockMap.doubted`) and kernels that count from end to end do, and what a finer grouping of short
+        kernels would change; and the share by which the sum over kernels differs from what was counted. It is NaN
+        where a single step was recorded.
         """
-        own, members = self._own, rows.members
+        own, members, units = self._own, rows.members, self._units
         steps = len(own.system.steps)
         by_step = np.tensordot(members, own.amounts, axes=1)
         amount = by_step.mean(axis=2)
         between_steps = solve.half_widths((by_step - amount[:, :, None]) / steps)
-        times = np.asarray((own.mixed_s.T @ members.T).T) / steps
-        of_rates = solve.half_widths(solve.influences(own.system, own.rates, times))
+        of_rates = solve.half_widths(solve.influences(own.system, own.rates, self._mixed_times(members)))
+        shared = doubt(own.parts, own.rates[units.of_place], own.long, members) / np.sqrt(steps)
+        twice = [shared, *(members @ other - amount for other in self._others)]
         square = between_steps**2 + of_rates**2 + (self._sums_differ * amount) ** 2
-        square = square + sum((_TWICE * (members @ other - amount)) ** 2 for other in self._others)
-        return amount, np.sqrt(square)
+        return amount, np.sqrt(square + sum((_TWICE * one) ** 2 for one in twice))
+
+    def _mixed_times(self, members: Floats) -> Floats:
+        """Time in s per step of each row's units in samples that none fills, shape [rows, units]."""
+        own, units = self._own, self._units
+        mixed = [part.overlap[~seen.filled] for part, (seen, _) in zip(own.parts, own.system.parts, strict=True)]
+        spent = np.sum([one.sum(axis=0) for one in mixed], axis=0) / len(own.system.steps)
+        of_unit = np.eye(len(units.units))[units.of_place]
+        return np.asarray((members * spent) @ of_unit)
 
 
 def cells(passes: Sequence[Pass], rows: Rows, time_s: Floats) -> list[dict[str, Json]]:
