@@ -80,11 +80,27 @@ def test_windows_and_steps_are_marked_and_fit_the_samples(known, tmp_path):
     done = recorded(known, tmp_path, references=False, host=False)
     steps = done.windows[0].steps
     assert 2 <= steps < 1500 * 20e-6 / 1e-3
-    assert len(known.beacons) == len(BEACONS) * (3 + 2 * 2)  # before each stretch without instruments, twice a window
+    bare = len(done.bare_step_s)
+    assert bare == 3
+    assert len(known.beacons) == len(BEACONS) * (bare + 3 + 2 * 2)  # before each plain stretch, twice a window
     assert known.beacons[0] == pytest.approx(BEACONS[0] * 20e-6)
     last_window = known.spun[-len(BEACONS) - (steps + 1) - 2 * len(BEACONS) - (steps + 1) :]
     assert last_window[len(BEACONS) : -2 * len(BEACONS) - (steps + 1)] == [0.0] * (steps + 1)  # a mark around each step
     assert known.marks == []  # the host is not recorded
+
+
+def test_the_device_is_held_until_the_host_is_ahead(known, tmp_path):
+    known.run = SyntheticRun(KERNELS, steps=20, hold_s=6e-3)
+    done = recorded(known, tmp_path, run=lambda: time.sleep(3e-3), references=False, host=False, ahead=True)
+    window = done.windows[0]
+    held = [one for one in known.spun if one > 2 * max(BEACONS) * 20e-6]
+    assert len(held) == 1 + 3 + 3 + 2 * 2  # to time a step, each plain stretch, twice a window with its warm-up
+    assert held[1:] == [window.hold_s] * (len(held) - 1)
+    assert window.hold_s > 1.4 * 3e-3  # of a step's issue beside the profiler, and more
+    found = attribute(tmp_path)
+    assert found["steps"]["recorded"] == 2 * window.steps
+    assert found["steps"]["bare_s"] == pytest.approx(3e-3, rel=0.5)
+    assert len(found["clock"]["windows"]) == 2
 
 
 def test_a_long_step_is_sampled_at_longer_intervals(known, tmp_path):
@@ -96,7 +112,7 @@ def test_a_long_step_is_sampled_at_longer_intervals(known, tmp_path):
 def test_beacons_follow_an_interval_that_had_to_be_longer(known, tmp_path):
     known.run = SyntheticRun(KERNELS, steps=20, interval_s=30e-6)
     recorded(known, tmp_path, references=False, host=False)
-    first, second = known.beacons[len(BEACONS)], known.beacons[4 * len(BEACONS)]
+    first, second = known.beacons[0], known.beacons[7 * len(BEACONS)]
     assert (first, second) == pytest.approx((BEACONS[0] * 20e-6, BEACONS[0] * 30e-6))
 
 

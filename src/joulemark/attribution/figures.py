@@ -14,7 +14,8 @@ from joulemark.attribution.solve import Window
 from joulemark.attribution.units import Units
 from joulemark.records import Json
 
-ELAPSED = ("sm_cycles",)
+_CYCLES = "sm_cycles"
+ELAPSED = (_CYCLES,)
 """Counters that go on when nothing runs: no kernel's."""
 OWN_TRAFFIC = ("pcie_rx_bytes", "pcie_tx_bytes")
 """Counters in which the instrument's own records weigh more than the work."""
@@ -98,7 +99,8 @@ class Pass:
         series = windows[0].series
         self.group, self.unit_of, self.raw = series.group, series.units, series.raw
         self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-        self._units, self._own = units, _given(windows, units, self.counters)
+        self._windows, self._units = windows, units
+        self._own = _given(windows, units, self.counters)
         off = [replace(one, clock=one.clock.doubted()) for one in windows]
         plain = [replace(one, clock=one.clock.at_once()) for one in windows]
         others = ((off, units), (plain, at_once), (windows, finer))
@@ -135,6 +137,17 @@ class Pass:
         twice = [shared, *(members @ other - amount for other in self._others)]
         square = between_steps**2 + of_rates**2 + (self._sums_differ * amount) ** 2
         return amount, np.sqrt(square + sum((_TWICE * one) ** 2 for one in twice))
+
+    def clocks(self) -> dict[int, float]:
+        """Of each place, cycles of all SMs per s while it ran: of its samples, by the time that it ran in them."""
+        if _CYCLES not in self._windows[0].series.values:
+            return {}
+        spent, cycles = np.zeros(len(self._own.long)), np.zeros(len(self._own.long))
+        for window, part, (seen, _) in zip(self._windows, self._own.parts, self._own.system.parts, strict=True):
+            series = window.on_timeline()
+            spent += part.overlap.sum(axis=0)
+            cycles += (series.values[_CYCLES] / series.duration_s)[seen.rows] @ part.overlap
+        return {int(place): float(cycles[place] / spent[place]) for place in np.flatnonzero(spent)}
 
     def _mixed_times(self, members: Floats) -> Floats:
         """Time in s per step of each row's units in samples that none fills, shape [rows, units]."""
