@@ -25,6 +25,7 @@ Where it is missing or refused, the first part says why, and those behind it are
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import signal
@@ -56,7 +57,7 @@ from joulemark.errors import (
     UnreadableInput,
 )
 from joulemark.records import Case
-from joulemark.utilization.ncu_csv import Launch, read_export
+from joulemark.utilization.ncu_csv import Launch, parse, read_export
 
 SCHEMA = "joulemark/attribution-ncu/1"
 MODELS = {
@@ -540,8 +541,7 @@ def against(
         for share, folder in folders.items()
         if share not in done
     }
-    csv = [folders[share] / "ncu.csv" for share, one in done.items() if one["launches"]]
-    launches = [launch for path in csv for launch in read_export(path).launches]
+    launches = [launch for share, one in done.items() if one["launches"] for launch in launches_of(folders[share])]
     cut = any(one["cut"] for one in done.values())
     compared = compare(places, launches, cut=cut) if launches else None
     profiled_s = sum(one["profiled_s"] for one in done.values())
@@ -563,6 +563,14 @@ def against(
         "compared": compared,
         "checks": checks if caches == "kept" else {},
     }
+
+
+def launches_of(folder: Path) -> Sequence[Launch]:
+    """What Nsight Compute said in a part, also where that was packed to be kept."""
+    packed = folder / "ncu.csv.gz"
+    if packed.exists():
+        return parse(gzip.decompress(packed.read_bytes()).decode(), str(packed)).launches
+    return read_export(folder / "ncu.csv").launches
 
 
 def errors_of(compared: Mapping[str, Any] | None) -> dict[str, float | None]:
