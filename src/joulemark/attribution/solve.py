@@ -169,9 +169,14 @@ def normal(parts: list[tuple[Overlaps, Floats]]) -> Normal:
 
 def rates(system: Normal) -> Floats:
     """Non-negative rates, shape [units, counters], in counts per s."""
-    lower = np.linalg.cholesky(system.gram.toarray())
-    target = np.linalg.solve(lower, system.rhs)
-    return np.stack([optimize.nnls(lower.T, column, maxiter=_TURNS * len(lower))[0] for column in target.T], axis=1)
+    found = unbounded_rates(system)
+    negative = np.flatnonzero((found < 0).any(axis=0))  # without any, the bound changes nothing
+    if negative.size:
+        lower = np.linalg.cholesky(system.gram.toarray())
+        target = np.linalg.solve(lower, system.rhs[:, negative])
+        most = _TURNS * len(lower)
+        found[:, negative] = np.stack([optimize.nnls(lower.T, one, maxiter=most)[0] for one in target.T], axis=1)
+    return found
 
 
 def unbounded_rates(system: Normal) -> Floats:
