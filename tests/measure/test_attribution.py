@@ -90,16 +90,18 @@ def test_windows_and_steps_are_marked_and_fit_the_samples(known, tmp_path):
 
 
 def test_the_device_is_held_until_the_host_is_ahead(known, tmp_path):
+    """The host issues a step in 3 ms or more, three of them take the device 6 ms."""
     known.run = SyntheticRun(KERNELS, steps=20, hold_s=6e-3)
+    known.between = lambda first, last: 6e-3
     done = recorded(known, tmp_path, run=lambda: time.sleep(3e-3), references=False, host=False, ahead=True)
     window = done.windows[0]
     held = [one for one in known.spun if one > 2 * max(BEACONS) * 20e-6]
     assert len(held) == 1 + 3 + 3 + 2 * 2  # to time a step, each plain stretch, twice a window with its warm-up
     assert held[1:] == [window.hold_s] * (len(held) - 1)
-    assert window.hold_s > 1.4 * 3e-3  # of a step's issue beside the profiler, and more
+    assert window.hold_s > 1.25 * 3e-3  # of a step's issue beside the profiler, and more
     found = attribute(tmp_path)
     assert found["steps"]["recorded"] == 2 * window.steps
-    assert found["steps"]["bare_s"] == pytest.approx(3e-3, rel=0.5)
+    assert found["steps"]["bare_s"] == pytest.approx(6e-3 / window.steps)
     assert len(found["clock"]["windows"]) == 2
 
 
