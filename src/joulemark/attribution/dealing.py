@@ -43,7 +43,7 @@ def deal(counts: Floats, overlap: sparse.csr_array, rates: Floats, long: Flags) 
     expected = held.data * rates[held.col]
 
     def total(some: Floats) -> Floats:
-        return np.bincount(row, some, n)
+        return np.bincount(row, some, n).astype(np.float64)
 
     largest = np.zeros(n)
     np.maximum.at(largest, row, expected)

@@ -47,9 +47,9 @@ _FILLED = 0.85
 _BARE = 3
 """Stretches without instruments before the first session of the profiler, which leaves the host slower."""
 _SLOWER_HOST = 1.25
-"""By which the profiler slows the issue of a step; an H200's slow host took 1.0 to 1.3 times as long."""
+"""By which the profiler slows the issue of a step; steps that waited for an H200's host took 15 to 29 % longer."""
 _LEAST_HOLD, _MOST_HELD_STEPS = 100.0, 1.2
-"""In samples: far longer than a beacon. In steps: the device's queue holds some 1,000 launches, about one large step."""
+"""In samples: far longer than a beacon. In steps: the device's queue holds some 1,000 launches, one large step."""
 _MOST_LOST = 3
 """Windows that may be lost before the first one is read."""
 _HOST_STEPS = 2
