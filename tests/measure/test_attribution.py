@@ -54,6 +54,7 @@ def recorded(known, folder, run=lambda: time.sleep(1e-3), **plan):
 
 
 def test_a_recording_can_be_attributed(known, tmp_path):
+    known.between = lambda first, last: 20e-3  # a loaded machine slows some stretches, which is a finding
     done = recorded(known, tmp_path, references=False)
     assert read_recording(tmp_path) == done
     assert [one.role for one in done.windows] == ["steps", "steps"]
@@ -159,6 +160,7 @@ def test_a_window_that_cannot_be_read_costs_itself_alone(known, tmp_path):
 
 
 def test_a_recording_that_is_cut_short_holds_the_windows_before(known, tmp_path):
+    known.between = lambda first, last: 20e-3
     real, calls = known.record, []
 
     def record_or_die(*args, **kwargs):
@@ -172,7 +174,7 @@ def test_a_recording_that_is_cut_short_holds_the_windows_before(known, tmp_path)
         recorded(known, tmp_path, windows=3)
     found = attribute(tmp_path)
     assert [one["window"] for one in found["clock"]["windows"]] == [0, 1]
-    assert len(found["steps"]["slowdown_interval"]) == 2
+    assert found["steps"]["slowdown_interval"] == [0.0, 0.0]
     assert found["findings"] == []
 
 
