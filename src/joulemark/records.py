@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVar
 
 import msgspec
 
@@ -301,6 +301,7 @@ class _IssueTurn(TypedDict):
     batch_size: Positive
     round: Count
     issue_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
+    step_s: NotRequired[Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]]
 
 
 class KnownTables(TypedDict, total=False):

@@ -266,6 +266,7 @@ def steps() -> tuple[Step, ...]:
     """What is measured, in order of weight."""
     energy = _script("energy_campaign.py", "{dir}", "--limit", "{left}", "--resume", "--work", "{dir}/work")
     gate = _script("aa_cells.py", "--parts", "{dir}/parts", "--out", "{dir}", "--limit", "{left}")
+    cost = _script("counters_cost.py", "{dir}", "--seconds", "110")
     outputs = _script("merged_models.py", "{dir}/merged-models.json", "--limit", "{left}")
     return (
         Step("energy", (energy,), _NO_END_S, 90.0),
@@ -282,7 +283,7 @@ def steps() -> tuple[Step, ...]:
         *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
         Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 240.0, 60.0, cut=()),
         Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),
-        Step("counters-cost", (_script("counters_cost.py", "{dir}"),), 200.0, 70.0, ends=(_NOT_TOLD,)),
+        Step("counters-cost", (cost,), 240.0, 120.0, pinned=True, ends=(_NOT_TOLD,)),
     )
 
 

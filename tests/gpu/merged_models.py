@@ -2,10 +2,16 @@
 
     python tests/gpu/merged_models.py OUT.json [--only mobilenet_v2] [--limit 500] [--dtype bf16]
 
-Goes on with a file that is there; a case is written as soon as it is done. Relative errors are of Frobenius norms
-against fp32 with TF32 off, of weights and inputs rounded to the format; beside them the error of the model as it is,
-and how often both agree with the reference on the largest class. Also what merging took, at first and from its cache.
-``--only=-b3-`` has the odd resolutions of all networks.
+Every case is merged by ``kernels``: whatever our kernels can execute they do, no time is measured, so that what runs
+does not depend on the load of the GPU; in batch 5 without products of warpgroups, which keep kernels of single warps
+from running where there are both. Cases of batch 1 (``--auto``) are merged by ``auto`` too, as a user has it, within
+``--budget`` seconds, and once more from its cache.
+
+Relative errors are of Frobenius norms against fp32 with TF32 off, of weights and inputs rounded to the format; beside
+them the error of the model as it is, and how often both agree with the reference on the largest class, of how many
+classes that occur, and how close the two largest ever come. Networks are those of the benchmark
+(:func:`joulemark.merged_bench.subjects.condition`). Goes on with a file that is there; a case is written as soon as it
+is done. ``--only=-b3-`` has the odd resolutions of all networks.
 
 Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
 """
@@ -20,15 +26,18 @@ import math
 import sys
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from joulemark.merged import merge
+from joulemark.merged import MergedModel, merge
+from joulemark.merged.families import Family, known_families
+from joulemark.merged.paths import Executed
 from joulemark.merged.plan import relative_error
-from joulemark.merged_bench.subjects import NETWORKS, network
+from joulemark.merged_bench.subjects import NETWORKS, images, network
 from joulemark.workloads.precision import set_fp32
 
 LIMITS = {"bf16": 2e-2, "fp16": 2e-2, "tf32": 5e-3, "fp32": 1e-4}
@@ -65,59 +74,132 @@ def agreement(out: Tensor, reference: Tensor) -> float:
     return float((out.argmax(1) == reference.argmax(1)).float().mean())
 
 
+def least_margin(reference: Tensor) -> float:
+    """Least distance between the two largest classes of an image or pixel, in root mean squares of the output.
+
+    Weights are random, so classes may come closer to each other than any format of 16 bits can tell.
+    """
+    largest = reference.topk(2, dim=1).values
+    return float((largest[:, 0] - largest[:, 1]).min() / reference.square().mean().sqrt())
+
+
 def worst(errors: list[float]) -> float:
     """The largest error; one that is no number is worse than any."""
     return max(errors, key=lambda one: math.inf if math.isnan(one) else one)
 
 
-def measure(name: str, batch: int, shape: tuple[int, ...], dtype: str, budget_s: float) -> dict[str, Any]:
-    """Errors and times of one case."""
+def measure(
+    name: str, batch: int, shape: tuple[int, ...], dtype: str, device: str = "cuda", budget_s: float = 0.0, **more: Any
+) -> dict[str, Any]:
+    """One case: merged by kernels, and by itself where there is a budget.
+
+    Args:
+        more: for ``merge``: rates and kernels of a device that is not there.
+    """
     torch.manual_seed(batch)
-    model = copy.deepcopy(network(name, 1).build()).eval().requires_grad_(False).to("cuda", DTYPES[dtype])
-    for key, parameter in model.named_parameters():
-        if key.endswith("layer_scale"):
-            torch.nn.init.constant_(parameter, 0.1)  # ConvNeXt's 1e-6, as built, would hide every error of a block
-    x = torch.randn(batch, *shape, device="cuda").to(DTYPES[dtype])
+    model = copy.deepcopy(network(name, 1).build()).requires_grad_(False).to(device, DTYPES[dtype])
+    x = images(batch, shape, device).to(DTYPES[dtype])
     reference = reference_of(model, x)
     set_fp32(tf32=dtype == "tf32")
     with torch.no_grad():
         plain = model(x)
-        began = time.perf_counter()
-        merged = merge(model, x, budget_s=budget_s)
-        took = time.perf_counter() - began
-        out = merged(x)
-        # A batch that it was not made for, and the first one again: nothing may be left over.
-        other = merged(x[: max(1, batch // 2)])
-        again = merged(x)
-        began = time.perf_counter()
-        cached = merge(model, x, budget_s=budget_s)
-        took_again = time.perf_counter() - began
-        error_cached = relative_error(cached(x), reference)
-    errors = [relative_error(one, reference[: len(one)]) for one in (out, other, again)]
+        ways = {"kernels": by_kernels(model, x, reference, {"families": families_for(batch, device), **more})}
+        if budget_s:
+            ways["auto"] = by_itself(model, x, reference, budget_s, more)
     return {
-        "relative_error": worst([*errors, error_cached]),
+        "relative_error": worst([one["relative_error"] for one in ways.values()]),
         "plain_error": relative_error(plain, reference),
-        "agreement": agreement(out, reference),
         "plain_agreement": agreement(plain, reference),
+        "classes": len(reference.argmax(1).unique()),
+        "least_margin": least_margin(reference),
+        **ways,
+    }
+
+
+def families_for(batch: int, device: str) -> tuple[Family, ...] | None:
+    """Of batch 5 kernels of single warps, of any other all; None, which is none on a CPU."""
+    if batch != 5 or device == "cpu":
+        return None
+    return tuple(one for one in known_families() if one.name != "wide" and not one.name.endswith("_warpgroup"))
+
+
+def by_kernels(model: nn.Module, x: Tensor, reference: Tensor, more: dict[str, Any]) -> dict[str, Any]:
+    """Merged wherever our kernels can, for the example's batch and for half of it."""
+    merged, took_s = timed_merge(model, x, strategy="kernels", **more)
+    return told(merged, x, reference) | {"merge_s": took_s}
+
+
+def by_itself(model: nn.Module, x: Tensor, reference: Tensor, budget_s: float, more: dict[str, Any]) -> dict[str, Any]:
+    """Merged as a user has it, and once more from the cache."""
+    merged, took_s = timed_merge(model, x, budget_s=budget_s, **more)
+    found = told(merged, x, reference)
+    cached, again_s = timed_merge(model, x, budget_s=budget_s, **more)
+    found["relative_error"] = worst([found["relative_error"], relative_error(cached(x), reference)])
+    times = {"times": merged.times, "problems": merged.problems}
+    return found | {"merge_s": took_s, "merge_cached_s": again_s if cached.cached else None, **times}
+
+
+def timed_merge(model: nn.Module, x: Tensor, **options: Any) -> tuple[MergedModel, float]:
+    """What ``merge`` gives, and its seconds."""
+    began = time.perf_counter()
+    merged = merge(model, x, **options)
+    return merged, time.perf_counter() - began
+
+
+def told(merged: MergedModel, x: Tensor, reference: Tensor) -> dict[str, Any]:
+    """What a merged model gives for its example, for another batch and for the example again; what runs in it."""
+    outs = [merged(x), merged(x[: max(1, len(x) // 2)]), merged(x)]
+    executed = [one for one in merged.modules() if isinstance(one, Executed)]
+    ranges = [one for one in executed if len(one.sequence.layers) > 1]
+    return {
+        "relative_error": worst([relative_error(one, reference[: len(one)]) for one in outs]),
+        "agreement": agreement(outs[0], reference),
         "variant": merged.variant,
-        "merged_segments": sum(one.path is not None and "/" in one.path for one in merged.decisions),
-        "times": merged.times,
-        "problems": merged.problems,
-        "merge_s": took,
-        "merge_cached_s": took_again if cached.cached else None,
+        "merged_ranges": len(ranges),
+        "merged_layers": sum(len(one.sequence.layers) for one in ranges),
+        "paths": dict(Counter(one.path.partition("/")[0].partition(" ")[0] for one in executed)),
+        "failed": merged.failed,
+        "refused": [str(one) for one in merged.decisions if one.how == "refused"],
         "explain": merged.explain().splitlines(),
     }
 
 
-def main() -> int:
+def line_of(found: dict[str, Any]) -> str:
+    """A case in one line."""
+    if "failed" in found:
+        return f"failed: {found['failed']}"
+    classes = f"{found['classes']} classes, {found['least_margin']:.4f} apart"
+    parts = [f"plain {found['plain_error']:.4f} (agrees {found['plain_agreement']:.3f}, {classes})"]
+    for way in ("kernels", "auto"):
+        one = found.get(way)
+        if one is None:
+            continue
+        again = "" if one.get("merge_cached_s") is None else f", again {one['merge_cached_s']:.1f} s"
+        parts.append(
+            f"{way} {one['relative_error']:.4f} (agrees {one['agreement']:.3f}, {one['merged_ranges']} ranges of "
+            f"{one['merged_layers']} layers merged, {one['variant']}, {one['merge_s']:.1f} s{again})"
+        )
+        parts += [f"{way} {one['failed']}"] * (one["failed"] is not None) + one["refused"]
+    return "; ".join(parts)
+
+
+def is_right(key: str, found: dict[str, Any]) -> bool:
+    """Whether errors are within the limit of the case's format, and nothing failed or was refused."""
+    ways = [found[way] for way in ("kernels", "auto") if way in found]
+    whole = bool(ways) and not any(one["failed"] or one["refused"] for one in ways)
+    return whole and found["relative_error"] <= LIMITS[key.rpartition("-")[2]]
+
+
+def main(arguments: list[str] | None = None) -> int:
     """All cases that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--limit", type=float, default=500.0, help="begin no case after so many seconds")
-    parser.add_argument("--budget", type=float, default=12.0, help="of each merge, in s: outputs count, not times")
+    parser.add_argument("--auto", default="-b1-", metavar="PART", help="of names of cases merged by auto too")
+    parser.add_argument("--budget", type=float, default=10.0, help="of merging by auto, in s: outputs count, not times")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     document: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": {}}
     if options.out.exists():
         document = json.loads(options.out.read_text())
@@ -129,23 +211,19 @@ def main() -> int:
             return 3
         fatal = False
         try:
-            found = measure(name, batch, shape, options.dtype, options.budget)
+            budget_s = options.budget if options.auto in key else 0.0
+            found = measure(name, batch, shape, options.dtype, budget_s=budget_s)
         except Exception as error:  # its reason is the case's result; a broken context ends the process
             found = {"failed": f"{type(error).__name__}: {error}"[:600], "trace": traceback.format_exc()[-1500:]}
             fatal = "CUDA" in str(error) and not isinstance(error, torch.OutOfMemoryError)
         document["cases"][key] = found
         options.out.write_text(json.dumps(document, indent=1))
-        shown = {one: found[one] for one in found if one not in ("explain", "times", "problems", "trace")}
-        print(key, json.dumps(shown), flush=True)
+        print(f"{key}: {line_of(found)}", flush=True)
         if fatal:
             return 4
         gc.collect()
         torch.cuda.empty_cache()
-    bad = [
-        key
-        for key, one in document["cases"].items()
-        if not one.get("relative_error", float("inf")) <= LIMITS[key.rpartition("-")[2]]
-    ]
+    bad = [key for key, found in document["cases"].items() if not is_right(key, found)]
     print("outside of the limits: " + ", ".join(bad) if bad else "all within the limits")
     return 1 if bad else 0
 

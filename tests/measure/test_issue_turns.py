@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from joulemark.collect.timing import SteadySamples
 from joulemark.errors import Unsupported
-from joulemark.measure.issue_turns import WARM_S, IssueTurns
+from joulemark.measure.issue_turns import FEWEST_STEPS, WARM_S, IssueTurns
 from joulemark.measure.plan import PROFILE
 from joulemark.plugin.fixture import Bench
 from joulemark.records import Case, KnownTables, converted
@@ -27,7 +28,7 @@ class Bursts:
     device = "cuda:0"
 
     def __init__(self):
-        self.fences, self.warm = 0, set()
+        self.fences, self.warm, self.asked = 0, set(), []
 
     def synchronize(self):
         self.fences += 1
@@ -35,6 +36,15 @@ class Bursts:
     def burst(self, run, warm_s=0.0):
         self.warm.add(warm_s)
         return [run(), 9.0, 0.0]
+
+    def steady(self, run, stop, step_s):
+        """Two looks: none yet, then enough."""
+        self.asked.append(step_s)
+        samples = [step_s]
+        assert stop(samples) is None
+        samples += [2 * step_s] * FEWEST_STEPS
+        assert stop(samples)
+        return SteadySamples(samples, 0.0, 1.0, "enough")
 
 
 def steps(log, batches=(1, 8, 64)):
@@ -58,6 +68,7 @@ def test_every_round_holds_each_case_once_in_an_order_of_its_own():
     assert [row["round"] for row in turns.rows] == [number for number in range(8) for _ in range(3)]
     assert all(row["issue_s"] == row["batch_size"] * 1e-3 for row in turns.rows)
     assert {row["case_id"] for row in turns.rows} == {case.case_id for case, _ in steps([])}
+    assert all(row["step_s"] == 2 * row["issue_s"] for row in turns.rows)
     assert timer.warm == {WARM_S}
     converted({TABLE: turns.rows}, KnownTables)
 

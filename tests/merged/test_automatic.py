@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -91,6 +94,54 @@ def test_the_referee_keeps_the_folded_model_where_merging_is_slower():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+class Cancelling(nn.Sequential):
+    """Takes a large mean from small differences: 16 bits cannot tell it well; folded, it is not there."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, momentum=1.0))
+        nn.init.constant_(self[2].bias, 20.0)
+        self(torch.randn(4, 8, 17, 19))
+
+
+class Wide(nn.Module):
+    """A model in fp32, and something behind it."""
+
+    def __init__(self, model, then):
+        super().__init__()
+        self.model, self.then = copy.deepcopy(model).float(), then
+
+    def forward(self, x):
+        return self.then(self.model(x.float()))
+
+
+def test_a_variant_may_be_as_far_off_as_the_model_itself_is_and_not_much_further():
+    """Else of a model that amplifies what is rounded no variant would be right, and nothing merged."""
+    from joulemark.merged.plan import Setting, relative_error
+    from joulemark.merged.whole import Referee
+
+    torch.manual_seed(0)
+    model, x = Cancelling().eval().bfloat16(), torch.randn(2, 8, 17, 19).bfloat16()
+    exact, other = Wide(model, nn.Identity()), Wide(model, nn.ReLU())
+    setting = Setting(torch.device("cpu"), "bf16", None, (), False)
+    with torch.no_grad():
+        own = relative_error(model(x), exact(x))
+        referee = Referee(setting, (x,), model(x), lambda: exact(x))
+        assert referee.allowed == 2 * own > 0.1
+        assert referee.try_("as good", lambda: exact) is exact
+        assert referee.try_("wrong", lambda: other) is None
+        assert "is allowed" in referee.problems["wrong"]
+        for widened in (None, lambda: 1 / 0):  # a model that runs in no other format
+            assert Referee(setting, (x,), model(x), widened).try_("as good", lambda: exact) is None
+
+
+def test_a_model_that_amplifies_rounding_errors_is_merged_all_the_same():
+    torch.manual_seed(0)
+    model, x = Cancelling().eval().bfloat16(), torch.randn(2, 8, 17, 19).bfloat16()
+    merged = merge(model, x, rates=RATES, families=(fake_family(),))
+    assert merged.failed is None
+    assert executed(merged)
+
+
 def test_where_merging_fails_the_model_comes_back_and_says_so():
     def broken(problem):
         raise OSError("no compiler\non this disk")
@@ -100,6 +151,60 @@ def test_where_merging_fails_the_model_comes_back_and_says_so():
         merged = merge(model, x, rates=RATES, families=(Family("broken", "padded", broken),))
     assert torch.equal(merged(x), model(x))
     assert merged.explain() == "Residual: plain (merging it failed: OSError: no compiler)"
+
+
+SLOW_KERNELS = replace(RATES, dram_bytes_per_s=1e15, reached={"fake": (1e-9, 1e-9)})
+"""Of a GPU on which everything but our kernels is fast."""
+
+
+def test_by_kernels_whatever_can_be_merged_is_whatever_it_takes():
+    model, x = model_and_input()
+    alone, forced = (
+        merge(model, x, strategy, rates=SLOW_KERNELS, families=(fake_family(),)) for strategy in ("auto", "kernels")
+    )
+    assert max(len(one.sequence.layers) for one in executed(alone)) == 1
+    assert max(len(one.sequence.layers) for one in executed(forced)) > 1
+    assert (forced.variant, forced.times, forced.failed, forced.cached) == ("launches", {}, None, False)
+    assert (alone.tuned, forced.tuned) == (True, False)
+    torch.testing.assert_close(forced(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(forced(x[:1]), model(x[:1]), rtol=1e-4, atol=1e-5)
+    assert not list(cache.folder().glob("plan-*")), "a plan that nobody asked for by itself is not kept"
+
+
+def test_by_kernels_what_is_wrong_or_fails_is_refused_and_told_and_the_next_one_has_its_turn():
+    model, x = model_and_input()
+    families = (fake_family(wrong=True, edges=(8,)), fake_family(name="right", edges=(8,)))
+    merged = merge(model, x, "kernels", rates=replace(RATES, reached={"right": (0.01, 0.01)}), families=families)
+    refused = [one for one in merged.decisions if one.how == "refused"]
+    assert {one.path.partition("/")[0] for one in refused} == {"fake"}
+    assert all("its output is wrong" in one.why for one in refused)
+    assert {one.path.partition("/")[0] for one in executed(merged)} == {"right", "library"}
+    assert "refused, bricks of 8×8 by fake/" in merged.explain()
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_by_kernels_alone_a_single_layer_is_our_own_kernels_too():
+    def single(problem):
+        if len(problem.description.sequence.layers) == 1 and problem.description.sequence.channels(0) == 8:
+            label = f"single_{problem.description}"
+            yield FakeKernel(label, problem.description, label, 128, 1024, (8, 8), packed)
+
+    model, x = model_and_input()
+    family = Family("fake", "padded", single)
+    merged = merge(model, x, "kernels", rates=SLOW_KERNELS, families=(family,))
+    assert sum(one.kernel is not None for one in executed(merged)) == 4
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
+    model, x = model_and_input()
+    given = {"rates": RATES, "families": (fake_family(),), "measure": True}
+    assert not merge(model, x, budget_s=1e-6, **given).cached
+    assert merge(model, x, budget_s=1e-6, **given).cached
+    again = merge(model, x, budget_s=100.0, **given)
+    assert not again.cached
+    assert merge(model, x, budget_s=200.0, **given).cached
+    assert merge(model, x, budget_s=1e-6, **given).cached
 
 
 def test_a_prediction_never_beats_a_measurement():
@@ -446,9 +551,7 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
         graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
     segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
     planner = plan.Planner(plan.Setting(torch.device("cuda"), "bf16", None, (), True))
-    for one in segments:
-        planner.candidates[planner._key(one)] = planner._candidates(one)
-    planner._compile_own(segments)
+    planner._compile_own((one, trial) for one in segments for trial in planner._candidates(one))
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import operator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -14,9 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from joulemark.merged import MergedSequence, cache, merge
-from joulemark.merged.families import Family
+from joulemark.merged.families import Family, known_families
+from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.paths import Executed
+from joulemark.merged.plan import relative_error
+from joulemark.merged_bench.subjects import condition, images
 from joulemark.workloads import networks
+from tests.merged.every_kernel import rare
 from tests.merged.fakes import RATES, fake_family
 
 
@@ -75,17 +80,8 @@ def settled(request):
 def settle(name):
     build, shape = NETWORKS[name]
     torch.manual_seed(len(name))
-    model = build()
-    for module in model.modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(0.5, 2)
-    if name == "convnext_tiny":
-        for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("layer_scale"):
-                nn.init.constant_(parameter, 0.5)  # 1e-6, as built, would hide every error of a block
-    model = model.double().eval()
-    x = torch.randn(shape, dtype=torch.float64)
+    model = condition(build(), images(4, shape[1:])).double()
+    x = images(shape[0], shape[1:]).double()
     with torch.no_grad():
         return Settled(name, model, x, model(x))
 
@@ -171,3 +167,24 @@ def test_segments_by_kernels_keep_the_output(settled, tmp_path, monkeypatch):
     kernels = [one for one in merged.modules() if isinstance(one, Executed) and len(one.sequence.layers) > 1]
     assert kernels
     assert (out - expected).norm() <= 1e-4 * expected.norm()
+
+
+@rare
+@pytest.mark.parametrize(
+    ("name", "single_warps"),
+    [("mobilenet_v2", False), ("mobilenet_v2", True), ("resnet50", False), ("drn_26", False), ("unet", False)],
+)
+def test_kernels_themselves_keep_the_output_in_bf16(name, single_warps, tmp_path, monkeypatch):
+    """The text that a GPU compiles, emulated: whole networks, wherever a kernel can."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    build, shape = NETWORKS[name]
+    torch.manual_seed(len(name))
+    model, x = condition(build(), images(4, shape[1:])).bfloat16(), images(shape[0], shape[1:]).bfloat16()
+    families = [one for one in known_families() if not (single_warps and "warpgroup" in one.name)]
+    with torch.no_grad():
+        expected = copy.deepcopy(model).float()(x.float())
+        merged = merge(model, x, "kernels", families=tuple(families), rates=replace(RATES, gpu=fitted().gpu))
+        errors = [relative_error(one(x), expected) for one in (merged, model)]
+    assert not [one for one in merged.decisions if one.how == "refused"]
+    assert any(len(one.sequence.layers) > 1 for one in merged.modules() if isinstance(one, Executed))
+    assert errors[0] <= min(2e-2, 1.5 * errors[1])

@@ -83,10 +83,61 @@ def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
     assert kernels["run_all"](items, "", late, print, records[:1]) is False
 
 
+MODELS = runpy.run_path(str(SCRIPTS / "merged_models.py"))
+
+
+@pytest.fixture
+def outputs(tmp_path, monkeypatch):
+    """A case of whole networks on a CPU, by kernels that run there."""
+    pytest.importorskip("torchvision")
+    from joulemark.merged import cache
+    from tests.merged.fakes import RATES, fake_family
+
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+    def run(budget_s=0.0, **kernels):
+        families = (fake_family(edges=(16,), **kernels), fake_family(edges=(24,), name="other"))
+        shape = (3, 65, 57)
+        return MODELS["measure"]("mobilenet_v2", 3, shape, "bf16", "cpu", budget_s, rates=RATES, families=families)
+
+    return run
+
+
+def test_outputs_are_those_of_kernels_whatever_is_faster(outputs):
+    found = outputs(budget_s=1.0)
+    assert MODELS["is_right"]("mobilenet_v2-b3-3x65x57-bf16", found)
+    assert found["relative_error"] <= 2e-2
+    assert found["kernels"]["merged_ranges"] > 10
+    assert set(found["kernels"]["paths"]) == {"fake", "library"}
+    assert "ranges of" in MODELS["line_of"](found)
+    assert found["auto"]["variant"] == "launches"  # nothing is timed here: no folded rival
+
+
+def test_a_wrong_kernel_is_refused_by_name_and_another_takes_its_place(outputs):
+    found = outputs(wrong=True)
+    assert not MODELS["is_right"]("mobilenet_v2-b3-3x65x57-bf16", found)
+    assert found["relative_error"] <= 2e-2
+    assert set(found["kernels"]["paths"]) == {"other", "library"}
+    assert "its output is wrong" in found["kernels"]["refused"][0]
+    assert "by fake/fake_" in MODELS["line_of"](found)
+
+
+def test_kernels_of_single_warps_have_a_batch_of_their_own():
+    without, every = MODELS["families_for"](5, "cuda"), MODELS["families_for"](1, "cuda")
+    assert every is None
+    names = {one.name for one in without}
+    assert {"chain", "stream", "planes", "inverted_residual", "bottleneck", "memoized"} == names
+
+
+def test_a_case_that_failed_is_not_right_and_says_why():
+    found = {"failed": "RuntimeError: no"}
+    assert not MODELS["is_right"]("vgg16-b1-3x224x224-bf16", found)
+    assert MODELS["line_of"](found) == "failed: RuntimeError: no"
+
+
 def test_an_error_of_nan_is_wrong_wherever_it_stands():
-    models = runpy.run_path(str(SCRIPTS / "merged_models.py"))
-    assert math.isnan(models["worst"]([0.1, math.nan, 0.2]))
-    assert models["worst"]([0.1, 0.3, 0.2]) == 0.3
+    assert math.isnan(MODELS["worst"]([0.1, math.nan, 0.2]))
+    assert MODELS["worst"]([0.1, 0.3, 0.2]) == 0.3
     pytest.importorskip("cuda.bindings")
     is_right = runpy.run_path(str(SCRIPTS / "merged_blocks_probe.py"))["is_right"]
     right = {"error": 1e-3, "odd_error": 1e-3, "unwritten": 0}

@@ -57,6 +57,7 @@ def main() -> int:
     good, per_event = True, []
     for size in options.events:
         path = options.work / f"trace_speed_{size}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         repeat(SOURCE, path, size)
         mine = measured([sys.executable, "-c", OURS, str(path)], PYTHONPATH=str(HERE.parents[1] / "src"))
         per_event.append(mine["seconds"] / mine["events"])

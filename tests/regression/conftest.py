@@ -22,17 +22,16 @@ def make_processes():
         seed=0,
         metric="device_time_s",
         fast=(),
-        clock=None,
+        reading=None,
     ):
-        """``fast``: (cell, process) that run 6 % faster; ``clock``: of (cell, process) in Hz, which times follow."""
+        """``fast``: (cell, process) that run 6 % faster; ``reading``: (cell, process, added work) → SM clock in Hz."""
         rng = np.random.default_rng(seed)
         records = []
         for cell in range(cells):
             for added in arms:
                 level = 1e-3 * (cell + 1) * (1 + added) * np.exp(rng.normal(0, between, processes))
                 level *= [0.94 if (cell, one) in fast else 1.0 for one in range(processes)]
-                hertz = None if clock is None else [clock(cell, one) for one in range(processes)]
-                level *= 1.0 if hertz is None else 1.8e9 / np.array(hertz)
+                hertz = None if reading is None else [float(reading(cell, one, added)) for one in range(processes)]
                 drawn = [one * np.exp(rng.normal(0, within, samples)) for one in level]
                 medians = [float(np.median(one)) for one in drawn]
                 records.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,13 +77,30 @@ def test_what_stands_apart_is_drawn_for_its_share_of_processes():
     assert (drawn > 0.6).mean() == pytest.approx(0.15, abs=0.01)
 
 
+@pytest.mark.parametrize("tails", [3.0, 5.0])
+def test_heavy_tails_raise_no_more_alarms(tails):
+    for cells in (UNEQUAL, FAST):
+        found = simulate([replace(one, tails=tails) for one in cells], 0.0, ROWS, RULE, seed=11)
+        assert rate(int(found.sum()), found.size).interval[1] <= 0.01
+    drawn = _side([Components(0.003, 0.004, tails=5.0)], (200_000, 1), np.random.default_rng(12))
+    assert drawn.std() == pytest.approx(0.005, rel=0.02)
+    assert (np.abs(drawn) > 4 * 0.005).mean() > 20 * 6.3e-5  # of a normal distribution
+
+
+def test_clocks_that_scatter_on_both_sides_alike_cost_little():
+    restless = [replace(one, clocks=(21.0, 21.01, 21.02, 21.2)) for one in UNEQUAL]
+    plain, found = (simulate(cells, 0.03, ROWS, RULE, seed=13) for cells in (UNEQUAL, restless))
+    assert 0 < plain.mean() - found.mean() < 0.05
+    assert (simulate(restless, 0.0, ROWS, RULE, seed=14).mean()) <= 0.01
+
+
 @pytest.mark.parametrize("clocks", [None, 0.0005, 0.01])
 def test_many_runs_at_once_are_judged_as_two_records_are(clocks):
     rng = np.random.default_rng(7)
     base, new = (rng.standard_normal((40, 9, 3)) * 0.006 for _ in range(2))
     new = new + 0.02
     base[:, 3, 0] -= 0.1
-    hertz = None if clocks is None else tuple(rng.normal(21, clocks, base.shape) for _ in range(2))
+    hertz = None if clocks is None else tuple(rng.normal(21 - down, clocks, base.shape) for down in (0.0, clocks))
     at_once = regressions(base, new, RULE, hertz)
     for run in range(40):
         sides = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from joulemark.report import formats, tandem_view
-from joulemark.tandem.turns import FEWEST_ROUNDS, TABLE, compare
+from joulemark.tandem.turns import FEWEST_ROUNDS, TABLE, compare, exposed
 
 from .conftest import run_of
 from .test_document import document
@@ -106,3 +106,63 @@ def test_the_last_run_that_has_the_cases_counts(sweep, issued):
     turns = document(sweep, first, later)["series"][0]["host_issue_per_operator_in_turns"]
     assert turns["even"] is True
     assert turns["median_s"] == pytest.approx(5e-3 / 50)
+
+
+def stretches(speeds, issue_s, busy):
+    """Rows of rounds of steps that wait for the host or for the device, whichever is slower."""
+    return [
+        {
+            "case_id": "",
+            "batch_size": batch,
+            "round": number,
+            "issue_s": issue_s,
+            "step_s": max(speed * issue_s, one),
+        }
+        for number, speed in enumerate(speeds)
+        for batch, one in busy.items()
+    ]
+
+
+BUSY = {1: 0.8e-3, 8: 1.1e-3, 32: 2.4e-3, 64: 4.4e-3}
+
+
+def test_exposed_overhead_falls_however_fast_the_host_is():
+    found = exposed(stretches([1.0, 1.6, 1.9, 1.0, 1.7, 1.0], 4e-3, BUSY), BUSY)
+    assert found.batches == [1, 8, 32, 64]
+    assert (found.rises, found.rounds) == ([], 6)
+    assert found.exposed_s == pytest.approx([4e-3 * 1.3 - 0.8e-3, 4e-3 * 1.3 - 1.1e-3, 4e-3 * 1.3 - 2.4e-3, 1e-3])
+    assert found.share[0] == pytest.approx((5.2 - 0.8) / 5.2)
+    assert found.change_s[:2] == pytest.approx([-0.3e-3, -1.3e-3])
+    assert found.change_interval_s[0] == pytest.approx((-0.3e-3, -0.3e-3))
+    assert found.interval_s[0][0] == pytest.approx(3.2e-3)
+
+
+def test_exposed_overhead_that_rises_is_found_between_its_batches():
+    rows = stretches([1.0, 1.6, 1.9, 1.0, 1.7, 1.0], 4e-3, BUSY)
+    for row in rows:
+        row["step_s"] += 0.5e-3 * (row["batch_size"] == 8)
+    assert exposed(rows, BUSY).rises == [(1, 8)]
+    assert exposed(rows[:16], BUSY) is None
+    assert exposed([{**row, "step_s": None} for row in rows], BUSY) is None
+
+
+def test_the_document_says_what_is_exposed_in_turns(sweep, issued):
+    assert "were not issued in turns" in document(sweep, issued)["series"][0]["exposed_in_turns"]["note"]
+    (record,) = issued.records
+    rows = [{**row, "step_s": row["issue_s"] + 1e-3 * (row["batch_size"] == 16)} for row in record.tables[TABLE]]
+    timed = replace(issued, records=(replace(record, tables={TABLE: rows}),))
+    found = document(sweep, timed)
+    turns = found["series"][0]["exposed_in_turns"]
+    assert [8, 16] in turns["rises"]
+    assert [one["batch_size"] for one in turns["batches"]] == [1, 4, 8, 16, 32, 64, 128, 256]
+    assert "rises from 8 to 16" in formats.render(tandem_view.tables(found), "markdown")
+
+
+def test_a_batch_that_is_other_work_is_said_to_be(sweep, issued):
+    found = document(sweep, issued)
+    turns = found["series"][0]["host_issue_per_operator_in_turns"]
+    assert "launches" not in formats.render(tandem_view.tables(found), "markdown").partition("furthest")[2][:90]
+    for one in turns["batches"]:
+        one["launches_per_step"] = 18 if one["batch_size"] == 256 else 16
+    text = formats.render(tandem_view.tables(found), "markdown")
+    assert "a step of it has 18 launches, of the others 16" in text

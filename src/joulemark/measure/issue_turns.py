@@ -1,8 +1,9 @@
-"""The host's issue time of several cases, measured in turns within one process.
+"""The host's issue time and the step time of several cases, measured in turns within one process.
 
 A host that changes its speed from one moment to the next is slow for one case and fast for another if each has a time
 of its own. Here every case is issued in each of many short rounds, in a random order: what the host does to a round it
-does to all cases (:mod:`joulemark.tandem.turns` compares them within rounds).
+does to all cases (:mod:`joulemark.tandem.turns` compares them within rounds). A burst into an empty queue tells what
+the host needs for a step; a short stretch of steps back to back behind it, what a step takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ ROUNDS, QUICK_ROUNDS = 24, 8
 WARM_S = 2e-3
 """Issued before the timed steps of a burst: behind a wait of some ms LeNet-5's steps took half as long again [H200]."""
 _WARM_STEPS = 2
+FEWEST_STEPS = 4
+"""Of a stretch: the steps that the timer issues before it looks are as many, or fill some 25 ms."""
 
 
 class IssueTurns:
@@ -31,7 +34,7 @@ class IssueTurns:
 
     Attributes:
         rows: of the table :data:`joulemark.tandem.turns.TABLE`: case and batch size, number of the round, and the
-            median issue time of the burst's steps in s.
+            median issue time of the burst's steps and the median step time of the stretch, both in s.
 
     Raises:
         Unsupported: a setup runs between the steps, or work on this device is not issued ahead.
@@ -54,7 +57,17 @@ class IssueTurns:
         """A burst of each step, in a random order."""
         for case, step in self._rng.sample(self._steps, len(self._steps)):
             issue_s = median(self._timer.burst(step.run, WARM_S))
-            self.rows.append(
-                {"case_id": case.case_id, "batch_size": case.batch_size, "round": self._round, "issue_s": issue_s}
-            )
+            step_s = self._step_s(step, issue_s)
+            self.rows.append({
+                "case_id": case.case_id, "batch_size": case.batch_size, "round": self._round,
+                "issue_s": issue_s, "step_s": step_s,
+            })  # fmt: skip
         self._round += 1
+
+    def _step_s(self, step: Step, issue_s: float) -> float:
+        """Median of a short stretch of steps back to back, in s."""
+
+        def stop(samples: Sequence[float]) -> str | None:
+            return "enough" if len(samples) >= FEWEST_STEPS else None
+
+        return median(self._timer.steady(step.run, stop, issue_s).step_s)

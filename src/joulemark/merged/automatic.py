@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ def merge_automatically(
     families: tuple[Family, ...] | None,
     measure: bool | None,
     budget_s: float,
+    forced: bool = False,
 ) -> MergedModel:
     """See :func:`joulemark.merged.merge`."""
     begin = time.monotonic()
@@ -51,8 +53,8 @@ def merge_automatically(
             setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
-            with cudnn_tuning(True):
-                merged = _Automatic(model, graph, inputs, setting, begin, budget_s).merged()
+            with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
+                merged = _Automatic(model, graph, inputs, setting, begin, budget_s, forced).merged()
         except Exception as error:  # whatever a device or a compiler says: the model itself still works
             said = next(iter(str(error).strip().splitlines()), "")
             why = f"merging it failed: {type(error).__name__}: {said}"
@@ -99,7 +101,9 @@ class _Automatic:
         setting: Setting,
         begin: float,
         budget_s: float,
+        forced: bool = False,
     ) -> None:
+        self.forced = forced
         self.model, self.graph, self.inputs, self.setting = model, weights_channels_last(graph), inputs, setting
         self.rewritten = copy.deepcopy(self.graph)
         as_convolutions(self.rewritten)
@@ -107,13 +111,23 @@ class _Automatic:
         with cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), inputs)
         self.begin, self.budget_s = begin, budget_s
+        self.refused: list[Decision] = []
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
         what = (cache.model_key(model), shapes, setting.form, kernels, gpu)
         self.key = cache.key_of("plan", cache.code_key(), where, *what)
-        self.kept: dict[str, Any] | None = cache.read("plan", self.key) if setting.measured else None
+        self.kept: dict[str, Any] | None = self._kept() if setting.measured else None
+        self.cut = False
+
+    def _kept(self) -> dict[str, Any] | None:
+        """The plan on the disk; None without one, or where it was cut short and there is more time now."""
+        kept = cache.read("plan", self.key)
+        if not isinstance(kept, dict):
+            return None
+        cut_s = kept.get("cut_s")
+        return None if cut_s is not None and self.budget_s > cut_s else kept
 
     def merged(self) -> MergedModel:
         """The model, from what the disk keeps of it where that still holds."""
@@ -123,8 +137,14 @@ class _Automatic:
                 return self._finish(choices, self.kept["left"], self.kept)
             except (KeyError, TypeError, RuntimeError):  # an entry of another meaning, or that CUDA refuses today
                 self.kept = None
-        planner = Planner(self.setting)
+        planner = Planner(self.setting, forced=self.forced)
         choices, left = planner.plan(self.rewritten)
+        if self.forced:
+            while refused := planner.prove(self.rewritten, choices):
+                self.refused += [Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()]
+                choices, left = planner.plan(self.rewritten)
+            return self._finish(choices, left, None)
+        self.cut = not self.setting.in_time
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.points(), self.setting.rates, self.setting.device)
         return self._finish(choices, left, None)
@@ -132,7 +152,7 @@ class _Automatic:
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:
         decisions = [_decision(one) for one in choices]
         decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
-        decisions += [Decision(name, "plain", why) for name, why in left.items()]
+        decisions += [Decision(name, "plain", why) for name, why in left.items()] + self.refused
         if not decisions:
             decisions = [nothing_in(self.model)]
         rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
@@ -141,7 +161,7 @@ class _Automatic:
         plain = self.graph if any(one.training for one in self.model.modules()) else self.model
         with cudnn_tuning(False):
             expected = plain(*self.inputs)
-        referee = Referee(self.setting, self.inputs, expected)
+        referee = Referee(self.setting, self.inputs, expected, partial(_in_wider_numbers, plain, self.inputs))
         if kept is not None:
             variant = str(kept["variant"])
             self._build(referee, variant, rewritten)
@@ -155,10 +175,13 @@ class _Automatic:
                 "left": left,
                 "variant": variant,
                 "times": referee.times,
+                "cut_s": self.budget_s if self.cut else None,
             }
             cache.write("plan", self.key, entry)
         told = [*_of_the_whole(variant), *decisions]
-        return MergedModel(referee.module(variant), told, variant, referee.times, referee.problems)
+        return MergedModel(
+            referee.module(variant), told, variant, referee.times, referee.problems, tuned=not self.forced
+        )
 
     def _variants(self, referee: Referee, rewritten: nn.Module) -> None:
         """Build what is to be measured: cheap ones always, compiled ones while there is time."""
@@ -173,6 +196,7 @@ class _Automatic:
             names += ["compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph"]
         for name in names:
             if "compiled" in name and "graph" not in name and not self._may_compile(referee):
+                self.cut = True
                 referee.problems[name] = f"no time left to compile within {self.budget_s:g} s"
                 continue
             self._build(referee, name, rewritten)
@@ -217,6 +241,14 @@ class _Automatic:
             return
         rewrite(graph, choices, self.setting)
         referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
+
+
+def _in_wider_numbers(model: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+    """A model's output in fp32, in fp64 where it has fp32 itself."""
+    wide = torch.float32 if any(one.dtype.itemsize == 2 for one in model.parameters()) else torch.float64
+    with cudnn_tuning(False):
+        given = [one.to(wide) if one.is_floating_point() else one for one in inputs]
+        return copy.deepcopy(model).to(wide)(*given)
 
 
 def _mode(name: str) -> str:

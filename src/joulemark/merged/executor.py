@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +18,8 @@ from joulemark.merged.graph import Segment, find_segments, trace
 from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.sequence import Sequence, Shape
 
-Strategy = Literal["auto", "padded", "memoized"]
-_STRATEGIES = ("auto", "padded", "memoized")
+Strategy = Literal["auto", "kernels", "padded", "memoized"]
+_STRATEGIES = ("auto", "kernels", "padded", "memoized")
 _EDGE = 16
 BUDGET_S = 50.0
 
@@ -29,7 +30,8 @@ class Decision:
 
     Args:
         name: as the model calls it.
-        how: ``padded``, ``memoized``, ``rows``, ``unmerged`` on a library's path, or ``plain`` for what was left.
+        how: ``padded``, ``memoized``, ``rows``, ``unmerged`` on a library's path, ``plain`` for what was left, or
+            ``refused`` for a kernel that was wrong or failed.
         why: in one clause.
         edge: of the bricks; None where there are none.
         path: what executes it (:mod:`joulemark.merged.paths`); None for torch's own operators.
@@ -102,6 +104,8 @@ class MergedModel(nn.Module):
         problems: variant → why it is out.
         took_s: by :func:`merge`.
         cached: whether the plan came from the disk.
+        failed: why the model runs as it is; None where there was a plan for it.
+        tuned: whether cuDNN picks its algorithms by trial; else as the user has set it.
     """
 
     def __init__(
@@ -113,16 +117,18 @@ class MergedModel(nn.Module):
         problems: dict[str, str] | None = None,
         took_s: float | None = None,
         cached: bool = False,
+        failed: str | None = None,
+        tuned: bool = True,
     ) -> None:
         super().__init__()
         self.inner = inner
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
-        self.took_s, self.cached = took_s, cached
+        self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model's output."""
-        with cudnn_tuning(True):
+        with cudnn_tuning(True) if self.tuned else nullcontext():
             return self.inner(*inputs)
 
     def explain(self) -> str:
@@ -150,18 +156,21 @@ def merge(
 
     Batch norms are folded first. ``auto`` chooses for each sequence by the performance model and one measured pass, and
     runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and the
-    fastest is what comes back. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``padded`` and
-    ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the reference of
-    kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
+    fastest is what comes back. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures
+    no times: whatever kernels of ours can execute they do, several layers at once by the one that is predicted best,
+    even where the layers one by one would be faster; what is wrong on random inputs is refused, and said to be.
+    ``padded`` and ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the
+    reference of kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
 
     Args:
         model: in evaluation mode or not; it is not changed.
         example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch).
         strategy: see above.
-        edge: positions of a brick per dimension, one number or one for each dimension; not for ``auto``.
+        edge: positions of a brick per dimension, one number or one for each dimension; for ``padded`` and
+            ``memoized``.
         rates: of the device, for the performance model; None measures those of a GPU once.
         families: kernels to choose from; None for all that there are for a GPU, none for a CPU.
-        measure: whether candidates are timed; None for on a GPU.
+        measure: whether candidates are timed; None for on a GPU; not for ``kernels``.
         budget_s: after which nothing further is measured or compiled.
 
     Raises:
@@ -172,10 +181,11 @@ def merge(
     if min((edge,) if isinstance(edge, int) else edge) < 1:
         raise ValueError(f"merge got edge={edge}: a brick holds at least one position")
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    if strategy == "auto":
+    if strategy in ("auto", "kernels"):
         from joulemark.merged.automatic import merge_automatically
 
-        return merge_automatically(model, inputs, rates, families, measure, budget_s)
+        forced = strategy == "kernels"
+        return merge_automatically(model, inputs, rates, families, False if forced else measure, budget_s, forced)
     graph = traced_or_reason(model, inputs)
     if isinstance(graph, str):
         return untraced(model, graph)
@@ -200,7 +210,7 @@ def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphMo
 
 def untraced(model: nn.Module, why: str) -> MergedModel:
     """The model as it is, with the reason."""
-    return MergedModel(model, [Decision(type(model).__name__, "plain", why)])
+    return MergedModel(model, [Decision(type(model).__name__, "plain", why)], failed=why)
 
 
 def nothing_in(model: nn.Module) -> Decision:

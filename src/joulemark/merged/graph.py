@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from joulemark.merged.bricks import Parameters
+from joulemark.merged.folding import folded
 from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -124,8 +124,7 @@ def _fold(graph: fx.GraphModule, node: fx.Node, norm: nn.Module) -> None:
         return
     if not called_once(before):  # its weights are those of its other calls too
         return
-    fused = fuse_conv_bn_eval(cast(Any, module_of(before)), cast(Any, norm))
-    graph.set_submodule(str(before.target), fused)
+    graph.set_submodule(str(before.target), folded(cast(nn.Module, module_of(before)), norm))
     node.replace_all_uses_with(before)
     graph.graph.erase_node(node)
 

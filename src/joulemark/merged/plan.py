@@ -50,6 +50,8 @@ _FOR_LAYERS = 0.6
 """Share of the time for measuring that layers alone may take."""
 _NO_MEMORY = "out of memory when it was measured"
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
+Given = tuple[Tensor, Tensor | None, Tensor | None]
+"""Input, what is added, gate."""
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
 
@@ -169,6 +171,7 @@ class Planner:
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
         ranges: that were tried.
+        proved: range and path of what was run once and not measured.
     """
 
     setting: Setting
@@ -177,6 +180,7 @@ class Planner:
     forced: bool = False
     most: int = _MEASURED
     ranges: dict[str, Segment] = field(default_factory=dict)
+    proved: set[tuple[str, str]] = field(default_factory=set)
 
     def own_choice(self, unit: Unit) -> Choice:
         """The best generated kernel for a single layer; its best path of all where there is none that is right."""
@@ -226,21 +230,44 @@ class Planner:
         chains, left = find_chains(graph)
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         self._prepare((one, inf) for one in alone)
-        self._compile_own(alone)
+        if self.setting.measured:
+            self._compile_own((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
         self._measure_alone(_heaviest_first(alone))
         singles = [[self._single(unit) for unit in chain] for chain in chains]
         self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
 
-    def _compile_own(self, segments: Iterable[Segment]) -> None:
+    def prove(self, graph: fx.GraphModule, choices: Iterable[Choice]) -> dict[Choice, str]:
+        """Run once what was chosen and not measured; what fails or is wrong has no part in another plan.
+
+        Returns:
+            Which choices these are, and why.
+        """
+        units = {unit.convolution.name: unit for chain in find_chains(graph)[0] for unit in chain}
+        unseen: list[tuple[Choice, Segment, _Trial]] = []
+        for choice in choices:
+            segment = range_segment([units[name] for name in choice.units])
+            assert segment is not None
+            trial = next(one for one in self.found[self._key(segment)] if one.path == choice.path)
+            what = (self._key(segment), choice.path)
+            if what not in self.proved:
+                self.proved.add(what)
+                unseen.append((choice, segment, trial))
+        if self.setting.device.type == "cuda":
+            build_all((trial.kernel for *_, trial in unseen if trial.kernel), self.setting.device)
+        self._compile_own((segment, trial) for _, segment, trial in unseen)
+        for _, segment, trial in unseen:
+            self._tried(segment, trial, *_question(segment, self.setting.device))
+        return {choice: trial.problem for choice, _, trial in unseen if trial.problem is not None}
+
+    def _compile_own(self, trials: Iterable[tuple[Segment, _Trial]]) -> None:
         """Compile the kernels of paths of our own, all together: one after another they take longer than measuring."""
-        if self.setting.device.type != "cuda" or not self.setting.measured:
+        if self.setting.device.type != "cuda":
             return
         tasks: dict[tuple[object, ...], tuple[Segment, str]] = {}
-        for segment in segments:
-            for one in self.candidates.get(self._key(segment), ()):
-                if one.kernel is None and kind_of_path(one.path) in OWN:
-                    tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
+        for segment, one in trials:
+            if one.kernel is None and kind_of_path(one.path) in OWN:
+                tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
         with cudnn_tuning(False), ThreadPoolExecutor(_COMPILERS) as pool:
             started = [pool.submit(_run_small, *task, self.setting.device) for task in tasks.values()]
             wait(started, None if self.setting.deadline == inf else max(self.setting.deadline - time.monotonic(), 0.0))
@@ -334,11 +361,14 @@ class Planner:
     def _best(self, trials: Iterable[_Trial]) -> _Trial | None:
         """The fastest that works: among those measured where it is measured, else as predicted; None without any.
 
-        A prediction never beats a measurement: what was not worth measuring is not worth taking.
+        A prediction never beats a measurement: what was not worth measuring is not worth taking. Where nothing is
+        measured and several layers are merged by force, a single one is our own kernels' too.
         """
         known = [one for one in trials if one.problem is None and one.time_s < inf]
         if self.setting.measured:
             known = [one for one in known if one.measured_s is not None]
+        elif self.forced:
+            known = [one for one in known if one.kernel or kind_of_path(one.path) in OWN] or known
         return min(known, key=lambda one: one.time_s, default=None)
 
     def _trials(self, segment: Segment, apart: float) -> list[_Trial]:
@@ -434,23 +464,32 @@ class Planner:
         return library + chosen
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
-        x = _example(segment, self.setting.device, segment.parameters[0].weight.dtype)
-        added, gate = _added(segment, x), _gate(segment, x)
-        opened = _ends(x) if gate is None else _ends(x) * _ends(gate)
-        expected = run_reference(segment, opened, None if added is None else _ends(added))
-        calls: dict[str, Callable[[], object]] = {}
-        for one in trials:
-            try:
-                calls[one.path] = _checked(segment, one, (x, added, gate), expected, self.setting.form)
-            except torch.OutOfMemoryError:
-                one.problem = _NO_MEMORY
-            except Exception as error:  # a compiler of kernels raises anything; the path is one of several
-                said = str(error).strip().splitlines()
-                one.problem = f"{type(error).__name__}: {said[0] if said else ''}"
+        given, expected = _question(segment, self.setting.device)
+        tried = {one.path: self._tried(segment, one, given, expected) for one in trials}
+        calls = {path: call for path, call in tried.items() if call is not None}
         with torch.no_grad():
             times = race(calls, self.setting.device)
         for one in trials:
             one.measured_s = times.get(one.path)
+
+    def _tried(self, segment: Segment, trial: _Trial, given: Given, expected: Tensor) -> Callable[[], Tensor] | None:
+        """A call of a trial that was right once; None where it was not, the trial says why."""
+        try:
+            return _checked(segment, trial, given, expected, self.setting.form)
+        except torch.OutOfMemoryError:
+            trial.problem = _NO_MEMORY
+        except Exception as error:  # a compiler of kernels raises anything; the path is one of several
+            said = str(error).strip().splitlines()
+            trial.problem = f"{type(error).__name__}: {said[0] if said else ''}"
+        return None
+
+
+def _question(segment: Segment, device: torch.device) -> tuple[Given, Tensor]:
+    """What a segment is tried on, and what its first and last image must give."""
+    x = _example(segment, device, segment.parameters[0].weight.dtype)
+    added, gate = _added(segment, x), _gate(segment, x)
+    opened = _ends(x) if gate is None else _ends(x) * _ends(gate)
+    return (x, added, gate), run_reference(segment, opened, None if added is None else _ends(added))
 
 
 def _text_of(trial: _Trial) -> str | None:
@@ -502,14 +541,11 @@ def _heaviest_first(segments: Iterable[Segment]) -> list[Segment]:
 def _checked(
     segment: Segment,
     one: _Trial,
-    given: tuple[Tensor, Tensor | None, Tensor | None],
+    given: Given,
     expected: Tensor,
     form: Format | None,
 ) -> Callable[[], Tensor]:
     """A call of a trial whose output was right once.
-
-    Args:
-        given: input, what is added, gate.
 
     Raises:
         KernelError: its output is wrong.

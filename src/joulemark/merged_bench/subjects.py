@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joulemark.workloads import zoo
+from joulemark.workloads.models import settle_batch_norms
 from joulemark.workloads.spec import ModelSpec, as_tensors
 from joulemark.workloads.steps import TorchWorkload
 
@@ -181,6 +182,13 @@ NETWORKS: tuple[str, ...] = (
 """The seven of BrickDL in the order of its table, and four that people deploy."""
 _TINY = {"resnet3d_34": (3, 3, 33, 35), "inception_v4": (3, 99, 81), "deepcam": (16, 49, 65)}
 _SMALL = (3, 65, 57)
+_SETTLING_IMAGES = 4
+_SETTLING = {"deepcam": (16, 192, 288), "unet": (3, 128, 128)}
+"""Where the usual shape would take a CPU too long: these have as many positions without padding near them."""
+_SHIFT, _SPREAD = 1.25, 0.5
+_BATCH_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.SiLU, nn.LeakyReLU)
+_LAYER_SCALE = 0.1
 
 
 def network(name: str, batch: int) -> Subject:
@@ -190,9 +198,15 @@ def network(name: str, batch: int) -> Subject:
         ConfigurationError: the zoo has none of this name.
     """
     spec = _spec(name)
-    shape = tuple(as_tensors(spec.inputs(1, torch.Generator(), "cpu"))[0].shape[1:])
     build = partial(_built, spec.name)
-    return Subject(f"{spec.name}-b{batch}", spec.name, build, (batch, *shape), (2, *_TINY.get(spec.name, _SMALL)))
+    return Subject(
+        f"{spec.name}-b{batch}", spec.name, build, (batch, *_shape(spec)), (2, *_TINY.get(spec.name, _SMALL))
+    )
+
+
+def _shape(spec: ModelSpec) -> Shape:
+    """Of one input."""
+    return tuple(as_tensors(spec.inputs(1, torch.Generator(), "cpu"))[0].shape[1:])
 
 
 def _spec(name: str) -> ModelSpec:
@@ -204,4 +218,69 @@ def _spec(name: str) -> ModelSpec:
 @lru_cache(maxsize=1)
 def _built(name: str) -> nn.Module:
     """The network, once for all batch sizes: settling its batch norms takes seconds. It is copied, never changed."""
-    return _spec(name).model()
+    spec = _spec(name)
+    return condition(spec.model(), images(_SETTLING_IMAGES, _SETTLING.get(spec.name) or _shape(spec)))
+
+
+def images(batch: int, shape: Shape, device: str = "cpu") -> Tensor:
+    """Random images [batch, *shape] of mean 0 and variance 1 that differ in contrast and in the level of each channel.
+
+    Networks tell them apart; of noise alone, which every position averages, all have about the same output.
+    """
+    each = (batch, *(1,) * len(shape))
+    contrast = torch.empty(each, device=device).uniform_(0.5, 1.1)
+    level = 0.57 * torch.randn(batch, shape[0], *each[2:], device=device)
+    return torch.randn(batch, *shape, device=device) * contrast + level
+
+
+def condition(model: nn.Module, images: Tensor) -> nn.Module:
+    """Let a network of random weights pass rounding errors on as a trained one does; it is changed and given back.
+
+    A batch norm without a bias centres what a ReLU clips: of an error's variance E[φ'(z)²] = 1/2 passes, of the
+    signal's Var[φ(z)] = 1/2 - 1/(2π), z ~ N(0, 1), so each layer amplifies errors 1.21-fold (signal propagation: Poole
+    et al., NeurIPS 2016; with batch norms Yang et al., ICLR 2019), MobileNetV2 67-fold, and no format of 16 bits could
+    compute it. With z ~ N(b, 1) the factor is 1.04 for b = 1.25, where one element in nine is clipped: b of a batch
+    norm before an activation. The others, at the ends of branches, have biases around 0, so that activations behind an
+    addition clip too. Scales and biases differ by channel, statistics are settled anew. ConvNeXt's scales of layers,
+    1e-6 at first, would hide every error of a block; trained they are not that small.
+
+    Args:
+        model: with or without batch norms; its activations are modules.
+        images: like those that it will get.
+    """
+    activated = _before_activations(model.eval(), images[:1])
+    for module in model.modules():
+        if isinstance(module, _BATCH_NORMS):
+            shift = _SHIFT if module in activated else 0.0
+            nn.init.uniform_(module.weight, 1 - _SPREAD, 1 + _SPREAD)
+            nn.init.uniform_(module.bias, shift - _SPREAD, shift + _SPREAD)
+            with torch.no_grad():
+                module.bias.mul_(module.weight)
+    for name, parameter in model.named_parameters():
+        if name.endswith("layer_scale"):
+            nn.init.constant_(parameter, _LAYER_SCALE)
+    settle_batch_norms(model, images)
+    return model.eval()
+
+
+def _before_activations(model: nn.Module, x: Tensor) -> set[nn.Module]:
+    """The batch norms whose output an activation takes as it is."""
+    given: dict[int, tuple[nn.Module, Tensor]] = {}
+    found: set[nn.Module] = set()
+
+    def keep(norm: nn.Module, _: object, out: Tensor) -> None:
+        given[id(out)] = (norm, out)  # held, so that no other tensor has its id
+
+    def find(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if id(inputs[0]) in given:
+            found.add(given.pop(id(inputs[0]))[0])
+
+    hooks = [one.register_forward_hook(keep) for one in model.modules() if isinstance(one, _BATCH_NORMS)]
+    if not hooks:
+        return found
+    hooks += [one.register_forward_pre_hook(find) for one in model.modules() if isinstance(one, _ACTIVATIONS)]
+    with torch.no_grad():
+        model(x)
+    for one in hooks:
+        one.remove()
+    return found

@@ -11,23 +11,12 @@ from numpy.typing import NDArray
 
 from joulemark.metrics import find
 from joulemark.records import Record, Value
-from joulemark.regression.scatter import Pooled, Scatter, joined, pool, scatter_of
+from joulemark.regression.clocks import CLOCKS, PER_CYCLE, sides_differ
+from joulemark.regression.scatter import MIN_PROCESSES, Pooled, Scatter, joined, pool, scatter_of
 from joulemark.regression.verdicts import Effect, Rule, quantile
-
-MIN_PROCESSES = 3
-"""Per side, for a spread between processes that is measured."""
-
-CLOCK_MOVED = 0.005
-"""Relative range of the SM clock over all processes of a row from which on its cycles are looked at too."""
-
-CLOCKS = ("steady_sm_clock_hz", "sm_clock_hz")
-"""Where a record may hold the SM clock: of its timed steps, and of its energy windows."""
 
 _SMALLEST = 1e-100
 """A figure under it is none: ratios with it would overflow."""
-
-PER_CYCLE = {"device_time_s": 1, "device_time_graph_s": 1, "device_time_cold_s": 1, "throughput_per_s": -1}
-"""Metrics that follow the SM clock: with +1 a time that becomes cycles, with -1 a rate that becomes work per cycle."""
 
 Figure = Callable[[Record], NDArray[np.float64]]
 Pair = tuple[Record, Record]
@@ -57,7 +46,7 @@ class Change:
             an interval reaches zero, so that there is no error on a logarithmic scale.
         processes: on each side, with one that was left out.
         assumed: whether the spread between processes was assumed.
-        clocks: median SM clock of both sides in Hz where it moved, else None.
+        clocks: median SM clock of both sides in Hz where they differ, else None.
         left_out: the process that was left out of ``base``, ``new`` and the effect in time.
     """
 
@@ -83,9 +72,9 @@ def changes(pairs: Sequence[Pair], metric: str, rule: Rule, others: Sequence[Rec
     from the figures of the processes, pooled over rows (:func:`joulemark.regression.variance.moderate`). Otherwise
     the deviation of processes is assumed (``rule.spread``) and joined with the two figures' own intervals.
 
-    Where the SM clock moved between processes, an effect in cycles stands beside the one in time. A kernel that
-    computes takes its cycles whatever the clock, one that waits for memory takes its time; the effect at the same
-    clock lies between the two.
+    Where the sides ran at different SM clocks (:func:`joulemark.regression.clocks.sides_differ`), an effect in cycles
+    stands beside the one in time. A kernel that computes takes its cycles whatever the clock, one that waits for
+    memory takes its time; the effect at the same clock lies between the two.
 
     Args:
         pairs: (base, new) records of the same case.
@@ -164,12 +153,9 @@ def _log_or_empty(figures: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _moved_clocks(pair: Pair, metric: str) -> tuple[float, float] | None:
-    """Median SM clocks of both sides, where all processes know theirs and they differ."""
+    """Median SM clocks of both sides, where all processes know theirs and the sides differ."""
     sides = [_clocks(record, metric, _clock_of(pair, metric)) for record in pair]
-    if not all(side.size for side in sides):
-        return None
-    every = np.concatenate(sides)
-    if every.max() / every.min() - 1 <= CLOCK_MOVED:
+    if not all(side.size for side in sides) or not sides_differ(np.log(sides[0]), np.log(sides[1])):
         return None
     base, new = (float(np.median(side)) for side in sides)
     return base, new

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from joulemark.errors import UnreadableInput
 from joulemark.records import Case, Record, Run
-from joulemark.regression.effects import CLOCKS, PER_CYCLE
+from joulemark.regression.clocks import CLOCKS, PER_CYCLE
 from joulemark.regression.simulate import Components
 from joulemark.regression.variance import RESOLUTION
 from joulemark.stats import summarize
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def components(self) -> Components:
-        """Scatter between and within the plain processes, as standard deviations of the logarithm.
+        """Scatter between and within the plain processes, as standard deviations of the logarithm, and their clocks.
 
         The figures' own variance holds both; what the median of a process's samples is uncertain by is taken off.
         Processes further from the median than five standard deviations, these estimated from the median of all such
@@ -63,7 +63,8 @@ class Cell:
         inside = [_variance_of_log_median(one) for one, near in zip(self.samples[0.0], alike, strict=True) if near]
         within = min(total, float(np.mean(inside)))
         apart = (logs[~alike] - logs[alike].mean()).tolist()
-        return Components(math.sqrt(total - within), math.sqrt(within), tuple(apart), len(apart) / len(logs))
+        clocks = () if np.isnan(self.clocks[0.0]).any() else tuple(self.clocks[0.0].tolist())
+        return Components(math.sqrt(total - within), math.sqrt(within), tuple(apart), len(apart) / len(logs), clocks)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from joulemark.regression.variance import moderate
 
 Array = NDArray[np.float64]
 
+MIN_PROCESSES = 3
+"""Per side, for a spread between processes that is measured."""
+
 STANDS_APART = 1e-3
 """Chance at which a row whose processes are all alike loses one of them."""
 
@@ -64,7 +67,7 @@ class Pooled:
 
 
 def scatter_of(base: Array, new: Array | None = None) -> Scatter:
-    """Of (…, processes) logarithms; a side may have any number of processes from three on."""
+    """Of (…, processes) logarithms; a side may have any number of processes from :data:`MIN_PROCESSES` on."""
     sides = (base,) if new is None else (base, new)
     deviations = [side - side.mean(axis=-1, keepdims=True) for side in sides]
     counts = [side.shape[-1] for side in sides]

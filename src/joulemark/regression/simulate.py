@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from joulemark.regression.effects import CLOCK_MOVED
+from joulemark.regression.clocks import sides_differ
 from joulemark.regression.scatter import Array, pool, scatter_of
 from joulemark.regression.verdicts import Rule, established
 
@@ -24,12 +24,16 @@ class Components:
         within: of one process's figure, given the process.
         apart: deviations of the processes that stand apart, on the logarithmic scale.
         share: of all processes, how many do.
+        clocks: logarithms of the SM clocks that processes may have, each as likely; empty where it is not known.
+        tails: degrees of freedom of Student's distribution that the scatter follows, more than two; infinite: normal.
     """
 
     between: float
     within: float = 0.0
     apart: tuple[float, ...] = ()
     share: float = 0.0
+    clocks: tuple[float, ...] = ()
+    tails: float = math.inf
 
     @property
     def total(self) -> float:
@@ -90,8 +94,8 @@ def regressions(base: Array, new: Array, rule: Rule, clocks: tuple[Array, Array]
     Args:
         base, new: (runs, rows, processes), logarithms of the processes' figures, where lower is better.
         rule: of the gate.
-        clocks: logarithms of the SM clocks of both sides' processes, NaN for rows that do not know theirs; where they
-            moved, a regression must show in cycles too. None for figures that do not follow the clock.
+        clocks: logarithms of the SM clocks of both sides' processes, NaN for rows that do not know theirs; where the
+            sides differ, a regression must show in cycles too. None for figures that do not follow the clock.
 
     Returns:
         (runs, rows).
@@ -99,9 +103,9 @@ def regressions(base: Array, new: Array, rule: Rule, clocks: tuple[Array, Array]
     p, effect = _tested(base, new)
     if clocks is not None:
         known = np.flatnonzero(~np.isnan(np.concatenate(clocks, axis=-1)).any(axis=(0, 2)))
-        both = np.concatenate(clocks, axis=-1)[:, known]
-        moved = np.expm1(both.max(axis=-1) - both.min(axis=-1)) > CLOCK_MOVED
-        in_cycles = [side[:, known] + clock[:, known] for side, clock in zip((base, new), clocks, strict=True)]
+        hertz = [side[:, known] for side in clocks]
+        moved = sides_differ(*hertz)
+        in_cycles = [side[:, known] + clock for side, clock in zip((base, new), hertz, strict=True)]
         if moved.any():
             p_cycles, effect_cycles = _tested(*in_cycles)
             p[:, known] = np.where(moved, np.maximum(p[:, known], p_cycles), p[:, known])
@@ -123,7 +127,10 @@ def simulate(
     processes: int = 3,
     seed: int = 0,
 ) -> NDArray[np.bool_]:
-    """Verdicts on simulated runs: log figure = effect + process + noise within, normal but for what stands apart.
+    """Verdicts on simulated runs: log figure = effect + process + noise within, and what stands apart.
+
+    SM clocks are drawn from those of the components, on both sides alike and whatever the figures are. That is the
+    harder case for a row that is judged in cycles too: where a figure follows its clock, its cycles scatter less.
 
     Args:
         components: of each row of a run.
@@ -140,15 +147,28 @@ def simulate(
     runs = math.ceil(rows / len(components))
     effect = np.broadcast_to(np.log1p(np.asarray(slowdown, dtype=float)), (len(components),))
     base, new = (_side(components, (runs, processes), generator) for _ in range(2))
-    return regressions(base, new + effect[:, None], rule)
+    clocks = (_clocks(components, (runs, processes), generator), _clocks(components, (runs, processes), generator))
+    return regressions(base, new + effect[:, None], rule, clocks)
 
 
 def _side(components: Sequence[Components], shape: tuple[int, int], generator: np.random.Generator) -> Array:
     """(runs, rows, processes), logarithms."""
     rows = []
     for one in components:
-        figures = generator.standard_normal(shape) * one.total
+        figures = _scatter(one.tails, shape, generator) * one.total
         if one.apart:
             figures += np.where(generator.random(shape) < one.share, generator.choice(one.apart, shape), 0.0)
         rows.append(figures)
     return np.stack(rows, axis=1)
+
+
+def _scatter(tails: float, shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """Of standard deviation 1."""
+    if math.isinf(tails):
+        return generator.standard_normal(shape)
+    return generator.standard_t(tails, shape) * math.sqrt((tails - 2) / tails)
+
+
+def _clocks(components: Sequence[Components], shape: tuple[int, int], generator: np.random.Generator) -> Array:
+    """(runs, rows, processes), logarithms; NaN for rows whose clocks are not known."""
+    return np.stack([generator.choice(one.clocks or (math.nan,), shape) for one in components], axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ _SIMULATED_SLOWDOWNS = (0.0, 0.03, 0.05)
 _GRID = tuple(round(0.0025 * step, 4) for step in (*range(1, 41), *range(44, 161, 4)))
 """Slowdowns that are tried for the smallest that is found, as fractions: 0.25 % to 10 %, and by 1 % to 40 %."""
 
+_HEAVY_TAILS = 4.0
 _APART = "normal, with the cells' components; a share of processes stands apart as those of the cell do"
+_HEAVY = f"the same with heavy tails: Student's distribution with {_HEAVY_TAILS:.0f} degrees of freedom"
 _NORMAL = "normal, with each cell's whole scatter"
 
 Index = NDArray[np.intp]
@@ -140,6 +143,7 @@ def _cell(cell: Cell, components: Components) -> Json:
         "between_processes": components.between,
         "within_process": components.within,
         "standing_apart": [math.exp(one) for one in components.apart],
+        "sm_clock_scatter": float(np.std(components.clocks, ddof=1)) if components.clocks else None,
         "arms": [
             {
                 "added_work": added,
@@ -208,10 +212,13 @@ def _smallest(cells: Sequence[Cell], base: Index, new: Index, rule: Rule) -> Jso
 
 
 def _simulated(cells: Sequence[Cell], components: Sequence[Components], rows: int, rule: Rule, seed: int) -> Json:
-    """Rates of normal rows with the cells' components; with processes that stand apart, and with them as scatter."""
-    models = {_APART: components}
+    """Rates of rows with the cells' components: normal and with heavy tails, and with what stands apart as scatter."""
+    models = {_APART: components, _HEAVY: [replace(one, tails=_HEAVY_TAILS) for one in components]}
     if any(one.apart for one in components):
-        models[_NORMAL] = [Components(float(cell.logs[0.0].std(ddof=1))) for cell in cells]
+        models[_NORMAL] = [
+            Components(float(cell.logs[0.0].std(ddof=1)), clocks=one.clocks)
+            for cell, one in zip(cells, components, strict=True)
+        ]
     return {
         "seed": seed,
         "rates": [

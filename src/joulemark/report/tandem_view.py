@@ -69,6 +69,7 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
             f"at most {percent(beyond['largest_share'])} of the step"
         )
     yield from _issue_per_operator(series)
+    yield from _exposed_in_turns(series)
     yield from _causes(series["rows"])
     for finding in series["crossover"]["findings"]:
         yield f"{finding['message']}: {finding['remedy']}"
@@ -85,7 +86,7 @@ def _issue_per_operator(series: Mapping[str, Json]) -> Iterator[str]:
         yield (
             f"host issue time per operator, batches in turns: {format_value(turns['median_s'], 's')}, furthest from it "
             f"by {turns['largest_deviation']:+.1%} [{low:+.1%}, {high:+.1%}] (batch {turns['batch']}, "
-            f"{turns['rounds']} rounds)"
+            f"{turns['rounds']} rounds){_other_launches(turns)}"
         )
     scaled, profiled = series["host_issue_per_operator_at_one_speed"], series["host_issue_per_operator"]
     even, how = (scaled, " at one speed of the host") if scaled["median_s"] is not None else (profiled, "")
@@ -96,6 +97,27 @@ def _issue_per_operator(series: Mapping[str, Json]) -> Iterator[str]:
         )
     if scaled["median_s"] is not None:
         yield f"crossover at that speed: {series['crossover_at_one_speed']['text']}"
+
+
+def _other_launches(turns: Mapping[str, Json]) -> str:
+    """That the batch which is furthest away is other work: its step has another number of launches."""
+    counts = {one["batch_size"]: one["launches_per_step"] for one in turns["batches"]}
+    own = counts.pop(turns["batch"])
+    others = sorted({f"{one:g}" for one in counts.values() if one is not None})
+    if turns["even"] or own is None or not others or f"{own:g}" in others:
+        return ""
+    return f"; a step of it has {own:g} launches, of the others {' or '.join(others)}"
+
+
+def _exposed_in_turns(series: Mapping[str, Json]) -> Iterator[str]:
+    """How the exposed overhead changes over batches that were timed in turns."""
+    turns = series["exposed_in_turns"]
+    if turns["rises"] is None:
+        return
+    first, last = turns["batches"][0], turns["batches"][-1]
+    ends = " to ".join(f"{format_value(one['exposed_s'], 's')} (batch {one['batch_size']})" for one in (first, last))
+    rises = ", ".join(f"from {low} to {high}" for low, high in turns["rises"])
+    yield f"exposed, batches in turns: {ends}; " + (f"rises {rises}" if rises else "never rises")
 
 
 def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:

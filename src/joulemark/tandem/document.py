@@ -10,8 +10,9 @@ from statistics import median
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import PROFILER, find
 from joulemark.records import Case, Environment, Json, Record, Row, Run, Value
-from joulemark.tandem import turns
+from joulemark.tandem import in_turns, turns
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
+from joulemark.tandem.in_turns import EVEN
 
 SCHEMA = "joulemark/tandem/1"
 METRICS = (
@@ -25,8 +26,6 @@ METRICS = (
 """Figures of each row."""
 FEW = 0.05
 """Share of the step under which its exposed overhead no longer matters."""
-EVEN = 0.10
-"""Deviation from the median over batches under which the host's issue time per operator is called even."""
 
 _MEASURED = ("ok", "flagged")
 _UNRECONCILED = ("kernels_and_launches_differ", "kernels_differ_between_iterations", "profiler_steps_lost")
@@ -121,6 +120,7 @@ def _series(records: Sequence[Record], issued: Mapping[str, list[Row]]) -> dict[
     speed_s = _fastest_reference(records)
     rows = [_row(one, speed_s) for one in records]
     crossover = _crossover(records, "host_issue_unprofiled_s")
+    turned = [_of_series(one, rows) for one in issued.values()]
     return {
         **records[0].case.series_to_json(),
         "rows": rows,
@@ -133,9 +133,10 @@ def _series(records: Sequence[Record], issued: Mapping[str, list[Row]]) -> dict[
         "host_issue_per_operator": _evenness(rows, "host_issue_per_operator_s"),
         "host_issue_per_operator_unprofiled": _evenness(rows, "host_issue_per_operator_unprofiled_s"),
         "host_issue_per_operator_at_one_speed": _evenness(rows, "host_issue_per_operator_at_one_speed_s"),
-        "host_issue_per_operator_in_turns": _in_turns(rows, [_of_series(one, rows) for one in issued.values()]),
+        "host_issue_per_operator_in_turns": in_turns.issue(rows, turned),
         "exposed_from_twice_the_crossover": _exposed_beyond(rows, crossover),
         "exposed_rises": _rises(rows),
+        "exposed_in_turns": in_turns.exposed(rows, turned),
     }
 
 
@@ -277,46 +278,6 @@ def _evenness(rows: Sequence[Mapping[str, Json]], name: str) -> dict[str, Json]:
     deviation = values[batch] / middle - 1
     even = abs(deviation) <= EVEN
     return {**found, "median_s": middle, "largest_deviation": deviation, "batch": batch, "even": even, "note": None}
-
-
-def _in_turns(rows: Sequence[Mapping[str, Json]], issued: Sequence[Sequence[Row]]) -> dict[str, Json]:
-    """How much the issue time per operator differs over batches that were issued in turns.
-
-    Args:
-        rows: of the series, with their operators.
-        issued: per run the bursts of the series' cases.
-    """
-    operators = {row["batch_size"]: row["metrics"]["operators_per_step"]["value"] for row in rows}
-    bursts = next((one for one in reversed(issued) if one), [])
-    known = {row["batch_size"] for row in bursts}
-    per_batch = {batch: count for batch, count in operators.items() if count and batch in known}
-    found = turns.compare(bursts, per_batch)
-    common: dict[str, Json] = {"limit": EVEN, "confidence": turns.CONFIDENCE}
-    if found is None:
-        unknown = dict.fromkeys(("rounds", "median_s", "largest_deviation", "interval", "batch", "even"))
-        return {**common, "batches": [], **unknown, "note": _why_no_turns(bursts, per_batch)}
-    at = found.furthest
-    told = zip(found.batches, found.deviation, found.interval, strict=True)
-    per_operator = [time / per_batch[batch] for batch, time in zip(found.batches, found.issue_s, strict=True)]
-    return {
-        **common,
-        "batches": [{"batch_size": one, "deviation": two, "interval": list(ends)} for one, two, ends in told],
-        "rounds": found.rounds,
-        "median_s": median(per_operator),
-        "largest_deviation": found.deviation[at],
-        "interval": list(found.interval[at]),
-        "batch": found.batches[at],
-        "even": abs(found.deviation[at]) <= EVEN,
-        "note": None,
-    }
-
-
-def _why_no_turns(bursts: Sequence[Row], per_batch: Mapping[int, float]) -> str:
-    if not bursts:
-        return "its cases were not issued in turns (bench_tandem.py, bench_issue_in_turns)"
-    if len(per_batch) < 2:
-        return "fewer than two of the batches that were issued in turns have a known number of operators"
-    return f"fewer than {turns.FEWEST_ROUNDS} rounds hold all batches"
 
 
 def _exposed_beyond(rows: Sequence[Mapping[str, Json]], crossover: Crossover) -> dict[str, Json]:

@@ -1,15 +1,19 @@
-"""How much the host's issue time differs over batches that were issued in turns, at whatever speed the host had (pure).
+"""What batches that were issued in turns say of the host and of what it exposes, at whatever speed it had (pure).
 
 Within a round the host is about as fast for one batch as for another; from round to round it may be not. So a batch's
 level is the median over rounds of its log time minus the round's median: a two-way fit of rounds and batches, the
 first sweep of Tukey's median polish (Hoaglin, Mosteller and Tukey, *Understanding Robust and Exploratory Data
 Analysis*, chapter 6). A burst that the host was slow in, or a round in which its speed changed, moves no median.
+
+Exposed overhead is a difference in seconds, of the step and of the device's busy time: neighbouring batches are
+compared by the median over rounds of how much more of it one has than the other had in the same round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +51,61 @@ class Turns:
         return int(np.argmax(np.abs(self.deviation)))
 
 
+@dataclass(frozen=True)
+class Exposed:
+    """Exposed overhead of batches whose steps were timed in turns.
+
+    Args:
+        batches: ascending.
+        exposed_s: median over the rounds of the step's time minus the device's busy time, in s.
+        share: of the step, at those medians.
+        interval_s: (lo, hi) of each ``exposed_s``, 95 %.
+        change_s: from each batch to the next, median over rounds, in s.
+        change_interval_s: (lo, hi) of each change, 95 %.
+        rounds: in which every batch has its turn.
+    """
+
+    batches: list[int]
+    exposed_s: list[float]
+    share: list[float]
+    interval_s: list[tuple[float, float]]
+    change_s: list[float]
+    change_interval_s: list[tuple[float, float]]
+    rounds: int
+
+    @property
+    def rises(self) -> list[tuple[int, int]]:
+        """Neighbouring batches of which the larger exposes more, by the whole interval of the change."""
+        pairs = zip(pairwise(self.batches), self.change_interval_s, strict=True)
+        return [pair for pair, (low, _) in pairs if low > 0]
+
+
+def exposed(rows: Sequence[Row], busy_s: Mapping[int, float], *, seed: int = 0) -> Exposed | None:
+    """Exposed overhead over the rounds that hold all batches; None with fewer than two batches or five such rounds.
+
+    Args:
+        rows: of the table ``issue_turns``.
+        busy_s: busy time of the device in a step of each batch, in s; other batches are left out.
+        seed: of the bootstrap over rounds.
+    """
+    batches = sorted(busy_s)
+    steps = _whole(rows, busy_s, "step_s")
+    if steps is None:
+        return None
+    left = steps - np.array([busy_s[batch] for batch in batches])
+    change = np.diff(left, axis=1)
+    drawn = np.random.default_rng(seed).integers(len(left), size=(DRAWS, len(left)))
+    return Exposed(
+        batches,
+        np.median(left, axis=0).tolist(),
+        (np.median(left, axis=0) / np.median(steps, axis=0)).tolist(),
+        _ends(np.median(left[drawn], axis=1)),
+        np.median(change, axis=0).tolist(),
+        _ends(np.median(change[drawn], axis=1)),
+        len(left),
+    )
+
+
 def compare(rows: Sequence[Row], per_batch: Mapping[int, float], *, seed: int = 0) -> Turns | None:
     """Compares batches over the rounds that hold all of them; None with fewer than two batches or five such rounds.
 
@@ -58,34 +117,47 @@ def compare(rows: Sequence[Row], per_batch: Mapping[int, float], *, seed: int = 
         seed: of the bootstrap.
     """
     batches = sorted(per_batch)
-    whole = [one for one in _rounds(rows, per_batch) if len(one) == len(batches)]
-    if len(batches) < 2 or len(whole) < FEWEST_ROUNDS:
+    times = _whole(rows, per_batch, "issue_s")
+    if times is None:
         return None
-    times = np.array([[one[batch] for batch in batches] for one in whole])
     logs = within_rounds(times / np.array([per_batch[batch] for batch in batches]))
-    drawn = np.random.default_rng(seed).integers(len(whole), size=(DRAWS, len(whole)))
-    low, high = np.quantile(levels(logs[drawn]), ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
+    drawn = np.random.default_rng(seed).integers(len(times), size=(DRAWS, len(times)))
     deviation = levels(logs)
     return Turns(
         batches,
         deviation.tolist(),
-        list(zip(low.tolist(), high.tolist(), strict=True)),
+        _ends(levels(logs[drawn])),
         np.median(times, axis=0).tolist(),
-        len(whole),
+        len(times),
     )
 
 
-def _rounds(rows: Sequence[Row], wanted: Container[int]) -> list[dict[int, float]]:
-    """Batch → issue time in s of every round; those of several processes follow each other and number theirs alike."""
+def _ends(drawn: Floats) -> list[tuple[float, float]]:
+    """(lo, hi) of each column of draws, shape [draws, columns]."""
+    low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def _whole(rows: Sequence[Row], wanted: Collection[int], name: str) -> Floats | None:
+    """Times in s of the rounds that hold all batches, shape [rounds, batches]; None where too few do."""
+    batches = sorted(wanted)
+    whole = [one for one in _rounds(rows, wanted, name) if len(one) == len(batches)]
+    if len(batches) < 2 or len(whole) < FEWEST_ROUNDS:
+        return None
+    return np.array([[one[batch] for batch in batches] for one in whole])
+
+
+def _rounds(rows: Sequence[Row], wanted: Container[int], name: str) -> list[dict[int, float]]:
+    """Batch → time in s of every round; those of several processes follow each other and number theirs alike."""
     found: list[dict[int, float]] = []
     last: object = None
     for row in rows:
         if not found or row["round"] != last:
             found.append({})
         last = row["round"]
-        batch, issue_s = row["batch_size"], row["issue_s"]
-        if isinstance(batch, int) and isinstance(issue_s, float) and batch in wanted:
-            found[-1][batch] = issue_s
+        batch, seconds = row["batch_size"], row.get(name)
+        if isinstance(batch, int) and isinstance(seconds, float) and batch in wanted:
+            found[-1][batch] = seconds
     return found
 
 
