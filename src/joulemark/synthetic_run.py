@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ _BEACON_SAMPLES = (8.0, 6.0, 9.0, 7.0, 10.0, 6.5)
 _GAP_SAMPLES = 6.0
 _MARGIN_S = 1e-3
 _MARK_S, _AROUND_MARK_S = 1.2e-6, 1e-6
+_BEHIND_HOLD_S = 4e-6
 _BETWEEN_WINDOWS_S = 0.05
 Floats = npt.NDArray[np.float64]
 
@@ -90,6 +92,7 @@ class SyntheticRun:
         stamp_noise_s: standard deviation of the times that the profiler records.
         lead_s, tail_s: by which it records a kernel's begin before, and its end after its SMs work.
         late_first_s: by which it records the first kernel of a window later than others, behind a pause.
+        hold_s: for which a spinning kernel holds the device before the steps.
         head_s: at a kernel's begin, at the most a quarter of it, in which it counts nothing yet; beacons have none.
         seed: of all noise.
     """
@@ -108,6 +111,7 @@ class SyntheticRun:
     lead_s: float = 0.2e-6
     tail_s: float = 0.1e-6
     late_first_s: float = 0.2e-6
+    hold_s: float = 0.0
     head_s: float = 1.5e-6
     seed: int = 0
     _rng: np.random.Generator = field(init=False, repr=False)
@@ -135,9 +139,10 @@ class SyntheticRun:
         steps = self.steps if steps is None else steps
         begin = 1.0 + number * _BETWEEN_WINDOWS_S
         before, now = self._beacons(begin)
-        events, now = self._steps(now, number * steps, steps)
+        held = [self._spin(now, self.hold_s)] if self.hold_s else []
+        events, now = self._steps(now + self.hold_s + _BEHIND_HOLD_S, number * steps, steps)
         behind, now = self._beacons(now + _GAP_SAMPLES * self.interval_s)
-        series = self._series([*before, *events, *behind], begin - _MARGIN_S, now + _MARGIN_S)
+        series = self._series([*before, *held, *events, *behind], begin - _MARGIN_S, now + _MARGIN_S)
         names = {one.name: code for code, one in enumerate(self.kernels)}
         place = np.arange(len(events)) % len(self.kernels)
         launches = Launches(
@@ -183,20 +188,25 @@ class SyntheticRun:
 
     def _recording(self, label: str) -> Recording:
         windows = tuple(
-            RecordedWindow(number, "steps", "pass1", self.steps, own_trace=True) for number in range(self.windows)
+            RecordedWindow(number, "steps", "pass1", self.steps, own_trace=True, hold_s=self.hold_s)
+            for number in range(self.windows)
         )
         step_s = sum(one.length_s + one.gap_s for one in self.kernels)
         facts = {"gpu": "Synthetic GPU", "chip": "simulated", "library": "simulated"}
-        return Recording(label, windows, "one process", facts, (step_s,) * (self.windows + 1), (step_s,) * self.windows)
+        plain, beside = (step_s,) * (self.windows + 1), (step_s,) * self.windows
+        return Recording(label, windows, "one process", facts, plain_step_s=plain, recorded_step_s=beside)
 
     def _beacons(self, now: float) -> tuple[list[_Event], float]:
         events = []
         for samples in _BEACON_SAMPLES:
             length = samples * self.interval_s
-            kernel = SyntheticKernel(BEACON, length, {"sm_active_cycles": _CLOCK_HZ})
-            events.append(_Event(kernel, -1, now, now + length, 1.0))
+            events.append(self._spin(now, length))
             now += length + _GAP_SAMPLES * self.interval_s * (1 + 0.3 * self._rng.random())
         return events, now
+
+    def _spin(self, now: float, seconds: float) -> _Event:
+        kernel = SyntheticKernel(BEACON, seconds, {"sm_active_cycles": _CLOCK_HZ})
+        return _Event(kernel, -1, now, now + seconds, 1.0)
 
     def _steps(self, now: float, first: int, steps: int) -> tuple[list[_Event], float]:
         events = []
@@ -257,6 +267,9 @@ class SyntheticRun:
         spins = [(float(one), float(two)) for one, two in zip(beacons.start_s, beacons.end_s, strict=True)]
         begins = [float(launches.start_s[launches.step == step].min()) for step in np.unique(launches.step)]
         marks = [*(one - _AROUND_MARK_S for one in begins), float(launches.end_s.max()) + _AROUND_MARK_S + _MARK_S]
+        if self.hold_s:
+            released = float(launches.start_s.min()) - _BEHIND_HOLD_S
+            spins.append((released - self.hold_s, released))
         kernels = [(BEACON, *one) for one in spins] + [(BEACON, one - _MARK_S, one) for one in marks]
         names = [self.kernels[int(place)].name for place in launches.place]
         kernels += zip(names, launches.start_s.tolist(), launches.end_s.tolist(), strict=True)
@@ -351,6 +364,14 @@ class SyntheticBench:
     def spin(self, seconds: float) -> None:
         """The known run has beacons of its own; marks of steps are counted."""
         self._spun += seconds <= 0
+
+    def stamp(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def between(self, first: float, last: float) -> float:
+        """What passed, on the host."""
+        return last - first
 
     def mark(self, name: str) -> AbstractContextManager[None]:
         """Remembers the name."""

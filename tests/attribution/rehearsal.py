@@ -31,7 +31,7 @@ KERNELS = (
     (SUM, 25e-6, 0.0, 1.5e12, 1e10),
 )
 """Name, time in s, tensor activity, bytes read and written per s of each launch of the step."""
-FLUSHED, LAUNCH_S = 1.25, 0.2
+FLUSHED, LAUNCH_S, CYCLES_PER_S = 1.25, 0.2, 132 * 1.9e9
 
 
 def bench(model: str) -> Any:
@@ -53,7 +53,7 @@ def rows(wanted: re.Pattern[str], more: float) -> list[list[str]]:
     for name, length_s, tensor, read, written in KERNELS:
         if wanted.search(name.partition("<")[0].rpartition(":")[2]):
             told = name.replace("char*, 2ul> >", "char *, 2>>") + ("(int, T2, T3)" if "<" in name else "")
-            numbers = (length_s * 1e9, tensor * 100, read * length_s * more, written * length_s)
+            numbers = (length_s * 1e9, tensor * 100, read * length_s * more, written * length_s, CYCLES_PER_S)
             found.append([str(len(found)), "1123", "python3.12", "127.0.0.1", told, "1", "7", "(128, 1, 1)",
                           "(2, 7, 64)", "0", "9.0", *(f"{number:,.2f}" for number in numbers)])  # fmt: skip
     return found
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     first = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size",
              "Grid Size", "Device", "CC")  # fmt: skip
     table.writerow([*first, *arguments[arguments.index("--metrics") + 1].split(",")])
-    table.writerow([*("" for _ in first), "ns", "%", "byte", "byte"])
+    table.writerow([*("" for _ in first), "ns", "%", "byte", "byte", "cycle/second"])
     table.writerows(found)
     log.write_text(f"==PROF== Connected to process 1123 (/usr/bin/python3.12)\n{text.getvalue()}")
     held = {"cut": behaviour == "cut", "build_s": 9.0, "profiled_s": LAUNCH_S * len(found)}

@@ -27,6 +27,8 @@ DATA = Path(__file__).parents[1] / "data"
         ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, __half>(int)", "kernel"),
         ("void at::unrolled<at::copy(T &)::[lambda() (instance 3)]::operator ()(), A<char *, 2>>(T1)", "unrolled"),
         ("void at::native::unrolled<at::copy(T&)::{lambda()#3}::operator()() const, A<char*, 2ul> >(A)", "unrolled"),
+        ("_ZN17cutlass__5x_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolutionEEEvNT_6ParamsE", "Kernel"),
+        ("_Z4scalPfi", "scal"),
         ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
         ("odd>name", "name"),
     ],

@@ -68,6 +68,18 @@ def test_a_rate_that_varies_inside_a_kernel_leaves_its_total():
     assert rates[0, 0] * 4 == pytest.approx(12.0, rel=0.05)
 
 
+def test_rates_are_those_of_samples_that_one_kernel_fills():
+    """A kernel counts nothing in its last 0.7 s: the next one's rate is right where such samples hardly weigh."""
+    parts = window([0.0, 6.3, 7.0], [6.3, 7.0, 12.0], [10.0, 0.0, 0.5], np.arange(-0.5, 13.0))
+    launches = Launches(*(np.array(x) for x in ([0.0, 7.0], [7.0, 12.0], [0, 1], [0, 0], [0, 1])))
+    whole = replace(parts, launches=launches)
+    system, even, found = solved(whole)
+    assert even[1, 0] < 0.1
+    assert found.filled.sum() == 6 + 4
+    own = solve.rates(solve.normal([(found.by_filled(), system.parts[0][1])]))
+    assert own[:, 0] == pytest.approx([10.0, 0.5], rel=0.06)
+
+
 def test_kernels_that_always_run_together_share_what_was_counted():
     one = window([0.0, 0.0, 3.0], [2.0, 2.0, 5.0], [4.0, 2.0, 1.0], np.arange(0.0, 7.0))
     _, rates, _ = solved(one)

@@ -25,6 +25,7 @@ Where it is missing or refused, the first part says why, and those behind it are
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import signal
@@ -32,17 +33,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from joulemark.attribution.against import METRICS, Function, compare, functions_of, largest_error
-from joulemark.attribution.recording import read_recording
+from joulemark.attribution.against import ASKED, Function, compare, functions_of, largest_error
+from joulemark.attribution.recording import read_recording, read_series
 from joulemark.attribution.timeline import Timeline, read_timeline
 from joulemark.collect.ncu import profiled_region, run_ncu
 from joulemark.device.gpu import slug
@@ -56,7 +57,7 @@ from joulemark.errors import (
     UnreadableInput,
 )
 from joulemark.records import Case
-from joulemark.utilization.ncu_csv import read_export
+from joulemark.utilization.ncu_csv import Launch, parse, read_export
 
 SCHEMA = "joulemark/attribution-ncu/1"
 MODELS = {
@@ -74,6 +75,9 @@ LEAST_S = {"record": 15.0, "ncu": 35.0}
 """No part is begun with less time left."""
 AROUND_S = 12.0
 """Of a part with Nsight Compute, for what comes behind the profiled step, and for models that take long to build."""
+BARS = {"dram_error": "DRAM bytes", "tensor_error": "tensor activity"}
+STEPS, SLOWER = ("kernel_time_s", "bare_s", "plain_s", "recorded_s"), ("slowdown", "slowdown_from_bare")
+"""Of an attribution's steps: seconds per step, and what the instruments cost."""
 LAUNCH_S = 0.15
 """Taken for Nsight Compute's price of a launch before one is known; ResNet-18's took 0.3 to 0.4 s with all metrics."""
 AGAIN = ((), ("--careful",), ("--careful", "--beside"))
@@ -151,7 +155,11 @@ def record_part(model: str, folder: Path, options: argparse.Namespace) -> dict[s
         began = time.perf_counter()
         bench, step = resolve_name(options.bench)(model)
     opened = time.perf_counter()
-    plan = Plan(windows=options.windows, limit_s=max(5.0, min(RECORD_S, options.until - time.time() - BEHIND_S)))
+    plan = Plan(
+        windows=options.windows,
+        ahead=not options.waiting,
+        limit_s=max(5.0, min(RECORD_S, options.until - time.time() - BEHIND_S)),
+    )
     into = folder / f"recording-{len(list(folder.glob('recording-*')))}"
     label = replace(MODELS[model], gpu_model=slug(str(bench.facts["gpu"]))).label
     done = record(bench, step, into, label, plan, pace)
@@ -170,7 +178,7 @@ def ncu_part(part: str, folder: Path, options: argparse.Namespace) -> dict[str, 
     case = [sys.executable, __file__, str(options.out), "--ncu-child", part, "--until", str(options.until)]
     case += ["--ncu-seconds", str(options.ncu_seconds)]
     flush, left = caches == "flushed", options.until - time.time() - 1
-    done = run_ncu(case, folder / "ncu.csv", left, METRICS, flush, options.ncu, functions=chosen or ())
+    done = run_ncu(case, folder / "ncu.csv", left, ASKED, flush, options.ncu, functions=chosen or ())
     child = read_json(folder / "child.json")
     if child is None:
         raise CountersUnreadable("the profiled program ended before its step", "see what it wrote")
@@ -361,7 +369,11 @@ class Turns:
         for name in ("bench", "ncu"):
             if getattr(options, name) is not None:
                 command += [f"--{name}", getattr(options, name)]
-        command += [f"--{name}" for name in ("careful", "beside") if getattr(options, name) and f"--{name}" not in more]
+        command += [
+            f"--{name}"
+            for name in ("careful", "beside", "waiting")
+            if getattr(options, name) and f"--{name}" not in more
+        ]
         process = subprocess.Popen(command)
         self._running.append(process)
         return process
@@ -408,7 +420,7 @@ def analyse(out: Path) -> dict[str, Any]:
 
 def of_model(out: Path, model: str) -> dict[str, Any]:
     """Figures of one model; its attribution is written."""
-    from joulemark.attribution.document import Attribution
+    from joulemark.attribution.document import Attribution  # its statistics take a while to load
     from joulemark.report.jsonout import dumps
 
     folder = best_recording(out, model)
@@ -423,9 +435,52 @@ def of_model(out: Path, model: str) -> dict[str, Any]:
     document = found.document()
     (out / f"attribution-{model}.json").write_text(dumps(document))
     recording = held_to(document, folder, read_json(out / f"{model}-record" / "done.json"))
-    places = found.places()
-    ncu = {caches: against(out, model, caches, places, recording) for caches in CACHES}
+    alone = one_window_alone(folder)
+    ncu = {caches: against(out, model, caches, found.places(), recording, alone) for caches in CACHES}
     return {"label": document["label"], "recording": recording, "ncu": ncu, "why": None}
+
+
+class Alone(NamedTuple):
+    """What the first window of a recording that can be used says without the others.
+
+    Args:
+        window: its number.
+        seconds: of its steps, with what holds the device before them.
+        places: of a step.
+        totals: counter → what kernels are given, over what was counted.
+    """
+
+    window: int
+    seconds: float
+    places: list[dict[str, Any]]
+    totals: dict[str, float]
+
+
+def one_window_alone(folder: Path) -> Alone:
+    """As much as Nsight Compute tells of one step: no intervals over windows, no references, no modules.
+
+    Raises:
+        UnreadableInput: no window can be used.
+    """
+    from joulemark.attribution.document import Attribution
+
+    whole = read_recording(folder)
+    refused = UnreadableInput(f"{folder} holds no window of steps", "record again")
+    for one in whole.of_role("steps"):
+        recording = replace(whole, windows=(one,), plain_step_s=(), recorded_step_s=())
+        try:
+            timeline = read_timeline(folder, recording)
+            found = Attribution(recording, timeline, {one.number: read_series(folder / one.file)})
+        except UnreadableInput as error:
+            refused = error
+            continue
+        return Alone(one.number, (one.seconds or 0.0) + one.hold_s, found.places(), totals_of(found.counters()))
+    raise refused
+
+
+def totals_of(counters: Mapping[str, Any]) -> dict[str, float]:
+    """Counter → what kernels are given, over what was counted."""
+    return {name: one["ratio"] for name, one in counters.items() if one["ratio"] is not None}
 
 
 def show(out: Path) -> None:
@@ -441,32 +496,43 @@ def show(out: Path) -> None:
 
 def held_to(document: Mapping[str, Any], folder: Path, done: Mapping[str, Any] | None) -> dict[str, Any]:
     """Totals and cost of one model."""
-    told = {name: one["ratio"] for name, one in document["counters"].items() if one["ratio"] is not None}
+    told = totals_of(document["counters"])
     windows, steps = document["clock"]["windows"], document["steps"]
     return {
         "file": f"{folder.parent.name}/{folder.name}",
         "ended": done is not None,
-        "in_windows_s": sum(one.seconds or 0.0 for one in read_recording(folder).of_role("steps")),
+        "in_windows_s": sum((one.seconds or 0.0) + one.hold_s for one in read_recording(folder).of_role("steps")),
         "recorded_s": None if done is None else done["recorded_s"],
         "opened_s": None if done is None else done["opened_s"],
         "totals": told,
         "clock_uncertainty_s": max(one["uncertainty_s"] for one in windows),
         "counts_best_at_s": [one["check"]["best_s"] for one in windows],
-        "slowdown": steps["slowdown"],
-        "slowdown_interval": steps["slowdown_interval"],
+        "steps": {name: steps[name] for name in STEPS},
+        **{name: steps[name] for name in (*SLOWER, "slowdown_interval")},
         "checks": {
             "totals within 2 %": all(abs(ratio - 1) <= TOTALS for ratio in told.values()),
-            "at most 5 % slower": None if steps["slowdown"] is None else steps["slowdown"] <= COST,
+            "at most 5 % slower": within_cost([steps[name] for name in SLOWER]),
         },
     }
 
 
+def within_cost(slower: Sequence[float | None]) -> bool | None:
+    """Whether a run is slowed no more than it may be, both against stretches in turns and against a bare process."""
+    return None if None in slower else all(one is not None and one <= COST for one in slower)
+
+
 def against(
-    out: Path, model: str, caches: str, places: Sequence[Mapping[str, Any]], recording: Mapping[str, Any]
+    out: Path,
+    model: str,
+    caches: str,
+    places: Sequence[Mapping[str, Any]],
+    recording: Mapping[str, Any],
+    alone: Alone | None = None,
 ) -> dict[str, Any]:
     """What Nsight Compute says of the same step, what it took, and why it says nothing.
 
-    Flushed caches change the work itself: their errors are shown and not held to anything.
+    Flushed caches change the work itself: their errors are shown and not held to anything. Nsight Compute's answer is
+    one step's, so what it took is held against one window, if that alone keeps the limits of errors and totals.
     """
     folders = {share: out / f"{model}-ncu-{caches}-{share}" for share in SHARES}
     done = {share: one for share, folder in folders.items() if (one := read_json(folder / "done.json")) is not None}
@@ -475,26 +541,56 @@ def against(
         for share, folder in folders.items()
         if share not in done
     }
-    csv = [folders[share] / "ncu.csv" for share, one in done.items() if one["launches"]]
-    launches = [launch for path in csv for launch in read_export(path).launches]
-    compared = compare(places, launches, cut=any(one["cut"] for one in done.values())) if launches else None
+    launches = [launch for share, one in done.items() if one["launches"] for launch in launches_of(folders[share])]
+    cut = any(one["cut"] for one in done.values())
+    compared = compare(places, launches, cut=cut) if launches else None
     profiled_s = sum(one["profiled_s"] for one in done.values())
-    long = None if compared is None else compared["classes_of_long_launches"]
-    errors = {name: largest_error(long, name) if long else None for name in ("dram_error", "tensor_error")}
     ratio = profiled_s / recording["in_windows_s"] if launches and recording["in_windows_s"] else None
+    errors = errors_of(compared)
+    single = of_one_window(alone, launches, cut=cut, profiled_s=profiled_s) if alone and launches else None
     checks = {
-        "long launches' DRAM bytes within 10 %": within(errors["dram_error"], ERROR),
-        "long launches' tensor activity within 10 %": within(errors["tensor_error"], ERROR),
-        "over 100 times faster": None if ratio is None else ratio > FASTER,
+        **{f"long launches' {what} within 10 %": within(errors[name], ERROR) for name, what in BARS.items()},
+        "over 100 times faster": single and single["keeps_limits"] and single["times_as_long"] > FASTER,
     }
     return {
         "parts": {share: {key: value for key, value in one.items() if key != "caches"} for share, one in done.items()},
         "missing": missing,
         "profiled_s": profiled_s if done else None,
         "times_as_long": ratio,
+        "times_as_long_as_recording": profiled_s / whole if launches and (whole := recording["recorded_s"]) else None,
+        "one_window": single,
         "largest_errors": errors,
         "compared": compared,
         "checks": checks if caches == "kept" else {},
+    }
+
+
+def launches_of(folder: Path) -> Sequence[Launch]:
+    """What Nsight Compute said in a part, also where that was packed to be kept."""
+    packed = folder / "ncu.csv.gz"
+    if packed.exists():
+        return parse(gzip.decompress(packed.read_bytes()).decode(), str(packed)).launches
+    return read_export(folder / "ncu.csv").launches
+
+
+def errors_of(compared: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Of the class of long launches that is furthest off."""
+    long = None if compared is None else compared["classes_of_long_launches"]
+    return {name: largest_error(long, name) if long else None for name in BARS}
+
+
+def of_one_window(alone: Alone, launches: Sequence[Launch], *, cut: bool, profiled_s: float) -> dict[str, Any]:
+    """Whether one window gives the same answer, and how many times as long Nsight Compute took."""
+    errors = errors_of(compare(alone.places, launches, cut=cut))
+    off = max(abs(ratio - 1) for ratio in alone.totals.values())
+    keeps = all(within(error, ERROR) is not False for error in errors.values()) and off <= TOTALS
+    return {
+        "window": alone.window,
+        "seconds": alone.seconds,
+        "times_as_long": profiled_s / alone.seconds,
+        "largest_errors": errors,
+        "largest_total_error": off,
+        "keeps_limits": keeps,
     }
 
 
@@ -511,14 +607,64 @@ def checks_of(found: Mapping[str, Any]) -> list[bool | None]:
     return [ok for checks in told for ok in checks.values()]
 
 
+def errors_table(found: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of Markdown: per model and class, all launches, what attribution says over what Nsight Compute does.
+
+    A cell is relative to Nsight Compute with caches kept; behind a stroke, flushed.
+    """
+    heads = (
+        "model",
+        "class",
+        "launches",
+        "time",
+        "DRAM bytes",
+        "tensor activity",
+        "its time",
+        "its reads",
+        "its writes",
+    )
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{' --- |' * len(heads)}"
+    for model, one in found["models"].items():
+        if one["ncu"] is None or any(one["ncu"][caches]["compared"] is None for caches in CACHES):
+            continue
+        kept, flushed = ({row["class"]: row for row in one["ncu"][name]["compared"]["classes"]} for name in CACHES)
+        for name, row in kept.items():
+            other = flushed.get(name)
+            if other and other["launches"] == row["launches"]:
+                yield f"| {model} | {name} | {row['launches']} | {row['time_s'] * 1e3:.2f} ms | {beside(row, other)} |"
+
+
+def beside(kept: Mapping[str, Any], flushed: Mapping[str, Any]) -> str:
+    """The cells of a class: errors, then how a flush changes what Nsight Compute itself says."""
+
+    def percent(error: float | None) -> str:
+        return "–" if error is None else f"{error:+.1%}".replace("%", " %")
+
+    def changed(of: Callable[[Mapping[str, Any]], float]) -> str:
+        return percent(of(flushed) / of(kept) - 1 if of(kept) else None)
+
+    times = [percent(one["ncu_time_s"] / kept["time_s"] - 1) for one in (kept, flushed)]
+    cells = (
+        f"{percent(kept['dram_error'])} / {percent(flushed['dram_error'])}",
+        f"{kept['tensor']:.4f}, {kept['ncu_tensor']:.4f} ({percent(kept['tensor_error'])})",
+        " / ".join(times),
+        changed(lambda row: row["ncu_dram_read_bytes"]),
+        changed(lambda row: row["ncu_dram_bytes"] - row["ncu_dram_read_bytes"]),
+    )
+    return " | ".join(cells)
+
+
 def summary(found: Mapping[str, Any]) -> Any:
     """A model's figures without its tables."""
     if found["recording"] is None:
         return found["why"]
-    keys = ("slowdown", "slowdown_interval", "clock_uncertainty_s", "checks")
+    keys = ("steps", *SLOWER, "slowdown_interval", "clock_uncertainty_s", "checks")
     short: dict[str, Any] = {key: found["recording"][key] for key in keys}
     for caches, one in found["ncu"].items():
-        short[caches] = {key: one[key] for key in ("missing", "times_as_long", "largest_errors", "checks")}
+        short[caches] = {
+            key: one[key] for key in ("missing", "times_as_long", "one_window", "largest_errors", "checks")
+        }
         short[caches]["time_compared"] = None if one["compared"] is None else one["compared"]["time_compared"]
     return short
 
@@ -536,6 +682,7 @@ def main() -> int:
     parser.add_argument("--bench", help="pkg.mod:function that gives a bench and a step in place of a GPU's")
     parser.add_argument("--careful", action="store_true", help="fewer samples, further apart")
     parser.add_argument("--beside", action="store_true", help="PM sampling by another process")
+    parser.add_argument("--waiting", action="store_true", help="the device waits for the host, as it does by itself")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--ncu-child", help=argparse.SUPPRESS)
@@ -552,6 +699,7 @@ def main() -> int:
         found = analyse(options.out)
         (options.out / "attribution-ncu.json").write_text(dumps(found))
         show(options.out)
+        print("\n".join(errors_table(found)))
         print(json.dumps({model: summary(one) for model, one in found["models"].items()}, indent=1))
         return 0 if all(all(checks_of(one)) for one in found["models"].values()) else 1
     else:

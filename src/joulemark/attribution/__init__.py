@@ -7,6 +7,7 @@
     timeline    which kernel ran when, in which step, in which place of it
     units       kernels that share a rate: long ones each their own, short ones together
     solve       the rates, by non-negative least squares, and their intervals
+    dealing     what each sample counted, dealt out to the kernels in it
     check       whether counts and timeline fit as the clocks are mapped
     windows     the windows of a recording that can be attributed
     figures     rates as amounts of classes, kernels, operators and modules

@@ -133,7 +133,11 @@ class Attribution:
         return document
 
     def places(self) -> list[dict[str, Json]]:
-        """A row per launch of a step, in the order in which they begin: its kernel, class and counters."""
+        """A row per launch of a step, in the order in which they begin: its kernel, class and counters.
+
+        ``sm_cycles_per_s`` is the clock while it ran, summed over SMs; None where that was not counted.
+        """
+        clocks = self.passes[0].clocks()
         labels = [str(place) for place in range(len(self._timeline.places))]
         rows = {int(one.pop("place")): one for one in self.table(labels, "place")}
         launches = self._timeline.launches
@@ -143,18 +147,22 @@ class Attribution:
         for place, row in rows.items():
             row["name"] = self._timeline.place_name(place)
             row["class"], row["uses_tensor_cores"] = self._labels[place]
+            row["sm_cycles_per_s"] = clocks.get(place)
         return [rows[int(place)] for place in np.argsort(behind, kind="stable")]
 
     def steps(self) -> dict[str, Json]:
         """How many, how long, and what the instruments cost."""
         plain, recorded = self._recording.plain_step_s, self._recording.recorded_step_s
-        own, beside = (median(some) if some else None for some in (plain, recorded))
+        before = self._recording.bare_step_s or plain[:1]  # the first plain stretch stands before any session, too
+        bare, own, beside = (median(some) if some else None for some in (before, plain, recorded))
         return {
             "recorded": self._timeline.steps,
             "kernels_per_step": float(self._grouped.launches.sum()),
             "kernel_time_s": float(self._grouped.time_s.sum()),
+            "bare_s": bare,
             "plain_s": own,
             "recorded_s": beside,
+            "slowdown_from_bare": beside / bare - 1 if bare and beside else None,
             **_slowdown(plain, recorded),
         }
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from joulemark.attribution import solve
 from joulemark.attribution.clock import Floats
+from joulemark.attribution.dealing import Flags, Part, doubt, per_step
 from joulemark.attribution.solve import Window
 from joulemark.attribution.units import Units
 from joulemark.records import Json
 
-ELAPSED = ("sm_cycles",)
+_CYCLES = "sm_cycles"
+ELAPSED = (_CYCLES,)
 """Counters that go on when nothing runs: no kernel's."""
 OWN_TRAFFIC = ("pcie_rx_bytes", "pcie_tx_bytes")
 """Counters in which the instrument's own records weigh more than the work."""
@@ -42,10 +44,38 @@ class Rows:
         members[[index[label] for label in labels], np.arange(len(labels))] = 1.0
         return cls(order, members)
 
-    def times(self, units: Units) -> Floats:
-        """Per row the time per step in which the SMs work on each unit, in s, shape [rows, units]."""
-        of_unit = np.eye(len(units.units))[units.of_place]
-        return np.asarray((self.members * units.working_s) @ of_unit)
+
+@dataclass(frozen=True)
+class _Given:
+    """Counts of some windows given to the places of a step.
+
+    Args:
+        system: that was solved for the units' rates.
+        rates: shape [units, counters].
+        parts: the windows, by places.
+        long: whether a place's rate is that of samples that it fills, shape [places].
+        amounts: of each place in each step, shape [places, counters, steps].
+    """
+
+    system: solve.Normal
+    rates: Floats
+    parts: list[Part]
+    long: Flags
+    amounts: Floats
+
+
+def _given(windows: Sequence[Window], units: Units, counters: list[str]) -> _Given:
+    """Rates, from samples that one unit fills where it fills any; then every sample's counts dealt out to places."""
+    n, places = len(units.units), np.arange(len(units.of_place))
+    by_unit = [solve.overlaps(one, units.of_place, n).by_filled() for one in windows]
+    by_place = [solve.overlaps(one, places, len(places)).matrix for one in windows]
+    counts = [solve.counts_of(one, counters)[seen.rows] for one, seen in zip(windows, by_unit, strict=True)]
+    parts = [Part(each, y, seen.step) for each, y, seen in zip(by_place, counts, by_unit, strict=True)]
+    system = solve.normal(list(zip(by_unit, counts, strict=True)))
+    rates = solve.rates(system)
+    fills = np.sum([one.matrix[one.filled].sum(axis=0) for one in by_unit], axis=0) > 0
+    long = fills[units.of_place]
+    return _Given(system, rates, parts, long, per_step(parts, rates[units.of_place], long, system.steps))
 
 
 class Pass:
@@ -69,52 +99,63 @@ class Pass:
         series = windows[0].series
         self.group, self.unit_of, self.raw = series.group, series.units, series.raw
         self.counters = [name for name in series.values if name not in (*ELAPSED, *OWN_TRAFFIC)]
-        self._units, self._finer, self._at_once = units, finer, at_once
-        parts = self._parts(windows, units)
-        self._system = solve.normal(parts)
-        self._rates = solve.rates(self._system)
+        self._windows, self._units = windows, units
+        self._own = _given(windows, units, self.counters)
         off = [replace(one, clock=one.clock.doubted()) for one in windows]
-        self._off = solve.rates(solve.normal(self._parts(off, units)))
         plain = [replace(one, clock=one.clock.at_once()) for one in windows]
-        self._plain = solve.rates(solve.normal(self._parts(plain, at_once)))
-        self._less_pooled = solve.rates(solve.normal(self._parts(windows, finer)))
-        self._sum(parts)
+        others = ((off, units), (plain, at_once), (windows, finer))
+        self._others = [_given(*other, self.counters).amounts.mean(axis=2) for other in others]
+        self._sum()
 
-    def _parts(self, windows: Sequence[Window], units: Units) -> list[tuple[solve.Overlaps, Floats]]:
-        found = [(solve.overlaps(one, units.of_place, len(units.units)), one) for one in windows]
-        return [(each, solve.counts_of(window, self.counters)[each.rows]) for each, window in found]
-
-    def _sum(self, parts: Sequence[tuple[solve.Overlaps, Floats]]) -> None:
-        zero, steps = np.zeros(len(self.counters)), len(self._system.steps)
-        idle = [np.asarray(one.matrix.sum(axis=1)).reshape(-1) <= 0 for one, _ in parts]
-        given = [(one.matrix @ self._rates).sum(axis=0) for one, _ in parts]
-        lost = [counts[rows].sum(axis=0) for (_, counts), rows in zip(parts, idle, strict=True)]
-        self.measured = sum((counts.sum(axis=0) for _, counts in parts), zero) / steps
-        self.attributed = sum(given, zero) / steps
-        self.outside = sum(lost, zero) / steps
-        self.samples = sum(len(one.rows) for one, _ in parts)
+    def _sum(self) -> None:
+        own, steps = self._own, len(self._own.system.steps)
+        self.measured = np.sum([one.counts.sum(axis=0) for one in own.parts], axis=0) / steps
+        self.attributed = own.amounts.sum(axis=(0, 2)) / steps
+        idle = [one.overlap.sum(axis=1) <= 0 for one in own.parts]
+        lost = [one.counts[rows].sum(axis=0) for one, rows in zip(own.parts, idle, strict=True)]
+        self.outside = np.sum(lost, axis=0) / steps
+        self.samples = sum(len(one.counts) for one in own.parts)
         whole = np.where(self.measured > 0, self.measured, 1.0)
         self._sums_differ = np.where(self.measured > 0, (self.attributed + self.outside) / whole - 1, 0.0)
 
     def amounts(self, rows: Rows) -> tuple[Floats, Floats]:
         """Counts of rows per step (of shares share × s) and half their intervals, shape [rows, counters].
 
-        An interval holds, added in quadrature, what differs between steps, twice what a doubted mapping
-        (:meth:`.ClockMap.doubted`) and kernels that count from end to end do, twice what a finer grouping of
-        short kernels would change, and the share by which the sum over kernels differs from what was counted. It is
-        NaN where a single step was recorded.
+        An interval holds, added in quadrature, what differs between steps, in what was dealt out and in the rates by
+        which it was; twice what sharing samples out is off (:func:`.dealing.doubt`), what a doubted mapping
+        (:meth:`.ClockMap.doubted`) and kernels that count from end to end do, and what a finer grouping of short
+        kernels would change; and the share by which the sum over kernels differs from what was counted. It is NaN
+        where a single step was recorded.
         """
-        times = rows.times(self._units)
-        amount = times @ self._rates
-        between_steps = solve.half_widths(solve.influences(self._system, self._rates, times))
-        others = (
-            times @ self._off,
-            rows.times(self._at_once) @ self._plain,
-            rows.times(self._finer) @ self._less_pooled,
-        )
-        square = between_steps**2 + sum((_TWICE * (other - amount)) ** 2 for other in others)
-        square = square + (self._sums_differ * amount) ** 2
-        return amount, np.sqrt(square)
+        own, members, units = self._own, rows.members, self._units
+        steps = len(own.system.steps)
+        by_step = np.tensordot(members, own.amounts, axes=1)
+        amount = by_step.mean(axis=2)
+        between_steps = solve.half_widths((by_step - amount[:, :, None]) / steps)
+        of_rates = solve.half_widths(solve.influences(own.system, own.rates, self._mixed_times(members)))
+        shared = doubt(own.parts, own.rates[units.of_place], own.long, members) / np.sqrt(steps)
+        twice = [shared, *(members @ other - amount for other in self._others)]
+        square = between_steps**2 + of_rates**2 + (self._sums_differ * amount) ** 2
+        return amount, np.sqrt(square + sum((_TWICE * one) ** 2 for one in twice))
+
+    def clocks(self) -> dict[int, float]:
+        """Of each place, cycles of all SMs per s while it ran: of its samples, by the time that it ran in them."""
+        if _CYCLES not in self._windows[0].series.values:
+            return {}
+        spent, cycles = np.zeros(len(self._own.long)), np.zeros(len(self._own.long))
+        for window, part, (seen, _) in zip(self._windows, self._own.parts, self._own.system.parts, strict=True):
+            series = window.on_timeline()
+            spent += part.overlap.sum(axis=0)
+            cycles += (series.values[_CYCLES] / series.duration_s)[seen.rows] @ part.overlap
+        return {int(place): float(cycles[place] / spent[place]) for place in np.flatnonzero(spent)}
+
+    def _mixed_times(self, members: Floats) -> Floats:
+        """Time in s per step of each row's units in samples that none fills, shape [rows, units]."""
+        own, units = self._own, self._units
+        mixed = [part.overlap[~seen.filled] for part, (seen, _) in zip(own.parts, own.system.parts, strict=True)]
+        spent = np.sum([one.sum(axis=0) for one in mixed], axis=0) / len(own.system.steps)
+        of_unit = np.eye(len(units.units))[units.of_place]
+        return np.asarray((members * spent) @ of_unit)
 
 
 def cells(passes: Sequence[Pass], rows: Rows, time_s: Floats) -> list[dict[str, Json]]:

@@ -51,6 +51,7 @@ class RecordedWindow:
         flop: of all of them together, where that is known.
         seconds: that the work took.
         own_trace: whether it has a trace of its own, in which spinning kernels mark the steps.
+        hold_s: for which a kernel that spins held the device before the steps, while the host went ahead.
     """
 
     number: int
@@ -60,6 +61,7 @@ class RecordedWindow:
     flop: float | None = None
     seconds: float | None = None
     own_trace: bool = False
+    hold_s: float = 0.0
 
     @property
     def file(self) -> str:
@@ -81,6 +83,7 @@ class Recording:
         windows: in order of time.
         mode: where PM sampling was.
         facts: of the GPU and of the software.
+        bare_step_s: seconds per step of each stretch before the process's first session of the profiler.
         plain_step_s: seconds per step of each stretch without instruments. Where there is one more than windows of
             steps, they stand in turns: one before each window, and one behind the last.
         recorded_step_s: of each window of steps, with both.
@@ -92,6 +95,7 @@ class Recording:
     windows: tuple[RecordedWindow, ...]
     mode: Mode = "one process"
     facts: Mapping[str, Any] = field(default_factory=dict)
+    bare_step_s: tuple[float, ...] = ()
     plain_step_s: tuple[float, ...] = ()
     recorded_step_s: tuple[float, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -122,8 +126,8 @@ def read_recording(folder: Path) -> Recording:
         if held.pop("schema") != SCHEMA:
             raise UnreadableInput(f"{path} is no recording of this version", f"its schema must be {SCHEMA}")
         windows = tuple(RecordedWindow(**one) for one in held.pop("windows"))
-        for name in ("plain_step_s", "recorded_step_s"):
-            held[name] = tuple(held[name])
+        for name in ("bare_step_s", "plain_step_s", "recorded_step_s"):
+            held[name] = tuple(held.get(name, ()))
         return Recording(windows=windows, **held)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableInput(

@@ -8,6 +8,11 @@ in s, y the counts and W a weight per sample, the rates r minimise ``Σ w (y −
 - then ``Σ (y − A r) = 0`` over busy samples where no rate is held at 0, since the columns of A add up to the busy time:
   rates give back the counts of the run, however they vary inside a kernel.
 
+A kernel counts less where it begins and ends. In a sample that holds the end of one and the begin of the next, that
+would be taken off the rate of the wrong one. So rates that figures stand on are sought with samples that one kernel
+fills, where it has any: the others weigh a hundredth (:meth:`Overlaps.by_filled`), and what these counted is dealt out
+(:mod:`joulemark.attribution.dealing`).
+
 Intervals: steps are independent repetitions of the same work. Each step's influence on a figure (its score through the
 inverse of the normal matrix) is resampled with replacement, which is the bootstrap over steps without solving again
 (Hu and Kalbfleisch, *The estimating function bootstrap*, Canadian Journal of Statistics 28, 2000), widened to Student's
@@ -34,6 +39,8 @@ LEVEL = 0.95
 DRAWS = 1000
 _LEAST_BUSY = 0.05
 """Of a sample: one that is busy for less weighs no more than that."""
+_FILLED, _NOT_FILLED = 0.999, 0.01
+"""Part of a sample in which one kernel runs, so that it counts as filled; weight of one that is not."""
 _TURNS = 30
 _RIDGE = 1e-9
 """Of the mean diagonal of the normal matrix: units that always run at the same time share what was counted."""
@@ -68,12 +75,18 @@ class Overlaps:
         rows: indices of the samples in the series.
         step: in which each sample lies.
         weight: shape [samples].
+        filled: whether one unit runs all the time, shape [samples].
     """
 
     matrix: sparse.csr_array
     rows: npt.NDArray[np.intp]
     step: Codes
     weight: Floats
+    filled: npt.NDArray[np.bool_]
+
+    def by_filled(self) -> Overlaps:
+        """The same, with samples in which kernels begin or end weighing little."""
+        return replace(self, weight=np.where(self.filled, self.weight, _NOT_FILLED * self.weight))
 
     @property
     def weighted(self) -> sparse.csr_array:
@@ -99,10 +112,11 @@ def overlaps(window: Window, unit_of_place: Codes, units: int) -> Overlaps:
     matrix = _matrix(series.start_s[rows], series.end_s[rows], start, end, unit_of_place[window.launches.place], units)
     busy = matrix @ np.ones(units)
     weight = 1 / np.maximum(busy, _LEAST_BUSY * series.duration_s[rows])
+    filled = matrix.max(axis=1).toarray().reshape(-1) >= _FILLED * series.duration_s[rows]
     steps, first = _first_of_steps(window.launches.step, start)
     middle = (series.start_s[rows] + series.end_s[rows]) / 2
     step = steps[np.clip(np.searchsorted(first, middle, "right") - 1, 0, None)]
-    return Overlaps(matrix, rows, step, weight)
+    return Overlaps(matrix, rows, step, weight, filled)
 
 
 def _first_of_steps(step: Codes, start: Floats) -> tuple[Codes, Floats]:
@@ -155,9 +169,14 @@ def normal(parts: list[tuple[Overlaps, Floats]]) -> Normal:
 
 def rates(system: Normal) -> Floats:
     """Non-negative rates, shape [units, counters], in counts per s."""
-    lower = np.linalg.cholesky(system.gram.toarray())
-    target = np.linalg.solve(lower, system.rhs)
-    return np.stack([optimize.nnls(lower.T, column, maxiter=_TURNS * len(lower))[0] for column in target.T], axis=1)
+    found = unbounded_rates(system)
+    negative = np.flatnonzero((found < 0).any(axis=0))  # without any, the bound changes nothing
+    if negative.size:
+        lower = np.linalg.cholesky(system.gram.toarray())
+        target = np.linalg.solve(lower, system.rhs[:, negative])
+        most = _TURNS * len(lower)
+        found[:, negative] = np.stack([optimize.nnls(lower.T, one, maxiter=most)[0] for one in target.T], axis=1)
+    return found
 
 
 def unbounded_rates(system: Normal) -> Floats:

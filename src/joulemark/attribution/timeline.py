@@ -7,6 +7,7 @@ hardly keep up with more than all else. In which operator and module a kernel wa
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -194,8 +195,9 @@ def _with_marks(trace: Trace, window: RecordedWindow) -> _Part:
     device = trace.device
     start, end = device.start / PS_PER_S, device.end / PS_PER_S
     spins = np.isin(device.name, [code for code, name in enumerate(trace.names) if BEACON in name])
-    long = end - start > LONGEST_MARK_S
-    marks, beacons = np.flatnonzero(spins & ~long)[-window.steps - 1 :], np.flatnonzero(spins & long)
+    lasts_s, longest_s = end - start, window.hold_s / 2 or math.inf  # what spins longer holds the device
+    marks = np.flatnonzero(spins & (lasts_s <= LONGEST_MARK_S))[-window.steps - 1 :]
+    beacons = np.flatnonzero(spins & (lasts_s > LONGEST_MARK_S) & (lasts_s < longest_s))
     behind = beacons[start[beacons] > start[marks[-1]]] if marks.size else beacons[:0]
     before = beacons[start[beacons] < start[marks[0]]][-len(behind) :] if len(behind) else beacons[:0]
     if marks.size != window.steps + 1 or not len(before) or not len(behind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -63,6 +64,7 @@ class Units:
     launches: npt.NDArray[np.float64]
 
 
+@cache
 def kind_of(name: str) -> Classified:
     """The class of a kernel, copy or set by its name."""
     return _COPIES if name.startswith(("Memcpy", "Memset")) else classify(name)

@@ -2,8 +2,10 @@
 
 A window is one sampling in one session of the profiler: a train of beacons, steady steps, a train of beacons. The
 profiler records the device alone; short kernels mark the steps there. Stretches without instruments stand in turns with
-the windows: they show what the instruments cost. Each pass of counters has windows of its own; two more hold
-references, the peaks that a roofline stands on. :func:`joulemark.attribution.attribute` reads the folder.
+the windows: they show what the instruments cost. Where the host is slower than the device, a spinning kernel may hold
+the device before the steps until the host is ahead (:attr:`Plan.ahead`): then the device is the limit. Each pass of
+counters has windows of its own; two more hold references, the peaks that a roofline stands on.
+:func:`joulemark.attribution.attribute` reads the folder.
 """
 
 from __future__ import annotations
@@ -42,6 +44,12 @@ _WARM_STEPS = 3
 _FEWEST_STEPS = 2
 _FILLED = 0.85
 """Of the samples that a window may give: its steps may be slower beside both instruments."""
+_BARE = 3
+"""Stretches without instruments before the first session of the profiler, which leaves the host slower."""
+_SLOWER_HOST = 1.25
+"""By which the profiler slows the issue of a step; steps that waited for an H200's host took 15 to 29 % longer."""
+_LEAST_HOLD, _MOST_HELD_STEPS = 100.0, 1.2
+"""In samples: far longer than a beacon. In steps: the device's queue holds some 1,000 launches, one large step."""
 _MOST_LOST = 3
 """Windows that may be lost before the first one is read."""
 _HOST_STEPS = 2
@@ -69,6 +77,8 @@ class Plan:
         references: whether to record the peaks for a roofline.
         host: whether to record in which operator and module's forward each kernel is launched.
         dtype: number format of the reference product.
+        ahead: whether the device is held before the steps of each stretch and window, until the host is so far ahead
+            that it need not wait for it: their kernels are then back to back, as where the device is the limit.
         limit_s: no window is begun after so much time.
     """
 
@@ -77,6 +87,7 @@ class Plan:
     references: bool = True
     host: bool = True
     dtype: str = "bf16"
+    ahead: bool = False
     limit_s: float = math.inf
 
 
@@ -89,6 +100,8 @@ class Bench(Protocol):
 
     def synchronize(self) -> None: ...
     def spin(self, seconds: float) -> None: ...
+    def stamp(self) -> Any: ...
+    def between(self, first: Any, last: Any) -> float: ...
     def mark(self, name: str) -> Any: ...
     def profiled(self, path: Path, warm: Callable[[], object], *, host: bool) -> Any: ...
     def references(self, dtype: str) -> dict[Role, tuple[Callable[[], object], float | None]]: ...
@@ -153,14 +166,23 @@ class TorchBench:
         """Keep one SM busy for about so long; returns before it is done."""
         self._torch.cuda._sleep(int(seconds * self._cycles_per_s))
 
+    def stamp(self) -> Any:
+        """A point in time of the device, behind all that it was given."""
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record(self._torch.cuda.current_stream(self._device))
+        return event
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds between two points in time that the device has passed."""
+        return float(first.elapsed_time(last)) * 1e-3
+
     def _measured_clock(self) -> float:
-        began, ended = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._torch.cuda._sleep(_SPIN_CYCLES)
-        began.record()
+        began = self.stamp()
         self._torch.cuda._sleep(_SPIN_CYCLES)
-        ended.record()
+        ended = self.stamp()
         self.synchronize()
-        return float(_SPIN_CYCLES / (began.elapsed_time(ended) * 1e-3))
+        return _SPIN_CYCLES / self.between(began, ended)
 
     def mark(self, name: str) -> Any:
         """A range of the trace."""
@@ -209,7 +231,10 @@ class _Recorder:
     pace: Pace
     interval_s: float
     steps: int
+    hold_s: float = 0.0
+    issue_s: float = math.nan
     windows: list[RecordedWindow] = field(default_factory=list)
+    bare_s: list[float] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
@@ -222,6 +247,7 @@ class _Recorder:
             windows=tuple(self.windows),
             mode=self.bench.mode,
             facts=self.bench.facts,
+            bare_step_s=tuple(self.bare_s),
             plain_step_s=tuple(self.plain_s),
             recorded_step_s=tuple(self.step_s),
             missing=self.missing,
@@ -231,20 +257,24 @@ class _Recorder:
         return done
 
     def loop(self) -> float:
-        """Steps back to back between two fences, each behind a mark on the device; seconds."""
-        self.bench.synchronize()
-        began = time.perf_counter()
+        """Steps back to back between two fences, each behind a mark on the device; seconds on the device."""
+        bench = self.bench
+        bench.synchronize()
+        if self.hold_s:
+            bench.spin(self.hold_s)
+        began, issued = bench.stamp(), time.perf_counter()
         for _ in range(self.steps):
-            self.bench.spin(0.0)
+            bench.spin(0.0)
             self.step.run()
-        self.bench.spin(0.0)
-        self.bench.synchronize()
-        return time.perf_counter() - began
+        bench.spin(0.0)
+        self.issue_s, ended = (time.perf_counter() - issued) / self.steps, bench.stamp()
+        bench.synchronize()
+        return bench.between(began, ended)
 
-    def plain(self) -> None:
-        """A stretch like those of the windows around it, which no instrument sees."""
+    def plain(self) -> float:
+        """A stretch like those of the windows around it, which no instrument sees; its seconds per step."""
         self.beacons()
-        self.plain_s.append(self.loop() / self.steps)
+        return self.loop() / self.steps
 
     def beacons(self) -> None:
         """A train, with stretches around it in which nothing runs."""
@@ -264,8 +294,8 @@ class _Recorder:
             return seconds
 
         if len(self.plain_s) == len(self.step_s):  # else there is one, since a window was lost
-            self.plain()
-        window = RecordedWindow(len(self.windows), "steps", group, self.steps, own_trace=True)
+            self.plain_s.append(self.plain())
+        window = RecordedWindow(len(self.windows), "steps", group, self.steps, own_trace=True, hold_s=self.hold_s)
         with self.bench.profiled(self.folder / window.trace, self.loop, host=False):
             seconds = self._sampled(window, work)
         self.step_s.append(seconds / self.steps)
@@ -331,9 +361,10 @@ def record(
         raise Unsupported("a setup runs between the steps: counters cannot tell its work from theirs")
     end = time.monotonic() + plan.limit_s
     folder.mkdir(parents=True, exist_ok=True)
-    recorder = _prepared(bench, step, folder, label, pace)
+    recorder = _prepared(bench, step, folder, label, plan, pace)
+    recorder.bare_s.extend(recorder.plain() for _ in range(_BARE))
     _record_windows(recorder, _turns(bench.source.groups, plan), end)
-    recorder.plain()
+    recorder.plain_s.append(recorder.plain())
     for role, (run, flop) in (bench.references(plan.dtype) if plan.references else {}).items():
         recorder.reference(role, run, flop)
     recorder.written()
@@ -372,16 +403,39 @@ def _turns(groups: Sequence[str], plan: Plan) -> list[str]:
     return chosen * plan.windows
 
 
-def _prepared(bench: Bench, step: Step, folder: Path, label: str, pace: Pace) -> _Recorder:
+def _prepared(bench: Bench, step: Step, folder: Path, label: str, plan: Plan, pace: Pace) -> _Recorder:
     """A recorder with as many steps to a window as its samples hold."""
     recorder = _Recorder(bench, step, folder, label, pace, pace.interval_s, _WARM_STEPS)
     recorder.loop()
-    step_s = recorder.loop() / _WARM_STEPS
+    step_s, issue_s = recorder.loop() / _WARM_STEPS, recorder.issue_s
+    if plan.ahead:
+        recorder.hold_s = _hold(_WARM_STEPS, issue_s, 0.0)
+        step_s = recorder.loop() / _WARM_STEPS
     beacons = 2 * (sum(BEACONS) + (len(BEACONS) + 2) * _GAP)
     room = _FILLED * pace.most_samples - beacons - 4 * _MARGIN_S / pace.interval_s
-    recorder.interval_s = max(pace.interval_s, _FEWEST_STEPS * step_s / room)
-    recorder.steps = max(_FEWEST_STEPS, int(room * recorder.interval_s / step_s))
+
+    def lasts(steps: int) -> float:
+        return steps * step_s + (_hold(steps, issue_s, step_s) if plan.ahead else 0.0)
+
+    most = max(_FEWEST_STEPS, int(room * pace.interval_s / step_s))
+    fitting = (steps for steps in range(most, _FEWEST_STEPS, -1) if lasts(steps) <= room * pace.interval_s)
+    recorder.steps = next(fitting, _FEWEST_STEPS)
+    recorder.interval_s = max(pace.interval_s, lasts(recorder.steps) / room)
+    if plan.ahead:
+        recorder.hold_s = max(_hold(recorder.steps, issue_s, step_s), _LEAST_HOLD * recorder.interval_s)
     return recorder
+
+
+def _hold(steps: int, issue_s: float, step_s: float) -> float:
+    """For how long in s the device must wait so that the host, slowed by the profiler, stays ahead to the last step.
+
+    Args:
+        steps: that follow.
+        issue_s: of the host for one.
+        step_s: of the device for one.
+    """
+    slow_s = _SLOWER_HOST * issue_s
+    return max(0.0, min(steps * slow_s - (steps - 1) * step_s, _MOST_HELD_STEPS * slow_s))
 
 
 def _record_host(recorder: _Recorder) -> None:

@@ -133,8 +133,9 @@ def _summary(document: Mapping[str, Any]) -> Table:
 def _slower(steps: Mapping[str, Json]) -> str:
     if steps["slowdown"] is None:
         return "n/a"
-    ends = steps["slowdown_interval"]
-    return f"{steps['slowdown']:+.1%}" + ("" if ends is None else f" [{ends[0]:+.1%}, {ends[1]:+.1%}]")
+    ends, bare = steps["slowdown_interval"], steps["slowdown_from_bare"]
+    interval = "" if ends is None else f" [{ends[0]:+.1%}, {ends[1]:+.1%}]"
+    return f"{steps['slowdown']:+.1%}{interval}" + ("" if bare is None else f"; {bare:+.1%} than a bare process")
 
 
 def _some(entries: Sequence[Any]) -> int:

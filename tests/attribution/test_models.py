@@ -1,0 +1,74 @@
+"""One window of each model that an H200 recorded, beside what Nsight Compute said of the same steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from joulemark.attribution.recording import read_recording
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data" / "attribution" / "models"
+KEPT = ROOT / "results" / "nvidia-h200" / "attribution-ncu.json"
+MODELS = ("resnet50", "mobilenet_v2", "bert_base")
+BOOST_HZ = 132 * 1.98e9
+
+
+def gpu_script():
+    spec = importlib.util.spec_from_file_location("gpu_attribution", ROOT / "tests" / "gpu" / "attribution.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    """A model's window alone, and both comparisons."""
+    script = gpu_script()
+    folder = script.best_recording(DATA, request.param)
+    alone = script.one_window_alone(folder)
+    held = {"in_windows_s": alone.seconds, "recorded_s": None}
+    found = {caches: script.against(DATA, request.param, caches, alone.places, held, alone) for caches in script.CACHES}
+    return request.param, alone, found
+
+
+def test_one_window_says_what_nsight_compute_says(model):
+    _, alone, found = model
+    kept = found["kept"]
+    assert set(kept["checks"].values()) == {True}
+    assert [one["compared"]["passes"] for one in found.values()] == [1, 1]
+    assert kept["compared"]["differing"] == []
+    assert kept["compared"]["time_compared"] > 0.75
+    long = kept["compared"]["classes_of_long_launches"]
+    assert sum(one["time_s"] for one in long) > 0.5 * sum(one["time_s"] for one in kept["compared"]["classes"])
+    assert all(0.75 * BOOST_HZ < one["sm_cycles_per_s"] < 1.01 * BOOST_HZ for one in long)
+    assert all(abs(ratio - 1) < 0.01 for ratio in alone.totals.values())
+
+
+def test_nsight_compute_s_flush_takes_writes_away_and_adds_reads(model):
+    """It writes back what the kernels before have left, which else leaves the L2 under the next ones."""
+    _, _, found = model
+    kept, flushed = (sums(found[caches]["compared"]["classes"]) for caches in ("kept", "flushed"))
+    assert flushed["read"] > 1.01 * kept["read"]
+    assert flushed["written"] < 0.8 * kept["written"]
+
+
+def sums(classes):
+    read = sum(one["ncu_dram_read_bytes"] for one in classes)
+    return {"read": read, "written": sum(one["ncu_dram_bytes"] for one in classes) - read}
+
+
+def test_what_is_committed_is_of_this_recording(model):
+    name, alone, found = model
+    held = json.loads(KEPT.read_text())["models"][name]
+    assert held["label"] == read_recording(gpu_script().best_recording(DATA, name)).label
+    for caches, one in found.items():
+        assert held["ncu"][caches]["profiled_s"] == pytest.approx(one["profiled_s"])
+    kept = held["ncu"]["kept"]["compared"]["classes_of_long_launches"]
+    for one, two in zip(kept, found["kept"]["compared"]["classes_of_long_launches"], strict=True):
+        assert one["class"] == two["class"]
+        assert one["dram_bytes"] == pytest.approx(two["dram_bytes"], rel=0.03)
+    assert alone.window in (0, 1)
