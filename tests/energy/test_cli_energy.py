@@ -201,6 +201,20 @@ def test_energy_predicts_splits_and_asks_what_if(calibrated, measured, capsys):
     assert "<b>" not in out
 
 
+def test_a_narrow_terminal_has_the_largest_part_and_the_error(calibrated, measured, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, "energy", measured, "--calibration", calibrated, "--json")
+    assert code == 0
+    (row,) = json.loads(out)["rows"]
+    spent = {name: sum(part.values()) for name, part in row["split"]["parts"].items()}
+    largest = max(spent, key=lambda one: spent[one])
+    code, out, _ = run(capsys, "energy", measured, "--calibration", calibrated)
+    split, predicted = out.split("\n\n")[:2]
+    assert split.startswith("where the joules went")
+    assert f"{largest} {100 * spent[largest] / row['measured_j']:.0f} %" in split
+    assert f"{row['error']:+.1%}" in predicted
+
+
 def test_a_power_cap_without_a_law_says_why(calibrated, measured, capsys):
     """At two duties and one repeat, few windows meet the limit."""
     document = json.loads(calibrated.read_text())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from joulemark.energy.units import GROUPS, UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report.formats import table_of
+from joulemark.report.formats import percent, table_of
 from joulemark.report.share_table import Share, share_text
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _paths(calibration: Calibration) -> Table:
 def workload_tables(document: Mapping[str, Json]) -> list[Table]:
     """Predictions and splits of measured workloads."""
     rows: Sequence[Mapping[str, Any]] = document["rows"]
-    tables = [_predictions(rows, document), split_table(rows)]
+    tables = [split_table(rows), _predictions(rows, document)]
     if document["series"]:
         tables.append(_series(document["series"]))
     if document.get("what_if"):
@@ -123,13 +123,13 @@ def _predictions(rows: Sequence[Mapping[str, Any]], document: Mapping[str, Json]
             "capped" if row["capped"] else "",
             format_value(row["measured_j"], "J"),
             format_value(row["predicted_j"], "J"),
-            "n/a" if row["interval"] is None else " to ".join(format_value(one, "J") for one in row["interval"]),
             _signed(row["error"]),
             _signed(row["dynamic_error"]),
+            "n/a" if row["interval"] is None else " to ".join(format_value(one, "J") for one in row["interval"]),
         )
         for row in rows
     ]
-    columns = ("workload", "", "measured", "predicted", "95 % interval", "error", "dynamic")
+    columns = ("workload", "", "measured", "predicted", "error", "dynamic", "95 % interval")
     notes = [f"{row['workload']}: {row['notes']['prediction']}" for row in rows if row["notes"]]
     return table_of("energy, measured and predicted", columns, shown, [*notes, *_summary(document)], {2, 3, 4, 5, 6})
 
@@ -182,15 +182,22 @@ def split_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         shown.append(
             (
                 row["workload"],
+                *_largest(dict(zip(GROUPS, shares, strict=True))),
                 _signed(parts["residual_share"]),
                 share_text(_share(parts, "movement")),
                 share_text(_share(parts, "path")),
                 *(_percent(share) for share in shares),
             )
         )
-    columns = ("workload", "residual", "movement", "with path", *GROUPS)
+    columns = ("workload", "largest", "second", "residual", "movement", "with path", *GROUPS)
     notes = [_MOVEMENT, _PUBLISHED_MOVEMENT, *_residuals(rows)]
-    return table_of("where the joules went", columns, shown, notes)
+    return table_of("where the joules went", columns, shown, notes, range(3, len(columns)))
+
+
+def _largest(shares: Mapping[str, float]) -> tuple[str, str]:
+    """``hbm 22 %`` and ``static 22 %``: the answer where a terminal has no room for all shares."""
+    first, second = sorted(shares, key=lambda one: -shares[one])[:2]
+    return f"{first} {percent(shares[first], 0)}", f"{second} {percent(shares[second], 0)}"
 
 
 def _share(split: Mapping[str, Any], name: str) -> Share:
