@@ -220,10 +220,36 @@ def test_series_with_a_crossover_come_first(sweep, record):
     case = Case("m", "inference", "eager", "bf16", 4, gpu_model="nvidia-h200")
     late = [record(replace(case, workload="late", batch_size=n), busy=1e-3, issue=9e-3) for n in (1, 2)]
     found = document(run_of([record(case, busy=1e-3, issue=2e-3), *late, *sweep.records[8:], *sweep.records[:8]]))
-    titles = [table.title.partition(" ")[0] for table in tandem_view.tables(found)]
+    answers, first, *others = tandem_view.tables(found)
+    titles = [table.title.partition(" ")[0] for table in (first, *others)]
     assert titles[:4] == ["resnet50", "resnet50", "late", "m"]
     assert found["series"][0]["workload"] == "m"
-    assert "crossover 39" in next(tandem_view.tables(found)).title
+    assert "crossover 39" in first.title
+    assert [row[0].split(" ")[0] for row in answers.rows] == ["resnet50", "resnet50", "late"]
+    assert answers.rows[0][2].startswith("39")
+    assert "1 series of too few batch sizes" in answers.notes[-1]
+
+
+def test_one_with_a_profile_tells_before_a_later_one_without(sweep):
+    bare = [replace(one, run_id="s" * 32, metrics={}, samples={}) for one in sweep.records[:8]]
+    later = replace(run_of(bare), run_id="s" * 32)
+    assert document(sweep, later) == document(sweep) == document(later, sweep)
+
+
+def test_a_host_that_waits_for_a_full_queue_is_left_out(record):
+    """From batch 16 on the device is slower than the host, which therefore waits for room in the queue."""
+    case = Case("m", "train", "eager", "bf16", gpu_model="nvidia-h200")
+    rows = []
+    for batch in (1, 2, 4, 8, 16, 32, 64):
+        busy = 1e-3 * batch
+        one = record(replace(case, batch_size=batch), busy=busy, issue=max(6e-3, busy if batch > 8 else 0))
+        launches = replace(one.metrics["launches_per_step"], value=900.0)
+        rows.append(replace(one, metrics={**one.metrics, "launches_per_step": launches}))
+    crossover = document(run_of(rows))["series"][0]["crossover"]
+    assert crossover["batch"] == pytest.approx(6, rel=0.02)
+    assert crossover["largest_batch"] == 8
+    assert [one["code"] for one in crossover["findings"]] == ["queue_full"]
+    assert "at batch 16, 32, 64 the host waited" in crossover["findings"][0]["message"]
 
 
 def test_the_picture_is_the_same_each_time_and_shows_names_as_they_are(sweep, tmp_path):

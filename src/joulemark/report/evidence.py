@@ -11,8 +11,7 @@ from pathlib import Path
 
 from joulemark.history.runs import driver_of
 from joulemark.records import Case, Json, Record, Run, Value
-from joulemark.tandem import Crossover, find_crossover
-from joulemark.tandem import Point as TandemPoint
+from joulemark.tandem import Crossover, crossover_of
 from joulemark.utilization.curves import best_equipped_last, by_batch, plateau_of
 from joulemark.utilization.plateau import Plateau
 from joulemark.utilization.waterfall import Waterfall, waterfall_of
@@ -95,14 +94,8 @@ class Curve:
     @cached_property
     def crossover(self) -> Crossover:
         """Of device busy time and host issue time."""
-        points = []
-        for batch in self.batches:
-            found = self.record(batch, lambda one: bool(one.samples.get("gpu_busy_s")))
-            if found is not None:
-                device, host = found.samples["gpu_busy_s"], found.samples.get("host_issue_unprofiled_s")
-                if host and min(device) > 0 and min(host) > 0:
-                    points.append(TandemPoint(batch, device, host))
-        return find_crossover(points)
+        found = (self.record(batch, lambda one: bool(one.samples.get("gpu_busy_s"))) for batch in self.batches)
+        return crossover_of([one for one in found if one is not None])
 
     @cached_property
     def waterfalls(self) -> Mapping[int, Waterfall | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from joulemark.metrics import format_value
+from joulemark.metrics import batch_text, format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
 from joulemark.report.names import series_titles
@@ -19,13 +19,38 @@ _INPUT_COLUMNS = ("cell", "step", "GPU busy", "idle: input", "idle: copy call", 
 
 
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
-    """A table per series, those with a crossover first, then modes against eager, then cells without a batch size."""
+    """The crossovers, a table per series, those with one first, modes against eager, cells without a batch size."""
     series = sorted(document["series"], key=lambda one: _ANSWERS.index(one["crossover"]["verdict"]))
-    yield from map(_series, series, series_titles(series))
+    titles = series_titles(series)
+    if series:
+        yield _crossovers(series, titles)
+    yield from map(_series, series, titles)
     if document["against_eager"]:
         yield _against_eager(document["against_eager"])
     if document["cells"]:
         yield _cells(document["cells"])
+
+
+def _crossovers(series: Sequence[Mapping[str, Json]], titles: Sequence[str]) -> Table:
+    """The answer of each series: its crossover, and how much of a step is exposed at its smallest and largest batch."""
+    rows = []
+    for one, name in zip(series, titles, strict=True):
+        known = [row for row in one["rows"] if row["exposed_share"] is not None]
+        if one["crossover"]["verdict"] == "too_few_batches" or not known:
+            continue
+        first, last = known[0], known[-1]
+        batches = f"{first['batch_size']} … {last['batch_size']}"
+        exposed = f"{percent(first['exposed_share'])} … {percent(last['exposed_share'])}"
+        rows.append((name, batches, one["crossover"]["text"], exposed))
+    columns = ("series", "batches", "crossover", "exposed")
+    notes = [
+        "crossover: the batch from which on the GPU is busy for as long as the host needs to issue a step",
+        "exposed: share of an unprofiled step in which nothing runs on the GPU, at the smallest and largest batch",
+        "below, step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy",
+    ]
+    if len(rows) < len(series):
+        notes.append(f"without an answer, below: {len(series) - len(rows)} series of too few batch sizes")
+    return table_of("from which batch on the kernels hide the framework", columns, rows, notes, frozenset())
 
 
 def _series(series: Mapping[str, Json], name: str) -> Table:
@@ -65,7 +90,7 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
         yield f"memory at the crossover: {at}, {memory['ratio']:.3g} times that of batch {memory['smallest_batch']}"
     if beyond["largest_share"] is not None:
         yield (
-            f"exposed from batch {beyond['from_batch']:.3g} on (twice the crossover): "
+            f"exposed from batch {batch_text(beyond['from_batch'])} on (twice the crossover): "
             f"at most {percent(beyond['largest_share'])} of the step"
         )
     yield from _issue_per_operator(series)
@@ -75,7 +100,6 @@ def _notes(series: Mapping[str, Json]) -> Iterator[str]:
         yield f"{finding['message']}: {finding['remedy']}"
     if any(row["kernels_reconciled"] is False for row in series["rows"]):
         yield "(!): the profile lost records; launches and kernels do not agree"
-    yield "step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy"
 
 
 def _issue_per_operator(series: Mapping[str, Json]) -> Iterator[str]:

@@ -4,6 +4,16 @@
 """
 
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
-from joulemark.tandem.document import FEW, SCHEMA, exit_code, idle_by_cause, tandem_document
+from joulemark.tandem.document import FEW, SCHEMA, crossover_of, exit_code, idle_by_cause, tandem_document
 
-__all__ = ["FEW", "SCHEMA", "Crossover", "Point", "exit_code", "find_crossover", "idle_by_cause", "tandem_document"]
+__all__ = [
+    "FEW",
+    "SCHEMA",
+    "Crossover",
+    "Point",
+    "crossover_of",
+    "exit_code",
+    "find_crossover",
+    "idle_by_cause",
+    "tandem_document",
+]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import PROFILER, find
-from joulemark.records import Case, Environment, Json, Record, Row, Run, Value
+from joulemark.records import Case, Environment, Finding, Json, Record, Row, Run, Value
 from joulemark.tandem import in_turns, turns
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
 from joulemark.tandem.in_turns import EVEN
@@ -28,19 +29,23 @@ FEW = 0.05
 """Share of the step under which its exposed overhead no longer matters."""
 
 _MEASURED = ("ok", "flagged")
+_BURST, _QUEUE = 4, 1000
+"""Steps of a burst (:meth:`joulemark.collect.timing.CudaTimer.burst`); launches that a queue holds, about."""
+_ALIKE = 0.05
+"""How far two processes' times of the same work may be apart."""
 _UNRECONCILED = ("kernels_and_launches_differ", "kernels_differ_between_iterations", "profiler_steps_lost")
 
 
 def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
     """What stored sweeps say about the tandem of CPU and GPU (``docs/schema/tandem.schema.json``).
 
-    A case that was measured in several runs counts by the last of them.
+    Of a case that was measured in several runs one with a profile tells before one without, then the last.
 
     Raises:
         ConfigurationError: no record of the runs has figures of the profiler pass.
     """
-    records = {one.case_id: one for run in runs for one in run.records if one.outcome in _MEASURED}
-    profiled = [one for one in records.values() if one.value("gpu_busy_s") is not None]
+    records = _one_of_each(one for run in runs for one in run.records if one.outcome in _MEASURED)
+    profiled = [one for one in records.values() if _profiled(one)]
     if not profiled:
         raise ConfigurationError(
             "no record holds the busy time of a profiled step on a GPU",
@@ -65,6 +70,20 @@ def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
         "against_eager": _against_eager(found),
         "cells": [_row(one, None) for one in cells],
     }
+
+
+def _one_of_each(found: Iterable[Record]) -> dict[str, Record]:
+    """Case → the record that tells most of it: with a profile before without, then the last."""
+    records: dict[str, Record] = {}
+    for one in found:
+        before = records.get(one.case_id)
+        if before is None or _profiled(one) or not _profiled(before):
+            records[one.case_id] = one
+    return records
+
+
+def _profiled(record: Record) -> bool:
+    return record.value("gpu_busy_s") is not None
 
 
 def exit_code(document: Mapping[str, Json]) -> int:
@@ -119,15 +138,13 @@ def _series(records: Sequence[Record], issued: Mapping[str, list[Row]]) -> dict[
     """
     speed_s = _fastest_reference(records)
     rows = [_row(one, speed_s) for one in records]
-    crossover = _crossover(records, "host_issue_unprofiled_s")
+    crossover = crossover_of(records)
     turned = [_of_series(one, rows) for one in issued.values()]
     return {
         **records[0].case.series_to_json(),
         "rows": rows,
         "crossover": crossover.to_json(),
-        "crossover_at_one_speed": None
-        if speed_s is None
-        else _crossover(records, "host_issue_unprofiled_s", speed_s).to_json(),
+        "crossover_at_one_speed": None if speed_s is None else crossover_of(records, speed_s).to_json(),
         "crossover_profiled": _crossover(records, "host_issue_s").to_json(),
         "memory": _memory(records, crossover),
         "host_issue_per_operator": _evenness(rows, "host_issue_per_operator_s"),
@@ -230,6 +247,28 @@ def idle_by_cause(record: Record) -> dict[str, float]:
         for name, values in record.samples.items()
         if name.startswith(prefix) and name.endswith(suffix) and values
     }
+
+
+def crossover_of(records: Sequence[Record], speed_s: float | None = None) -> Crossover:
+    """Where the device's time reaches the unprofiled host's; with ``speed_s`` at one speed of the host.
+
+    Batches at which the host waited for a full queue of launches are left out, and a finding names them.
+    """
+    held = [_batch_of(one) for one in records if _held_up(one)]
+    found = _crossover([one for one in records if not _held_up(one)], "host_issue_unprofiled_s", speed_s)
+    if not held:
+        return found
+    listed = ", ".join(map(str, held))
+    message = f"at batch {listed} the host waited for a full queue of launches, so its own issue time is not known"
+    return replace(found, findings=(*found.findings, Finding("queue_full", message, "left out of the crossover")))
+
+
+def _held_up(record: Record) -> bool:
+    """Whether a burst has more launches than the queue holds, and issuing took as long as the device's work."""
+    launches, busy_s, issue_s = map(record.value, ("launches_per_step", "gpu_busy_s", "host_issue_unprofiled_s"))
+    if not (launches and busy_s and issue_s) or launches * _BURST <= _QUEUE:
+        return False
+    return abs(issue_s / busy_s - 1) <= _ALIKE
 
 
 def _crossover(records: Iterable[Record], host: str, speed_s: float | None = None) -> Crossover:
