@@ -100,6 +100,13 @@ def test_a_plateau_with_its_means_beside_the_published_ones():
     assert "DATE 2024" in PUBLISHED["source"]
 
 
+def test_batches_without_a_waterfall_are_named_together():
+    bare = [replace(record(batch, rate), tables={}) for batch, rate in CURVE.items()]
+    text = rendered([run(bare)], "markdown")
+    (line,) = (one for one in text.splitlines() if "no waterfall" in one)
+    assert f"for batch {', '.join(map(str, CURVE))}: " in line
+
+
 def test_a_pipe_that_is_never_used_has_no_plateau():
     (one,) = series(run(record(batch, rate, fp64_active_fraction=0.0) for batch, rate in CURVE.items()))
     assert "fp64_active_fraction" not in one["level_plateaus"]

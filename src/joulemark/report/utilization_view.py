@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from joulemark.metrics import LEVELS, batch_text, find, format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
-from joulemark.report.names import series_titles
+from joulemark.report.names import first_of, series_titles
 from joulemark.utilization.waterfall import TITLES
 
 _MAIN = (
@@ -84,14 +84,19 @@ def _beside_published(series: Sequence[tuple[str, Mapping[str, Json]]], publishe
         for name, one in series
     ]
     rows.append(("published, at most", "", percent(published[_TENSOR]), percent(published[_ISSUE]), "n/a"))
-    reasons = dict.fromkeys(
-        f"{name}: {find(level).title}: {why}"
-        for name, one in series
-        for level, why in one["at_plateau"]["notes"].items()
-        if level in (_TENSOR, _ISSUE, "no_tensor_share")
-    )
-    notes = (f"published: {published['source']}", *reasons)
+    notes = (f"published: {published['source']}", *_missing(series))
     return table_of("means at and beyond the throughput's plateau", columns, rows, notes, frozenset({2, 3, 4}))
+
+
+def _missing(series: Sequence[tuple[str, Mapping[str, Json]]]) -> Iterator[str]:
+    """Each reason for a missing figure once, with the series that it holds for."""
+    lacking: dict[str, list[str]] = {}
+    for name, one in series:
+        for level, why in one["at_plateau"]["notes"].items():
+            if level in (_TENSOR, _ISSUE, "no_tensor_share") and name not in lacking.setdefault(why, []):
+                lacking[why].append(name)
+    for why, names in lacking.items():
+        yield f"n/a of {first_of(names)}: {why}"
 
 
 _TENSOR, _ISSUE = "tensor_active_fraction", "issue_slot_fraction"
@@ -185,11 +190,11 @@ def _waterfalls(name: str, series: Mapping[str, Json]) -> Table:
         if cell["per_kernel"] is not None
         for bar, bound in cell["per_kernel"]["dram_bound"].items()
     ]
-    notes += dict.fromkeys(
-        f"no waterfall for batch {cell['batch_size']}: {cell['notes']['waterfall']}"
-        for cell in series["cells"]
-        if cell["waterfall"] is None
-    )
+    without: dict[str, list[str]] = {}
+    for cell in series["cells"]:
+        if cell["waterfall"] is None:
+            without.setdefault(cell["notes"]["waterfall"], []).append(str(cell["batch_size"]))
+    notes += [f"no waterfall for batch {', '.join(batches)}: {why}" for why, batches in without.items()]
     return table_of(f"{name}: from the ideal to the step", columns, rows, tuple(notes), _all(columns))
 
 
