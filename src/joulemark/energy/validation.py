@@ -158,7 +158,7 @@ def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableInput(
             f"{path} holds no measured workloads ({type(error).__name__}: {error})",
-            f"give a document of schema {MEASUREMENTS_SCHEMA} or {SCHEMA}",
+            f"give what bench_energy/measure_workloads.py wrote ({MEASUREMENTS_SCHEMA}), or what joulemark energy did",
         ) from error
 
 

@@ -39,14 +39,14 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
                 kind = kind_of(one)
                 if kind is not None and kind in WANTED:
                     try:
-                        documents.append(_read(one, kind))
+                        documents.append(read(one, kind))
                     except UnreadableInput as error:
                         unusable.append(str(error))
             found, lines = foreign.read_results([path])
             runs += found
             unusable += lines
         elif (kind := kind_of(path)) in WANTED and kind is not None:
-            documents.append(_read(path, kind))
+            documents.append(read(path, kind))
         elif kind is not None:
             what = f"{path} holds a document of joulemark {kind}, which no report shows"
             remedy = "give runs (sweep-*.jsonl), and documents of joulemark energy and joulemark attribution"
@@ -56,7 +56,12 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
     return runs, documents, unusable
 
 
-def _read(path: Path, kind: str) -> Document:
+def read(path: Path, kind: str) -> Document:
+    """A document of one of the kinds that are wanted.
+
+    Raises:
+        UnreadableInput: it is none, or not whole.
+    """
     try:
         content: Json = json.loads(path.read_text(encoding="utf-8"))
         _CHECKS[kind](content)
