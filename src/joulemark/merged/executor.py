@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from torch import Tensor, fx, nn
@@ -49,6 +50,10 @@ class Decision:
     apart_s: float | None = None
 
     def __str__(self) -> str:
+        return f"{self.name}: {self.told()}"
+
+    def told(self) -> str:
+        """The same without its name."""
         bricks = "" if self.edge is None else f", bricks of {'×'.join(str(e) for e in self.edge)}"
         path = "" if self.path is None else f" by {self.path}"
         times = [
@@ -63,7 +68,7 @@ class Decision:
         known = self.measured_s if self.measured_s is not None else self.predicted_s
         if known and self.apart_s is not None:
             times.append(f"gain {self.apart_s / known:.2f}×")
-        return f"{self.name}: {self.how}{bricks}{path} ({'; '.join([self.why, *times])})"
+        return f"{self.how}{bricks}{path} ({'; '.join([self.why, *times])})"
 
 
 class MergedSequence(nn.Module):
@@ -132,13 +137,23 @@ class MergedModel(nn.Module):
             return self.inner(*inputs)
 
     def explain(self) -> str:
-        """What was merged and how, what was not and why, a line each; then what was measured of the whole."""
-        lines = [str(one) for one in self.decisions]
+        """What was merged and how, what was not and why, a line each; then what was measured of the whole.
+
+        Neighbours that are left as they are for one reason have a line together.
+        """
+        groups = groupby(self.decisions, key=lambda one: one.told() if one.how == "plain" else str(one))
+        lines = [_line(list(group)) for _, group in groups]
         if self.times:
             told = ", ".join(f"{name} {seconds * 1e3:.4g} ms" for name, seconds in self.times.items())
             lines.append(f"the whole: {self.variant} (measured per call: {told})")
         lines += [f"the whole: not {name} ({why})" for name, why in self.problems.items()]
         return "\n".join(lines)
+
+
+def _line(alike: List[Decision]) -> str:
+    """One line for decisions that differ in their names alone."""
+    first, more, last = alike[0], len(alike) - 1, alike[-1]
+    return f"{first.name} and {more} more, to {last.name}: {first.told()}" if more else str(first)
 
 
 def merge(
