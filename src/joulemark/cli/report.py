@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
         nargs="+",
         type=Path,
         metavar="RESULT",
-        help="a result file, a document of joulemark energy, or a folder of them",
+        help="a result file, a document of joulemark energy or attribution, or a folder of them",
     )
     parser.add_argument("--format", choices=_FORMATS, help="terminal unless --out's suffix says otherwise")
     parser.add_argument(

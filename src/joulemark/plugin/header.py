@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -157,7 +158,9 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         reporter.write_line(f"report: {path}")
     reporter.write_line(f"records: {journal.path}")
     if journal.completed and not session.options.reports and not session.options.baseline:
-        reporter.write_line(f"as a page: joulemark report {shlex.quote(str(journal.path))} --out report.html")
+        lacking = not all(map(importlib.util.find_spec, ("jinja2", "matplotlib")))
+        needs = "    (needs pip install 'joulemark[html]')" if lacking else ""
+        reporter.write_line(f"as a page: joulemark report {shlex.quote(str(journal.path))} --out report.html{needs}")
     if not journal.completed and journal.records:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
 
