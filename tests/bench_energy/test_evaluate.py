@@ -178,6 +178,13 @@ def test_shares_of_two_runs_stand_side_by_side(results, tmp_path, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| resnet50-train-bf16-b64 ")]
     assert ["580.1" in line for line in lines] == [True, False]
     assert all(line.count("[") == 11 for line in lines)  # ten groups and the residual, each with its interval
+    later.write_text(first.read_text())  # one measurement, split again: files tell the rows apart
+    assert main(["report", "--shares", str(first), str(later), "--format", "markdown"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| resnet50-train-bf16-b64 ")]
+    assert [sum(path.name in line for line in lines) for path in (first, later)] == [1, 1]
+    later.write_text(json.dumps({**document, "rows": document["rows"][:1] * 2}))
+    assert main(["report", "--shares", str(later)]) == 2
+    assert "stands twice" in capsys.readouterr().err
     assert main(["report", "--shares", str(results / "calibration" / "nvidia-h200.json")]) == 2
     assert "holds no split of energy" in capsys.readouterr().err
     assert main(["report", "--shares", str(first), "--format", "csv"]) == 2

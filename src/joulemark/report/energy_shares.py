@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,19 @@ TITLE = "where the joules went: shares of measured energy"
 def read_shares(paths: Iterable[Path]) -> list[Share]:
     """The shares of documents of ``joulemark energy`` (``energy-split.json``).
 
+    Where several split one measurement (by another calibration, say), their files tell them apart.
+
     Raises:
         UnreadableInput: a file is none.
     """
-    return [share for path in paths for share in _shares(_read(path), path.stem)]
+    read = [(path, _read(path)) for path in dict.fromkeys(paths)]
+    runs = Counter(document["measured_utc"] for _, document in read)
+    found = []
+    for path, document in read:
+        measured = document["measured_utc"]
+        run = str(path) if not measured else f"{measured} {path}" if runs[measured] > 1 else measured
+        found += _shares(document, run)
+    return found
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -32,6 +42,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
         stored.check(document)
+        twice = [name for name, count in Counter(row["workload"] for row in document["rows"]).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} stands twice")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnreadableInput(
             f"{path} holds no split of energy ({type(error).__name__}: {error})",
@@ -40,11 +53,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     return document  # type: ignore[no-any-return]
 
 
-def _shares(document: Mapping[str, Any], stem: str) -> Iterator[Share]:
+def _shares(document: Mapping[str, Any], run: str) -> Iterator[Share]:
     where = {
         "gpu_model": slug(document["gpu"]) if document["gpu"] else "",
         "driver": document["driver"] or "",
-        "run": document["measured_utc"] or stem,
+        "run": run,
     }
     for row in document["rows"]:
         split = row["split"]
