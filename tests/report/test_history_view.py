@@ -56,6 +56,15 @@ def test_the_document_is_as_its_schema_says(make_trend, changes):
     assert [one["error"] for one in found["files"]] == [None, "b.jsonl is empty", None]
 
 
+def test_the_gpu_of_most_cases_is_said_once(make_trend):
+    trend = make_trend()
+    gpus = ("nvidia-h200", "nvidia-h200", "nvidia-a100", "nvidia-h200")
+    cases = [replace(case, gpu_model=gpu) for case, gpu in zip(trend.figures.cases, gpus, strict=True)]
+    levels = tables_of(replace(trend, figures=replace(trend.figures, cases=tuple(cases))))[0]
+    assert levels.title.endswith("nvidia-h200 unless another is named")
+    assert sorted(row[0] for row in levels.rows) == ["model0-b1", "model1-b2", "model2-b4-nvidia-a100", "model3-b8"]
+
+
 def test_the_document_tells_all_of_a_change(make_trend):
     (change,) = document(make_trend(), [])["changes"]
     assert (change["run"], change["path"], change["meaning"]) == (30, "run-30.jsonl", "worse")

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from joulemark.history.runs import PastRun, Source
@@ -26,19 +27,22 @@ def tables_of(trend: Trend) -> list[Table]:
 def _levels(trend: Trend) -> Table:
     figures, drivers = trend.figures, trend.drivers
     unit, name = find(figures.metric).unit, namer(figures.cases)
+    common = next((gpu for gpu, _ in Counter(case.gpu_model for case in figures.cases).most_common(1)), "")
     counts = Counter(run.driver for run in figures.runs)
     newest = f"{drivers[-1]} / previous" if len(drivers) > 1 else ""
     rows, told = [], zip(figures.cases, trend.levels, strict=True)
     for case, levels in sorted(told, key=lambda one: _says_less(one[1], drivers)):
         cells = [_level(levels.get(driver), unit, counts[driver]) for driver in drivers]
         last = levels.get(drivers[-1])
-        rows.append((name(case), *cells, *([ratio_text(None if last is None else last.ratio)] if newest else [])))
+        ratio = [ratio_text(None if last is None else last.ratio)] if newest else []
+        rows.append((name(replace(case, gpu_model="") if case.gpu_model == common else case), *cells, *ratio))
     columns = ("case", *(f"{driver} ({_runs(counts[driver])})" for driver in drivers), *([newest] if newest else []))
     return Table(
         columns,
         tuple(rows),
         frozenset(range(1, len(columns))),
-        title=f"{find(figures.metric).title} by driver, median over {_runs(len(figures.runs))}",
+        title=f"{find(figures.metric).title} by driver, median over {_runs(len(figures.runs))}"
+        + (f"; {common} unless another is named" if common else ""),
     )
 
 
