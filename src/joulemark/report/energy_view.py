@@ -10,6 +10,7 @@ from joulemark.energy.units import GROUPS, UNITS
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
+from joulemark.report.names import first_of
 from joulemark.report.share_table import Share, share_text
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ def _goodness(calibration: Calibration) -> Table:
     ]
     notes = [f"β: {law['reason']}"] if law["reason"] else []
     notes += [f"does not hold: {row['statement']}" for row in good["orderings"] if not row["holds"]]
-    notes += [
-        f"{row['benchmark']}: {row['counter']} counts {row['ratio']:.3f} of what was worked out"
-        for row in good["counted"]
-        if abs(row["ratio"] - 1) > _COUNTS_AGREE
-    ]
+    astray: dict[str, list[str]] = {}
+    for row in good["counted"]:
+        if abs(row["ratio"] - 1) > _COUNTS_AGREE:
+            told = f"{row['counter']} counts {row['ratio']:.3f} of what was worked out"
+            astray.setdefault(told, []).append(row["benchmark"])
+    notes += [f"{told}: {first_of(names)}" for told, names in astray.items()]
     for row in good["checks"]:
         error = row["relative_error"]
         if error is not None and row["operands"] == "random":
