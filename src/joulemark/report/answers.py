@@ -239,7 +239,8 @@ def plateau(curve: Curve) -> Answer:
         else f" The curve bends softly: {whole_percent(found.support or 0)} of draws agree."
     )
     text = f"No doubling beyond it gains more than 5 %: {_rate(curve)}.{agree}"
-    return Answer("plateau", verdict, text, "good" if not agree else "unsure", tier, _rate(curve))
+    brief = f"{_rate(curve)} ({whole_percent(found.support or 0)} of draws agree)" if agree else _rate(curve)
+    return Answer("plateau", verdict, text, "good" if not agree else "unsure", tier, brief)
 
 
 def _gain(curve: Curve) -> str:
