@@ -80,6 +80,10 @@ def rendered(runs, form="terminal"):
     return formats.render(utilization_view.tables(document_of(runs)), form)
 
 
+def levels_of(one):
+    return next(table for table in utilization_view.tables(document_of([one])) if table.title.endswith(": levels"))
+
+
 def series(*runs):
     document = document_of(runs)
     VALIDATOR.validate(document)
@@ -130,6 +134,15 @@ def test_elasticity_of_throughput_to_memory():
     assert found["value"] == pytest.approx(1.0)
     (one,) = series(run([record(8, 1000.0), record(16, 2000.0, peak_memory_bytes=1.08e9)]))
     assert one["elasticity"][0]["value"] is None
+
+
+def test_elasticity_to_memory_that_hardly_grows_is_not_shown():
+    def shown(second_bytes):
+        table = levels_of(run([record(8, 1000.0), record(16, 2000.0, peak_memory_bytes=second_bytes)]))
+        return table.rows[1][table.columns.index("elasticity")]
+
+    assert shown(2.16e9) == "1"
+    assert shown(1.081e9) == "n/a"
 
 
 def test_an_out_of_memory_limits_and_is_no_cell():

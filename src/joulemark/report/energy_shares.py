@@ -28,7 +28,7 @@ def read_shares(paths: Iterable[Path]) -> list[Share]:
     """
     read = [(path, _read(path)) for path in dict.fromkeys(paths)]
     runs = Counter(document["measured_utc"] for _, document in read)
-    found = []
+    found: list[Share] = []
     for path, document in read:
         measured = document["measured_utc"]
         run = str(path) if not measured else f"{measured} {path}" if runs[measured] > 1 else measured

@@ -121,7 +121,7 @@ def _levels(name: str, series: Mapping[str, Json]) -> Table:
         "GPU busy",
         *(find(one).title for one in shown),
     )
-    elastic = {one["to_batch"]: one["value"] for one in series["elasticity"]}
+    elastic = _elasticities(series)
     rows = [
         (
             str(cell["batch_size"]),
@@ -137,13 +137,27 @@ def _levels(name: str, series: Mapping[str, Json]) -> Table:
     return table_of(f"{name}: levels", columns, rows, tuple(_level_notes(series)), _all(columns))
 
 
+_GROWTH = 1.01
+"""Of memory from one batch to the next, under which its elasticity is noise over next to nothing."""
+
+
+def _elasticities(series: Mapping[str, Json]) -> dict[int, float | None]:
+    """Batch → elasticity from the batch before, where memory grew."""
+    memory = {cell["batch_size"]: cell["peak_memory_bytes"] for cell in series["cells"]}
+    return {
+        one["to_batch"]: one["value"]
+        for one in series["elasticity"]
+        if one["value"] is not None and memory[one["to_batch"]] >= _GROWTH * memory[one["from_batch"]]
+    }
+
+
 def _level_notes(series: Mapping[str, Json]) -> Iterator[str]:
     used = {tier for cell in series["cells"] for level, tier in cell["tiers"].items() if level in LEVELS}
     yield f"levels by {', '.join(sorted(used)) or 'no instrument'}; GPU busy by torch's profiler, in a profiled step"
     costs = [cell["counters_overhead"] for cell in series["cells"] if cell["counters_overhead"] is not None]
     if costs:
         yield f"steps beside the counters take {min(costs):+.1%} to {max(costs):+.1%} of those without"
-    yield "elasticity: d ln(items/s) / d ln(memory) from the batch before"
+    yield "elasticity: d ln(items/s) / d ln(memory) from the batch before; n/a where memory grows by less than 1 %"
     if series["did_not_fit"] is not None:
         yield f"batch {series['did_not_fit']} did not fit into memory"
 
