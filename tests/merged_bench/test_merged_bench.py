@@ -320,6 +320,7 @@ def test_a_model_that_is_wrong_is_found_wrong():
 def test_without_rates_or_candidates_there_is_no_verdict():
     assert judge({"rates": None, "rows": []}) is None
     assert judge({"rates": RATES.to_json(), "rows": []}) is None
+    assert judge({**fake_document(), "rates": {**RATES.to_json(), "l2_bytes_per_s": -2.2e12}}) is None
 
 
 def test_the_command_refuses_an_unknown_rival(tmp_path, capsys):

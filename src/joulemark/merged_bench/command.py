@@ -15,6 +15,7 @@ import torch
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.merged.cost import Rates
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
@@ -110,7 +111,8 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     document = Document(args.out, kind, facts)
     if args.device != "cpu":
         stage.rates = rates_of(torch.device(args.device))
-        document.content["rates"] = document.content["rates"] or stage.rates.to_json()
+        if not _holds_rates(document):
+            document.content["rates"] = stage.rates.to_json()
     try:
         done = measure_all(subjects, document, stage, options, args.limit, lambda line: print(line, flush=True))
     finally:
@@ -124,6 +126,15 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         if stage.power is not None:
             stage.power.close()
     return 0 if done else _CUT
+
+
+def _holds_rates(document: Document) -> bool:
+    """Whether the rates that a file begins with are some that a GPU can have."""
+    try:
+        Rates.from_json(document.content["rates"] or {})
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
