@@ -66,6 +66,13 @@ def main(
     parser.add_argument("--turns", type=int, default=1, help="steady windows of each rival")
     parser.add_argument("--sustain-best", type=int, metavar="N", help="steady windows for ours and the N fastest alone")
     parser.add_argument(
+        "--unmerged-bursts-only", action="store_true", help="no steady windows of our own unmerged kernels"
+    )
+    parser.add_argument(
+        "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
+    )
+    parser.add_argument("--share", default="1/1", metavar="N/ALL", help="every ALLth subject, from the Nth on")
+    parser.add_argument(
         "--kernels", type=int, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
     )
     parser.add_argument("--build", metavar="ARCHITECTURE", help="only compile what will be tried, as sm_90a; no GPU")
@@ -75,18 +82,47 @@ def main(
     more(parser)
     args = parser.parse_args(argv)
     try:
+        chosen = chosen_of(subjects(args), args.only, args.first, args.share)
         if args.build is not None:
-            chosen = [one for one in subjects(args) if args.only in one.name]
             print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
         with ends_when_asked(_CUT):
-            return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
+            return _run(kind, chosen, args)
     except JoulemarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         print(f"error: {error}; start again to go on", file=sys.stderr)
         return 4
+
+
+def chosen_of(subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1") -> list[Subject]:
+    """Subjects as the options choose and order them.
+
+    Args:
+        only: a word of their names.
+        first: names and groups, separated by commas, that come before all others.
+        share: ``n/all``: every ``all``-th, from the ``n``-th on.
+
+    Raises:
+        ConfigurationError: a name that nothing has, or a share that is none.
+    """
+    wanted = [one for one in first.split(",") if one]
+    known = {name for one in subjects for name in (one.name, one.group)}
+    unknown = [one for one in wanted if one not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"no subject or group is called {unknown[0]!r}", f"there are {', '.join(sorted(known))}"
+        )
+    number, _, every = share.partition("/")
+    if not (number.isdecimal() and every.isdecimal() and 1 <= int(number) <= int(every)):
+        raise ConfigurationError(f"a share of {share!r}", "give N/ALL with N from 1 to ALL, as 1/2")
+
+    def place(one: Subject) -> int:
+        return next((n for n, name in enumerate(wanted) if name in (one.name, one.group)), len(wanted))
+
+    chosen = sorted((one for one in subjects if only in one.name), key=place)
+    return chosen[int(number) - 1 :: int(every)]
 
 
 def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> int:
@@ -106,6 +142,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         merge_s=args.merge_budget,
         kernels=args.kernels,
         sustain_best=args.sustain_best,
+        steady_unmerged=not args.unmerged_bursts_only,
         tiny=args.tiny,
     )
     document = Document(args.out, kind, facts)
