@@ -194,7 +194,7 @@ class _Geometry:
     def counts(self, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
         plan = self.plan
-        each = -(-plan.bricks(out, batch) * plan.split // device.multiprocessors)
+        each = -(-plan.bricks(out, batch) // device.clusters(plan.split))
         rounds = each / min(plan.resident, each)
         octets, own = plan.chunk // 8, -(-self.octets_out // plan.split)
         inside = self.rows_inside(out)
