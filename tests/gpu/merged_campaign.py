@@ -54,6 +54,14 @@ SANITIZED = (
     r"|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
     r"|^numerics (inverted|bottleneck).*_bf16"
 )
+RACED = (
+    r"^numerics chain 2d_16_16_16_bf16|^numerics stream 2d_16_16_16_bf16 Plan\(width=32, rows=13,"
+    r"|^numerics (memoized|wide) 2d_16_16_16_bf16|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
+    r"|^numerics (inverted.* 2d_32_192_192_32|bottleneck.*)_bf16 .*(buffers=1|height=28, width=14|together=1|groups=1)"
+)
+"""Of those one or two of each family, on small inputs: a race check takes a hundred times as long as a run."""
+_BARRIERS = ("--num-cuda-barriers", "256")
+"""Of a block, at most: the tool finds no number in what NVRTC compiles; what it does not follow it calls a race."""
 _LAST_S = 12.0
 """Kept for the fit at the end."""
 _NO_END_S = 1e6
@@ -114,11 +122,12 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
     variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8", "--kernels-only")
     numerics = (python, str(KERNELS), "--only", SAMPLE)
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    checks = (python, str(KERNELS), "--only", SANITIZED, "--start", "0")
+    checks = (("memcheck", SANITIZED, (), 70.0), ("racecheck", RACED, _BARRIERS, 200.0))
     why = None if sanitizer else "compute-sanitizer is not on this machine"
+    told = ("--error-exitcode", "9", "--print-limit", "20", python, str(KERNELS), "--start", "0", "--only")
     tools = [
-        Stage(tool, ((sanitizer or "", "--tool", tool, "--error-exitcode", "9", *checks),), most_s, missing=why)
-        for tool, most_s in (("memcheck", 70.0), ("racecheck", 150.0))
+        Stage(tool, ((sanitizer or "", "--tool", tool, *more, *told, pattern),), most_s, missing=why)
+        for tool, pattern, more, most_s in checks
     ]
     return [
         Stage("build blocks", ((*chosen, str(out / "merged-blocks.json"), "--build", "sm_90a"),), 60),

@@ -152,10 +152,13 @@ def test_a_probe_that_time_has_cut_says_so(tmp_path):
 def test_the_samples_match_checks_of_every_family():
     kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
     labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
-    for pattern, families in (("SAMPLE", 11), ("SANITIZED", 11)):
+    for pattern, families in (("SAMPLE", 11), ("SANITIZED", 11), ("RACED", 10)):
         found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
         assert len({one.split()[1] for one in found}) == families, pattern
         assert len(found) < len(labels)
+    raced = [one for one in labels if re.search(CAMPAIGN["RACED"], one)]
+    assert set(raced) <= {one for one in labels if re.search(CAMPAIGN["SANITIZED"], one)}
+    assert len(raced) < 16
 
 
 def test_the_summary_names_what_is_wrong(tmp_path):

@@ -42,6 +42,9 @@ _MEASURED = 3
 """Kernels for a range that are measured, the best predicted first: of 27 blocks these held the best one in 25."""
 _FEWEST = 2
 """Kernels of a family that are measured at least."""
+_MOST = 4
+"""Kernels of a family that are measured at most, of those predicted about as fast as the best of all: of 15 inverted
+residuals that were predicted without their own points these held one within 5 % of the best each time."""
 _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
 _FLOPS_PER_ELEMENT = 400
@@ -148,6 +151,11 @@ class _Trial:
         return (inf if not time_s else round(log(time_s) / _ALIKE), self.rank)
 
     @property
+    def counted(self) -> bool:
+        """Whether its predicted time is told by what was measured of its family."""
+        return self.prediction is not None and self.prediction.bound == "counts" and self.prediction.measured_share
+
+    @property
     def predicted_s(self) -> float | None:
         return None if self.prediction is None else self.prediction.time_s
 
@@ -156,6 +164,34 @@ class _Trial:
         """Measured, else predicted, else unknown and never best."""
         known = self.measured_s if self.measured_s is not None else self.predicted_s
         return inf if known is None or self.problem is not None else known
+
+
+def worth_measuring(ranked: List[tuple[str, float | None, bool]], most: int = _MEASURED) -> list[int]:
+    """Which candidates of a range are measured: numbers into the ranking, family by family.
+
+    Every family has its turn: how far each stays behind the rates is not known before it was measured. One whose time
+    is told by what was measured of it has more of them where they are predicted about as fast as the best of all.
+
+    Args:
+        ranked: family, predicted time and whether measured seconds told it, the fastest first.
+        most: candidates of a range, shared by all families, where that gives a family more.
+    """
+    families: dict[str, list[int]] = {}
+    for number, (family, *_) in enumerate(ranked):
+        families.setdefault(family, []).append(number)
+    each = max(_FEWEST, -(-most // max(len(families), 1)))
+    best = min((time_s for _, time_s, told in ranked if told and time_s is not None), default=0.0)
+
+    def alike(number: int) -> bool:
+        _, time_s, told = ranked[number]
+        return told and time_s is not None and time_s <= (1 + _ALIKE) * best
+
+    return [
+        number
+        for members in families.values()
+        for place, number in enumerate(members)
+        if place < each or (place < _MOST and alike(number))
+    ]
 
 
 @dataclass
@@ -416,18 +452,15 @@ class Planner:
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
         """What is measured: all paths of a library, and of each family of kernels the best predicted.
 
-        Every family has its turn: how far each stays behind the rates is not known before it was measured. Torch's own
-        operators have none where an epilogue of our own does the same with fewer kernels, unless schedules are forced.
+        Torch's own operators have no turn where an epilogue of our own does the same with fewer kernels, unless
+        schedules are forced.
         """
         trials = list(trials)
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
         limit = inf if self.forced else _PROMISING * apart
         generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
-        families: dict[str, list[_Trial]] = {}
-        for one in generated:
-            families.setdefault(one.path.partition("/")[0], []).append(one)
-        each = max(_FEWEST, -(-self.most // max(len(families), 1)))
-        chosen = [one for members in families.values() for one in members[:each]]
+        known = [(one.path.partition("/")[0], one.predicted_s, one.counted) for one in generated]
+        chosen = [generated[number] for number in worth_measuring(known, self.most)]
         library = [one for one in trials if one.kernel is None]
         if not self.forced and any(one.path == "epilogue" for one in library):
             library = [one for one in library if one.path != "library"]
