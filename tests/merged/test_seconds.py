@@ -73,20 +73,28 @@ def test_one_block_alone_is_fitted_and_says_that_nothing_predicts_it(tmp_path, c
     assert errors_of([])["blocks"] == []
 
 
-def test_of_several_files_the_last_that_measured_a_family_tells_of_it():
+def test_of_several_files_the_last_that_measured_a_kernel_tells_its_time():
     old = [Timed("a", "f", "x", {}, 1.0, 0), Timed("a", "g", "x", {}, 2.0, 0)]
-    new = [Timed("b", "g", "y", {}, 3.0, 0), Timed("b", "h", "y", {}, 4.0, 0)]
+    new = [Timed("a", "g", "x", {}, 3.0, 0), Timed("b", "g", "x", {}, 4.0, 0)]
     assert [one.time_s for one in latest([old, new])] == [1.0, 3.0, 4.0]
     assert [one.time_s for one in latest([new, old])] == [2.0, 4.0, 1.0]
 
 
 def test_what_is_measured_are_two_of_a_family_and_more_that_are_told_to_be_as_fast():
-    told = [("a", 1.0, True), ("a", 1.01, True), ("b", 1.02, True), ("a", 1.03, True), ("a", 1.05, True)]
-    told += [("a", 1.06, True), ("b", 1.07, True), ("b", 1.5, True), ("c", 1.6, True)]
-    assert worth_measuring(told) == [0, 1, 3, 4, 2, 6, 8]
+    told = [("a", 1.0, True), ("a", 1.0, True), ("b", 1.02, True), ("a", 1.03, True), ("a", 1.05, True)]
+    told += [
+        ("a", 1.06, True),
+        ("a", 1.07, True),
+        ("a", 1.08, True),
+        ("b", 1.5, True),
+        ("b", 1.6, True),
+        ("c", 1.7, True),
+    ]
+    assert worth_measuring(told) == [0, 3, 4, 5, 6, 2, 8, 10]  # 1 is 0's twin
+    assert worth_measuring(told[:4]) == [0, 3, 1, 2]
     bare = [(family, time_s, False) for family, time_s, _ in told]
-    assert worth_measuring(bare) == [0, 1, 2, 6, 8]
-    assert worth_measuring(bare, most=12) == [0, 1, 3, 4, 2, 6, 7, 8]
+    assert worth_measuring(bare) == [0, 1, 2, 8, 10]
+    assert worth_measuring(bare, most=12) == [0, 1, 3, 4, 2, 8, 9, 10]
     assert worth_measuring([("a", None, False)] * 3) == [0, 1, 2]
     assert worth_measuring([]) == []
 

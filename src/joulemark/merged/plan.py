@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from math import inf, log, prod
 from typing import Any
 
@@ -42,9 +44,9 @@ _MEASURED = 3
 """Kernels for a range that are measured, the best predicted first: of 27 blocks these held the best one in 25."""
 _FEWEST = 2
 """Kernels of a family that are measured at least."""
-_MOST = 4
-"""Kernels of a family that are measured at most, of those predicted about as fast as the best of all: of 15 inverted
-residuals that were predicted without their own points these held one within 5 % of the best each time."""
+_MOST = 5
+"""Kernels of a family that are measured at most, of those predicted about as fast as the best of all: of 27 blocks that
+were predicted without their own points these held one within 5 % of the best each time, 5 kernels on average."""
 _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
 _FLOPS_PER_ELEMENT = 400
@@ -170,7 +172,8 @@ def worth_measuring(ranked: List[tuple[str, float | None, bool]], most: int = _M
     """Which candidates of a range are measured: numbers into the ranking, family by family.
 
     Every family has its turn: how far each stays behind the rates is not known before it was measured. One whose time
-    is told by what was measured of it has more of them where they are predicted about as fast as the best of all.
+    is told by what was measured of it has more of them where they are predicted about as fast as the best of all, those
+    that are predicted to take the same (two of a kind) behind one of each.
 
     Args:
         ranked: family, predicted time and whether measured seconds told it, the fastest first.
@@ -181,17 +184,19 @@ def worth_measuring(ranked: List[tuple[str, float | None, bool]], most: int = _M
         families.setdefault(family, []).append(number)
     each = max(_FEWEST, -(-most // max(len(families), 1)))
     best = min((time_s for _, time_s, told in ranked if told and time_s is not None), default=0.0)
-
-    def alike(number: int) -> bool:
-        _, time_s, told = ranked[number]
-        return told and time_s is not None and time_s <= (1 + _ALIKE) * best
-
-    return [
-        number
-        for members in families.values()
-        for place, number in enumerate(members)
-        if place < each or (place < _MOST and alike(number))
-    ]
+    chosen: list[int] = []
+    for members in families.values():
+        fast: list[tuple[int, int]] = []  # (of how many that are predicted to take the same it is which, number)
+        times: Counter[float] = Counter()
+        for number in members:
+            _, time_s, told = ranked[number]
+            if told and time_s is not None and time_s <= (1 + _ALIKE) * best:
+                fast.append((times[time_s], number))
+                times[time_s] += 1
+        taken = [number for _, number in sorted(fast)[:_MOST]]
+        others = (number for number in members if number not in taken)
+        chosen += [*taken, *islice(others, max(0, each - len(taken)))]
+    return chosen
 
 
 @dataclass

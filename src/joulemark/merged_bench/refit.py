@@ -3,8 +3,8 @@
 ``python -m joulemark.merged_bench.refit results/nvidia-h200/merged-probe.json [--out F.json] [--write]``
 
 Non-negative least squares of the relative error, per family over the terms of its counts
-(:mod:`joulemark.merged.kernels.seconds`). Of several files the last one that measured a family tells of it: kernels
-change. For the table of errors each block is predicted without its own points.
+(:mod:`joulemark.merged.kernels.seconds`). Of several files the last one that measured a kernel tells its time. For the
+table of errors each block is predicted without its own points.
 """
 
 from __future__ import annotations
@@ -89,14 +89,8 @@ def points_of(document: Mapping[str, Any]) -> list[Timed]:
 
 
 def latest(found: Iterable[List[Timed]]) -> list[Timed]:
-    """Of each family the points of the last file that has any."""
-    families: dict[str, list[Timed]] = {}
-    for points in found:
-        new: dict[str, list[Timed]] = {}
-        for one in points:
-            new.setdefault(one.family, []).append(one)
-        families |= new
-    return [one for points in families.values() for one in points]
+    """All points of several files; a kernel that several have measured as the last of them did."""
+    return list({(one.block, one.family, one.name): one for points in found for one in points}.values())
 
 
 def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:

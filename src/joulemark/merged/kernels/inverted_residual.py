@@ -151,7 +151,7 @@ class _Geometry:
         held = 8 * min(self.steps_in, 6) if self.expands else 0  # weights of the expansion
         wanted = 52 + 6 * plan.ahead + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
-        if wanted > 236 or self.shared > device.block_shared:
+        if wanted > 252 or self.shared > device.block_shared:
             return 0
         # Each of the four schedulers has a quarter of the registers for its warps.
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
@@ -163,7 +163,8 @@ class _Geometry:
         plan = self.plan
         blocks = plan.parts * plan.bricks(out, batch)
         each = -(-blocks // device.multiprocessors)
-        rounds = each / min(plan.resident, each)
+        beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
+        rounds = each / beside
         tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
         expanded = self.chunks * self.turns * plan.warps if self.expands else 0
         own = -(-self.chunks // plan.groups)  # chunks of a warp
@@ -185,6 +186,7 @@ class _Geometry:
             "load_in_turn": rounds * taken / (plan.warps * plan.groups),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
+            "round_bare": rounds / beside,
             "launch": 1,
         }
 
