@@ -32,6 +32,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.paths import LIBRARY, OWN, Executed, cudnn_tuning, kind_of_path, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
@@ -135,7 +136,7 @@ class Choice:
 
 @dataclass
 class _Trial:
-    """A candidate of a range and what is known of it."""
+    """A candidate of a range and what is known of it; ``counted_s`` is told by measured seconds of its family."""
 
     path: str
     how: str
@@ -145,6 +146,7 @@ class _Trial:
     measured_s: float | None = None
     problem: str | None = None
     rank: int = 0
+    counted_s: float | None = None
 
     @property
     def order(self) -> tuple[float, int]:
@@ -153,13 +155,8 @@ class _Trial:
         return (inf if not time_s else round(log(time_s) / _ALIKE), self.rank)
 
     @property
-    def counted(self) -> bool:
-        """Whether its predicted time is told by what was measured of its family."""
-        return self.prediction is not None and self.prediction.bound == "counts" and self.prediction.measured_share
-
-    @property
     def predicted_s(self) -> float | None:
-        return None if self.prediction is None else self.prediction.time_s
+        return self.counted_s if self.prediction is None else self.prediction.time_s
 
     @property
     def time_s(self) -> float:
@@ -413,7 +410,9 @@ class Planner:
 
     def _offered(self, segment: Segment, offer: Offer) -> _Trial:
         prediction = self._predict(segment, offer.candidate)
-        trial = _Trial(offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction, rank=offer.rank)
+        counted_s = offer.candidate.counted_s if offer.candidate.family in fitted().seconds else None
+        given = (offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction)
+        trial = _Trial(*given, rank=offer.rank, counted_s=counted_s)
         if prediction is not None:
             trial.problem = prediction.why_not
         return trial
@@ -464,7 +463,7 @@ class Planner:
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
         limit = inf if self.forced else _PROMISING * apart
         generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
-        known = [(one.path.partition("/")[0], one.predicted_s, one.counted) for one in generated]
+        known = [(one.path.partition("/")[0], one.predicted_s, one.counted_s is not None) for one in generated]
         chosen = [generated[number] for number in worth_measuring(known, self.most)]
         library = [one for one in trials if one.kernel is None]
         if not self.forced and any(one.path == "epilogue" for one in library):
