@@ -275,6 +275,7 @@ def _function(source: str, name: str, device: torch.device) -> Launch:
             raise RatesError(f"the kernel {name!r}, which measures rates: {answer[0].name}")
         return answer[1] if len(answer) > 1 else None
 
+    torch.cuda.current_stream(device).synchronize()  # makes torch's context current in this thread
     function = check(driver.cuModuleGetFunction(check(driver.cuModuleLoadData(code)), name.encode()))
 
     def launch(arguments: tuple[Any, ...], blocks: int, threads: int) -> Callable[[int], None]:
