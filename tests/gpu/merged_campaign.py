@@ -1,10 +1,10 @@
 """One run for merged execution on GPUs: blocks against all rivals with energy and bytes first, then what checks them.
 
-``python tests/gpu/merged_campaign.py OUT --seconds 800`` measures the blocks in the order of FIRST, while processors
+``python tests/gpu/merged_campaign.py OUT --seconds 800`` measures the blocks of TABLE, then of FIRST, while processors
 build the kernels that they try, and goes on with numerics, variants and compute-sanitizer while there is time; each
-stage is a process of its own with a time limit. On a machine of several GPUs each takes its share of the blocks. Started
-again with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json holds and stages that are done are
-not repeated, and a block of which a kernel has left CUDA unusable is begun again without that kernel. At the end
+stage is a process of its own with a time limit. On a machine of several GPUs each takes its share of the blocks.
+Started again with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json holds and stages that are
+done are not repeated, and a block of which a kernel has left CUDA unusable is begun again without that kernel. At the end
 OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was measured
 (OUT/merged-model.json), each block predicted without its own points.
 
@@ -37,14 +37,19 @@ KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
 BLOCKS = ROOT / "bench_inference" / "bench_merged_micro.py"
 JOIN = ROOT / "bench_inference" / "bench_merged.py"
 PROBE = ROOT / "tests" / "gpu" / "merged_blocks_probe.py"
-FIRST = (
+TABLE = (
     "inverted-32-192-32-s1-56-b64", "chain-4x16-1024-b8", "chain-2x32-512-b16", "bottleneck-256-64-56-b64",
     "chain3d-2x16-128-b1", "inverted-16-96-16-s1-112-b64", "inverted-64-384-64-s1-56-b64", "chain-3x16-224-b64",
-    "chain-2x16-1024-b8", "chain-3x32-224-b64", "chain-4x32-512-b16", "inverted", "inverted-s2", "chain-16-b1",
-    "chain3d-16", "chain3d-16-b1", "chain3d-32", "chain-64", "bottleneck", "bottleneck-b1", "chain-64-b1", "chain-32",
-    "chain-16",
+    "chain-2x16-1024-b8", "chain-3x32-224-b64", "chain-4x32-512-b16",
 )  # fmt: skip
-"""Blocks and groups that have a bar to reach, one of each kind ahead; the others follow."""
+"""One of each kind that has a bar to reach ahead; each schedule is measured by itself here."""
+FIRST = (
+    "inverted", "inverted-s2", "chain-16-b1", "chain3d-16", "chain3d-16-b1", "chain3d-32", "chain-64", "bottleneck",
+    "bottleneck-b1", "chain-64-b1", "chain-32", "chain-16",
+)  # fmt: skip
+"""Groups that come next: those with a bar first."""
+SCHEDULES = ("memoized", "rows", "bricks")
+"""Left out of what comes next: six seconds of a chain's."""
 SAMPLE = (
     r"^numerics (planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
     r"|chain .*(tf32|fp32)|stream .*bf16)"
@@ -58,7 +63,7 @@ SANITIZED = (
 RACED = (
     r"^numerics chain 2d_16_16_16_bf16|^numerics stream 2d_16_16_16_bf16 Plan\(width=32, rows=13,"
     r"|^numerics (memoized|wide) 2d_16_16_16_bf16|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
-    r"|^numerics (inverted.* 2d_32_192_192_32|bottleneck.*)_bf16 .*(buffers=1|height=28, width=14|together=1|groups=1)"
+    r"|^numerics (inverted.* 2d_32_192_192_32|bottleneck.*)_bf16"
 )
 """Of those one or two of each family, on small inputs: a race check takes a hundred times as long as a run."""
 _BARRIERS = ("--num-cuda-barriers", "256")
@@ -106,7 +111,9 @@ def part_of(out: Path, number: int, gpus: int) -> Path:
 def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
     """All stages, in order."""
     python = sys.executable
-    chosen = (python, str(BLOCKS), "--kernels", str(kernels), "--first", ",".join(FIRST), "--out")
+    chosen = (python, str(BLOCKS), "--kernels", str(kernels), "--first", ",".join((*TABLE, *FIRST)))
+    table = (python, str(BLOCKS), "--kernels", str(kernels), "--first", ",".join(TABLE), "--first-alone")
+    rivals = ("--without", ",".join(SCHEDULES))
     short = (
         "--rounds",
         "15",
@@ -118,10 +125,13 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
         "--merge-budget",
         "8",
     )
-    blocks = tuple(
-        (*chosen, str(part_of(out, n, gpus)), "--share", f"{n + 1}/{gpus}", *short, "--limit", "{left}")
-        for n in range(gpus)
-    )
+
+    def measured(*what: str) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            (*what, "--out", str(part_of(out, n, gpus)), "--share", f"{n + 1}/{gpus}", *short, "--limit", "{left}")
+            for n in range(gpus)
+        )
+
     variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8", "--kernels-only")
     numerics = (python, str(KERNELS), "--only", SAMPLE)
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
@@ -134,8 +144,9 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
     ]
     return [
         # What the first block lacks it builds itself; the rounds are replays of graphs, which no host disturbs.
-        Stage("build blocks", (("nice", *chosen, str(out / "x.json"), "--build", "sm_90a"),), 150, beside=True),
-        Stage("blocks", blocks, _NO_END_S, repeats=True),
+        Stage("build blocks", (("nice", *chosen, "--out", "-", "--build", "sm_90a"),), 150, beside=True),
+        Stage("blocks", measured(*table), _NO_END_S, repeats=True),
+        Stage("more blocks", measured(*chosen, *rivals), _NO_END_S, repeats=True),
         Stage("build numerics", ((*numerics, "--build", "sm_90a"),), 40),
         Stage("numerics", ((*numerics[:2], str(out / "numerics"), *numerics[2:], "--seconds", "{left}"),), 60),
         Stage("build variants", ((*variants, "--build"),), 60),

@@ -38,7 +38,7 @@ def test_blocks_come_first_and_every_limit_is_told(tmp_path):
     ran = go(tmp_path)
     names = [name for name, *_ in ran]
     assert sorted(names[:2]) == ["blocks", "build blocks"]  # side by side
-    assert names[2:4] == ["build numerics", "numerics"]
+    assert names[2:5] == ["more blocks", "build numerics", "numerics"]
     assert {"build blocks", "blocks"} <= set(json.loads((tmp_path / "campaign.json").read_text()))
     for _, command, left in ran:
         assert not any("{" in part and "left" in part for part in command)
@@ -54,7 +54,7 @@ def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
     assert kept["numerics"]["missing"] == "it was ended"
     assert kept["blocks"]["code"] == 3
     again = [name for name, *_ in go(tmp_path)]
-    assert again[:3] == ["blocks", "numerics", "variants"]
+    assert again[:4] == ["blocks", "more blocks", "numerics", "variants"]
     assert "build blocks" not in again
 
 
@@ -64,7 +64,7 @@ def test_blocks_are_begun_again_after_a_cuda_error_alone(codes, starts, tmp_path
 
 
 def test_every_gpu_takes_its_share_of_the_blocks_into_a_file_of_its_own(tmp_path):
-    ran = [one for one in go(tmp_path, {"blocks 1": [4, 3]}, gpus=2) if one[0].startswith("blocks")]
+    ran = [one for one in go(tmp_path, {"blocks 1": [4, 3]}, gpus=2) if one[0].startswith("blocks")]  # not "more …"
     assert sorted(name for name, *_ in ran) == ["blocks 0", "blocks 1", "blocks 1"]
     told = {
         name: (command[command.index("--share") + 1], command[command.index("--out") + 1]) for name, command, _ in ran
@@ -85,7 +85,10 @@ def test_the_first_blocks_are_blocks_and_groups_and_those_with_a_bar_are_among_t
     from joulemark.merged_bench.command import chosen_of
     from joulemark.merged_bench.subjects import BLOCKS
 
-    ordered = chosen_of(BLOCKS, first=",".join(CAMPAIGN["FIRST"]))
+    ordered = chosen_of(BLOCKS, first=",".join((*CAMPAIGN["TABLE"], *CAMPAIGN["FIRST"])))
+    table = chosen_of(BLOCKS, first=",".join(CAMPAIGN["TABLE"]), alone=True)
+    assert [one.name for one in table] == list(CAMPAIGN["TABLE"]) == [one.name for one in ordered[:11]]
+    assert sum(one.group.startswith("chain-") for one in table) >= 4  # bricks in memory beside channels-last
     assert sorted(one.name for one in ordered) == sorted(one.name for one in BLOCKS)
     kinds = [one.group.partition("-")[0] for one in ordered[:5]]
     assert kinds == ["inverted", "chain", "chain", "bottleneck", "chain3d"]
@@ -178,7 +181,7 @@ def test_the_summary_names_what_is_wrong(tmp_path):
     assert "s: over compile {'burst': 2.35}" in said or "{'burst': 2.34}" in said
 
 
-@pytest.mark.parametrize("name", ["build blocks", "blocks"])
+@pytest.mark.parametrize("name", ["build blocks", "blocks", "more blocks"])
 def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
     stage = next(one for one in stages(tmp_path) if one.name == name)
     given = stage.commands[0][1:] if stage.beside else stage.commands[0]  # behind "nice"

@@ -55,6 +55,7 @@ def main(
     parser.add_argument("--out", type=Path, required=True, metavar="F.json", help="goes on with a file that is there")
     parser.add_argument("--only", default="", metavar="WORD", help="subjects with WORD in their name")
     parser.add_argument("--rivals", default=",".join(names), metavar="NAMES", help=f"of {', '.join(rivals.EVERY)}")
+    parser.add_argument("--without", default="", metavar="NAMES", help="rivals to leave out")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument("--limit", type=float, default=540.0, metavar="S", help="begin no subject that may end later")
     parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
@@ -71,6 +72,7 @@ def main(
     parser.add_argument(
         "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
     )
+    parser.add_argument("--first-alone", action="store_true", help="not the others")
     parser.add_argument("--share", default="1/1", metavar="N/ALL", help="every ALLth subject, from the Nth on")
     parser.add_argument(
         "--kernels", type=int, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
@@ -82,7 +84,7 @@ def main(
     more(parser)
     args = parser.parse_args(argv)
     try:
-        chosen = chosen_of(subjects(args), args.only, args.first, args.share)
+        chosen = chosen_of(subjects(args), args.only, args.first, args.share, args.first_alone)
         if args.build is not None:
             print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
@@ -96,13 +98,16 @@ def main(
         return 4
 
 
-def chosen_of(subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1") -> list[Subject]:
+def chosen_of(
+    subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1", alone: bool = False
+) -> list[Subject]:
     """Subjects as the options choose and order them.
 
     Args:
         only: a word of their names.
         first: names and groups, separated by commas, that come before all others.
         share: ``n/all``: every ``all``-th, from the ``n``-th on.
+        alone: whether the others are left out.
 
     Raises:
         ConfigurationError: a name that nothing has, or a share that is none.
@@ -121,13 +126,16 @@ def chosen_of(subjects: Sequence[Subject], only: str = "", first: str = "", shar
     def place(one: Subject) -> int:
         return next((n for n, name in enumerate(wanted) if name in (one.name, one.group)), len(wanted))
 
-    chosen = sorted((one for one in subjects if only in one.name), key=place)
+    chosen = sorted(
+        (one for one in subjects if only in one.name and not (alone and place(one) == len(wanted))), key=place
+    )
     return chosen[int(number) - 1 :: int(every)]
 
 
 def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> int:
-    chosen = tuple(one for one in args.rivals.split(",") if one)
-    unknown = [one for one in chosen if one not in rivals.RIVALS]
+    without = [one for one in args.without.split(",") if one]
+    chosen = tuple(one for one in args.rivals.split(",") if one and one not in without)
+    unknown = [one for one in (*chosen, *without) if one not in rivals.RIVALS]
     if unknown:
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
     stage, facts = _stage(args)

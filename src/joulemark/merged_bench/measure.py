@@ -202,8 +202,8 @@ def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> dict[str, f
     steady = _steady(acts, options.sustain_best, options.steady_unmerged)
     counted = _steady(acts, options.sustain_best)
     for act in acts:
-        figures = () if act in steady else ("sustained_s", "energy_j")
-        figures += () if act in counted else ("dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
+        figures = [] if act in steady else ["sustained_s", "energy_j"]
+        figures += [] if act in counted else ["dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes"]
         act.missing.update(dict.fromkeys(figures, "for the fastest alone was time"))
     spent, done = {"bursts": time.perf_counter() - begin}, time.perf_counter()
     if options.sustain_s > 0:
