@@ -4,8 +4,8 @@
 build the kernels that they try, and goes on with numerics, variants and compute-sanitizer while there is time; each
 stage is a process of its own with a time limit. On a machine of several GPUs each takes its share of the blocks.
 Started again with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json holds and stages that are
-done are not repeated, and a block of which a kernel has left CUDA unusable is begun again without that kernel. At the end
-OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was measured
+done are not repeated, and a block of which a kernel has left CUDA unusable is begun again without that kernel. At the
+end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was measured
 (OUT/merged-model.json), each block predicted without its own points.
 
 Many variants of each inverted residual are timed alone, which tells which kind wins where: the fastest of each family
