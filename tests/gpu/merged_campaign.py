@@ -145,8 +145,8 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
     return [
         # What the first block lacks it builds itself; the rounds are replays of graphs, which no host disturbs.
         Stage("build blocks", (("nice", *chosen, "--out", "-", "--build", "sm_90a"),), 150, beside=True),
-        Stage("blocks", measured(*table), _NO_END_S, repeats=True),
-        Stage("more blocks", measured(*chosen, *rivals), _NO_END_S, repeats=True),
+        Stage("blocks", measured(*table), _NO_END_S),
+        Stage("more blocks", measured(*chosen, *rivals), _NO_END_S),
         Stage("build numerics", ((*numerics, "--build", "sm_90a"),), 40),
         Stage("numerics", ((*numerics[:2], str(out / "numerics"), *numerics[2:], "--seconds", "{left}"),), 60),
         Stage("build variants", ((*variants, "--build"),), 60),

@@ -54,8 +54,8 @@ def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
     assert kept["numerics"]["missing"] == "it was ended"
     assert kept["blocks"]["code"] == 3
     again = [name for name, *_ in go(tmp_path)]
-    assert again[:4] == ["blocks", "more blocks", "numerics", "variants"]
-    assert "build blocks" not in again
+    assert again[:3] == ["blocks", "numerics", "variants"]
+    assert not {"build blocks", "more blocks"} & set(again)
 
 
 @pytest.mark.parametrize(("codes", "starts"), [([4, 0], 2), ([4, 4, 3], 3), ([4] * 9, 4), ([None], 1), ([1], 1)])
