@@ -113,6 +113,7 @@ def _of_validation(document: Document) -> Iterator[Bar]:
         ("mean error, their dynamic energy", "uncapped_dynamic", "mean_absolute", DYNAMIC),
         ("mean error, networks", "networks", "mean_absolute", NETWORKS),
         ("mean error, capped, per item", "capped", "mean_absolute", CAPPED),
+        ("worst error, capped, per item", "capped", "worst", CAPPED),
     ):
         value = total[key][figure]
         yield Bar(what, _text(value, "{:.1%}"), f"≤ {bar:.1%}", _least(value, bar), _worst(document, key, figure, bar))
@@ -124,10 +125,10 @@ def _of_validation(document: Document) -> Iterator[Bar]:
 
 
 def _worst(document: Document, key: str, figure: str, bar: float) -> tuple[str, ...]:
-    """Uncapped workloads beyond the bar of the worst, each with what it lacks or has too much."""
-    if (key, figure) != ("uncapped", "worst"):
+    """Workloads beyond the bar of the worst, each with what it lacks or has too much."""
+    if figure != "worst":
         return ()
-    rows = [row for row in document["rows"] if not row["capped"] and row["error"] is not None]
+    rows = [row for row in document["rows"] if row["capped"] == (key == "capped") and row["error"] is not None]
     beyond = [row for row in rows if abs(row["error"]) > bar]
     return tuple(f"{row['workload']} {row['error']:+.1%}" for row in sorted(beyond, key=lambda one: -abs(one["error"])))
 

@@ -29,13 +29,14 @@ def campaign():
         goodness={"lines": [line(0.999)], "orderings": [{"statement": "a", "holds": True}], "condition_number": 14.0},
         coefficients=[SimpleNamespace(unit="fp32", part="control", at_bound=False, reason=None)],
     )
-    errors = {"n": 19, "mean_absolute": 0.03, "worst": 0.1}
+    errors = {"n": 18, "mean_absolute": 0.03, "worst": 0.1}
+    capped = {"n": 2, "mean_absolute": 0.03, "worst": 0.07}
     summary = {
-        "uncapped": errors, "uncapped_dynamic": errors, "networks": errors, "capped": errors,
+        "uncapped": errors, "uncapped_dynamic": errors, "networks": errors, "capped": capped,
         "baselines": {"constant power": {"mean_absolute": 0.3}, "tensor + HBM": {"mean_absolute": 0.07}},
         "power": {"lowest_w": 140.0, "below_70_percent_of_limit": 10, "n": 20}, "without_prediction": [],
     }  # fmt: skip
-    validation = {"summary": summary, "rows": [row(name, 0.01) for name in WANTED]}
+    validation = {"summary": summary, "rows": [row(name, 0.01, capped=name in WANTED[-2:]) for name in WANTED]}
     splits = {"rows": [row("resnet50-train-bf16-b8", None, residual=0.08)]}
     return copy.deepcopy((calibration, validation, splits))
 
@@ -58,18 +59,21 @@ def test_each_bar_that_is_missed_says_what_misses_it(campaign):
     calibration.goodness["orderings"].append({"statement": "l1 cheaper than l2", "holds": False})
     validation["summary"]["uncapped"] = {"n": 19, "mean_absolute": 0.06, "worst": 0.2}
     validation["rows"][3]["error"] = -0.2
+    validation["summary"]["capped"]["worst"] = 0.09
+    validation["rows"][-1]["error"] = 0.09
     splits["rows"][0]["split"]["residual_share"] = 0.11
     found = judged(campaign)
     missed = {what for what, bar in found.items() if not bar.holds}
     assert missed == {
         "lines with R² of dynamic energy", "orderings (zeros, levels)", "mean error, uncapped", "worst error, uncapped",
-        "beaten: tensor + HBM", "residual: resnet50-train-bf16-b8",
+        "worst error, capped, per item", "beaten: tensor + HBM", "residual: resnet50-train-bf16-b8",
     }  # fmt: skip
     assert found["lines with R² of dynamic energy"].why == (
         "fp32 zero, 3 windows at 3 rates, 0.9500",
         "fp32 zero, 2 windows at 2 rates",
     )
     assert found["worst error, uncapped"].why == ("w3 -20.0%",)
+    assert found["worst error, capped, per item"].why == ("w19 +9.0%",)
     assert "NO" in render([bars.table(list(found.values()))])
 
 

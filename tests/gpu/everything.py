@@ -268,25 +268,24 @@ def steps() -> tuple[Step, ...]:
     gate = _script("aa_cells.py", "--parts", "{dir}/parts", "--out", "{dir}", "--limit", "{left}")
     cost = _script("counters_cost.py", "{dir}", "--seconds", "110")
     outputs = _script("merged_models.py", "{dir}/merged-models.json", "--limit", "{left}")
+    recordings = _script("attribution.py", "{dir}", "--seconds", "{left}", "--parts", RECORDINGS)
+    beside_ncu = _script("attribution.py", "{dir}", "--seconds", "{left}", "--ncu-seconds", "25")
     return (
-        Step("energy", (energy,), _NO_END_S, 90.0),
-        Step("counters", (_training("timing,power"), _training("timing,power,counters")), 200.0, 70.0, cut=()),
-        Step("tandem", (_TURNS,), 120.0, 60.0, pinned=True, cut=()),
         Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
-        Step("gate", (gate,), _NO_END_S, 60.0),
-        Step(
-            "attribution",
-            (_script("attribution.py", "{dir}", "--seconds", "{left}", "--ncu-seconds", "25"),),
-            _NO_END_S,
-            60.0,
-        ),
-        *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
+        Step("tandem", (_TURNS,), 150.0, 75.0, pinned=True, cut=()),
+        Step("counters-cost", (cost,), 240.0, 120.0, pinned=True, ends=(_NOT_TOLD,)),
+        Step("attribution", (recordings, beside_ncu), _NO_END_S, 60.0),
         Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 240.0, 60.0, cut=()),
         Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),
-        Step("counters-cost", (cost,), 240.0, 120.0, pinned=True, ends=(_NOT_TOLD,)),
+        *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
+        Step("counters", (_training("timing,power"), _training("timing,power,counters")), 200.0, 70.0, cut=()),
+        Step("gate", (gate,), _NO_END_S, 60.0),
+        Step("energy", (energy,), _NO_END_S, 90.0),
     )
 
 
+RECORDINGS = "resnet50-record,mobilenet_v2-record,bert_base-record"
+"""What the two instruments cost; then the comparison with Nsight Compute."""
 NETWORKS = (
     ("mobilenet_v2", "resnet50", "unet", "darknet_53", "resnet3d_34", "inception_v4"),
     ("efficientnet_b0", "convnext_tiny", "vgg16", "drn_26", "deepcam"),

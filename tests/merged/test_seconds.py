@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from joulemark.merged.cost import predict
@@ -14,11 +15,14 @@ from joulemark.merged.kernels import Description
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Fitted, cheapest, fitted, seconds_of
+from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
-from joulemark.merged_bench.refit import Timed, errors_of, fit, main, points_of, predicted_s
+from joulemark.merged_bench.refit import Timed, errors_of, fit, latest, main, points_of, predicted_s
 from tests.merged.fakes import RATES
 
-PROBE = Path(__file__).parents[2] / "results" / "nvidia-h200" / "merged-probe.json"
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
+PROBES = [RESULTS / name for name in ("merged-probe.json", "merged-variants.json")]
+SCHEMA = json.loads((RESULTS.parents[1] / "docs" / "schema" / "merged-model.schema.json").read_text(encoding="utf-8"))
 CHAIN = Sequence((Conv(16, 16, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu"),) * 2)
 
 
@@ -52,18 +56,60 @@ def test_errors_are_of_blocks_that_were_not_fitted():
     assert choice["chosen"] == "r1.0"
     assert choice["cost"] == pytest.approx(3 * 83 / 86, abs=2e-3)
     assert choice["cost_of_three"] == 1
+    assert (choice["tried"], choice["cost_of_tried"]) == (3, 1)
     assert wrong["good_choices"] == pytest.approx(2 / 3)
 
 
-def test_the_committed_seconds_are_those_of_the_committed_probe(tmp_path, capsys):
+def test_one_block_alone_is_fitted_and_says_that_nothing_predicts_it(tmp_path, capsys):
+    known = {"candidate": {"family": "f", "shared": 5}, "path": "f/k", "layers": [{}], "size": [8], "measured_s": 3.0}
+    rows = [{"subject": "s", "rivals": {"padded": {"candidates": [{**known, "counts": {"round": 1.0}}]}}}]
+    (tmp_path / "blocks.json").write_text(json.dumps({"gpu": "g", "rows": rows}))
+    assert main([str(tmp_path / "blocks.json"), "--out", str(tmp_path / "model.json")]) == 0
+    made = json.loads((tmp_path / "model.json").read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(made)
+    assert made["seconds"] == {"f": {"round": 3.0}}
+    assert made["errors"]["good_choices"] is made["errors"]["good_of_tried"] is None
+    assert "one block alone was measured" in capsys.readouterr().out
+    assert errors_of([])["blocks"] == []
+
+
+def test_of_several_files_the_last_that_measured_a_kernel_tells_its_time():
+    old = [Timed("a", "f", "x", {}, 1.0, 0), Timed("a", "g", "x", {}, 2.0, 0)]
+    new = [Timed("a", "g", "x", {}, 3.0, 0), Timed("b", "g", "x", {}, 4.0, 0)]
+    assert [one.time_s for one in latest([old, new])] == [1.0, 3.0, 4.0]
+    assert [one.time_s for one in latest([new, old])] == [2.0, 4.0, 1.0]
+
+
+def test_what_is_measured_are_two_of_a_family_and_more_that_are_told_to_be_as_fast():
+    told = [("a", 1.0, True), ("a", 1.0, True), ("b", 1.02, True), ("a", 1.03, True), ("a", 1.05, True)]
+    told += [
+        ("a", 1.06, True),
+        ("a", 1.07, True),
+        ("a", 1.08, True),
+        ("b", 1.5, True),
+        ("b", 1.6, True),
+        ("c", 1.7, True),
+    ]
+    assert worth_measuring(told) == [0, 3, 4, 5, 6, 2, 8, 10]  # 1 is 0's twin
+    assert worth_measuring(told[:4]) == [0, 3, 1, 2]
+    bare = [(family, time_s, False) for family, time_s, _ in told]
+    assert worth_measuring(bare) == [0, 1, 2, 8, 10]
+    assert worth_measuring(bare, most=12) == [0, 1, 3, 4, 2, 8, 9, 10]
+    assert worth_measuring([("a", None, False)] * 3) == [0, 1, 2]
+    assert worth_measuring([]) == []
+
+
+def test_the_committed_seconds_are_those_of_the_committed_probes(tmp_path, capsys):
     out = tmp_path / "model.json"
-    assert main([str(PROBE), "--out", str(out)]) == 0
+    assert main([*map(str, PROBES), "--out", str(out)]) == 0
     made, committed = json.loads(out.read_text()), fitted()
     assert (made["gpu"], made["origin"], made["derived"]) == (committed.gpu, committed.origin, committed.derived)
     for family, terms in made["seconds"].items():
         assert committed.seconds[family] == {term: pytest.approx(value, rel=0.01) for term, value in terms.items()}
-    stored = json.loads((PROBE.parent / "merged-model.json").read_text())
-    assert made["errors"]["good_choices"] == pytest.approx(stored["errors"]["good_choices"])
+    stored = json.loads((RESULTS / "merged-model.json").read_text())
+    for name in ("good_choices", "good_of_three", "good_of_tried"):
+        assert made["errors"][name] == pytest.approx(stored["errors"][name])
+    assert made["errors"]["good_of_tried"] >= 0.9
     assert "within 5 % of the best" in capsys.readouterr().out
 
 
@@ -96,7 +142,7 @@ def test_a_file_that_is_no_probe_is_refused(tmp_path, capsys):
 
 
 def test_every_measured_kernel_can_be_made_and_counted():
-    found = points_of(json.loads(PROBE.read_text(encoding="utf-8")))
+    found = latest(points_of(json.loads(one.read_text(encoding="utf-8"))) for one in PROBES)
     assert {one.family for one in found} == set(fitted().seconds)
     assert all(value >= 0 for one in found for value in one.counts.values())
 

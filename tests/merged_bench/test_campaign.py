@@ -17,41 +17,89 @@ SCRIPTS = Path(__file__).parents[1] / "gpu"
 CAMPAIGN = runpy.run_path(str(SCRIPTS / "merged_campaign.py"))
 
 
-def go(out, codes=None, seconds=360.0):
-    """The commands that were run; ``codes``: exit code per stage, 0 where it says nothing."""
+def stages(out, gpus=1):
+    return CAMPAIGN["stages"](out, 3, gpus)
+
+
+def go(out, codes=None, seconds=360.0, gpus=1):
+    """The commands that were run; ``codes``: exit codes per command, 0 where it says nothing."""
     ran = []
+    codes = {name: list(found) for name, found in (codes or {}).items()}
 
-    def run(stage, command, left):
-        ran.append((stage.name, command, left))
-        return (codes or {}).get(stage.name, 0)
+    def run(name, command, gpu, left):
+        ran.append((name, command, left))
+        return codes[name].pop(0) if codes.get(name) else 0
 
-    CAMPAIGN["Campaign"](out, seconds, run).go(CAMPAIGN["stages"](out, 6))
+    CAMPAIGN["Campaign"](out, seconds, run).go(stages(out, gpus))
     return ran
 
 
-def test_builds_come_first_and_every_limit_is_told(tmp_path):
+def test_blocks_come_first_and_every_limit_is_told(tmp_path):
     ran = go(tmp_path)
-    assert [name for name, *_ in ran][:4] == ["build blocks", "build numerics", "build variants", "numerics"]
-    assert ran[-1][0] == "more blocks"
+    names = [name for name, *_ in ran]
+    assert sorted(names[:2]) == ["blocks", "build blocks"]  # side by side
+    assert names[2:5] == ["more blocks", "build numerics", "numerics"]
+    assert {"build blocks", "blocks"} <= set(json.loads((tmp_path / "campaign.json").read_text()))
     for _, command, left in ran:
         assert not any("{" in part and "left" in part for part in command)
         assert 0 < left <= 360
+    _, command, left = ran[names.index("blocks")]
+    assert 340 < left < 350  # all but what the fit takes
+    assert float(command[command.index("--limit") + 1]) == pytest.approx(left - 4, abs=1)
 
 
 def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
-    go(tmp_path, {"numerics": None, "blocks": 3})
+    go(tmp_path, {"numerics": [None], "blocks": [3]})
     kept = json.loads((tmp_path / "campaign.json").read_text())
     assert kept["numerics"]["missing"] == "it was ended"
     assert kept["blocks"]["code"] == 3
     again = [name for name, *_ in go(tmp_path)]
-    assert again[:3] == ["numerics", "variants", "blocks"]
-    assert "build blocks" not in again
+    assert again[:3] == ["blocks", "numerics", "variants"]
+    assert not {"build blocks", "more blocks"} & set(again)
+
+
+@pytest.mark.parametrize(("codes", "starts"), [([4, 0], 2), ([4, 4, 3], 3), ([4] * 9, 4), ([None], 1), ([1], 1)])
+def test_blocks_are_begun_again_after_a_cuda_error_alone(codes, starts, tmp_path):
+    assert [name for name, *_ in go(tmp_path, {"blocks": codes})].count("blocks") == starts
+
+
+def test_every_gpu_takes_its_share_of_the_blocks_into_a_file_of_its_own(tmp_path):
+    ran = [one for one in go(tmp_path, {"blocks 1": [4, 3]}, gpus=2) if one[0].startswith("blocks")]  # not "more …"
+    assert sorted(name for name, *_ in ran) == ["blocks 0", "blocks 1", "blocks 1"]
+    told = {
+        name: (command[command.index("--share") + 1], command[command.index("--out") + 1]) for name, command, _ in ran
+    }
+    assert told["blocks 0"] == ("1/2", str(tmp_path / "parts" / "blocks-1of2.json"))
+    assert told["blocks 1"] == ("2/2", str(tmp_path / "parts" / "blocks-2of2.json"))
+    assert json.loads((tmp_path / "campaign.json").read_text())["blocks"]["code"] == 3
+
+
+def test_what_one_gpu_has_measured_is_not_measured_again_by_two(tmp_path):
+    (tmp_path / "merged-blocks.json").write_text('{"rows": []}')
+    CAMPAIGN["begin_parts"](tmp_path, 2)
+    for number in (1, 2):
+        assert (tmp_path / "parts" / f"blocks-{number}of2.json").read_text() == '{"rows": []}'
+
+
+def test_the_first_blocks_are_blocks_and_groups_and_those_with_a_bar_are_among_them():
+    from joulemark.merged_bench.command import chosen_of
+    from joulemark.merged_bench.subjects import BLOCKS
+
+    ordered = chosen_of(BLOCKS, first=",".join((*CAMPAIGN["TABLE"], *CAMPAIGN["FIRST"])))
+    table = chosen_of(BLOCKS, first=",".join(CAMPAIGN["TABLE"]), alone=True)
+    assert [one.name for one in table] == list(CAMPAIGN["TABLE"]) == [one.name for one in ordered[:11]]
+    assert sum(one.group.startswith("chain-") for one in table) >= 4  # bricks in memory beside channels-last
+    assert sorted(one.name for one in ordered) == sorted(one.name for one in BLOCKS)
+    kinds = [one.group.partition("-")[0] for one in ordered[:5]]
+    assert kinds == ["inverted", "chain", "chain", "bottleneck", "chain3d"]
+    last = max(n for n, one in enumerate(ordered) if one.group in ("inverted", "inverted-s2"))
+    assert last < 26
 
 
 @pytest.mark.parametrize(("code", "left"), [(0, False), (1, False), (3, True), (4, True), (None, True)])
 def test_blocks_are_left_after_a_cut_and_after_a_cuda_error(code, left, tmp_path):
     campaign = CAMPAIGN["Campaign"](tmp_path, 360.0, lambda *_: code)
-    stage = next(one for one in CAMPAIGN["stages"](tmp_path, 6) if one.name == "more blocks")
+    stage = next(one for one in stages(tmp_path) if one.name == "blocks")
     campaign.go([stage])
     assert campaign.is_left(stage) == left
 
@@ -62,11 +110,11 @@ def test_without_time_nothing_begins(tmp_path):
 
 
 def test_stages_that_were_cut_or_met_a_cuda_error_are_left(tmp_path):
-    codes = {"numerics": 3, "variants": 1, "more blocks": 4}
-    planned = CAMPAIGN["stages"](tmp_path, 6)
-    campaign = CAMPAIGN["Campaign"](tmp_path, 360.0, lambda stage, *_: codes.get(stage.name, 0))
+    codes = {"numerics": 3, "variants": 1, "blocks": 4}
+    planned = stages(tmp_path)
+    campaign = CAMPAIGN["Campaign"](tmp_path, 360.0, lambda name, *_: codes.get(name, 0))
     campaign.go(planned)
-    assert [one.name for one in planned if campaign.is_left(one)] == ["numerics", "more blocks"]
+    assert [one.name for one in planned if campaign.is_left(one)] == ["blocks", "numerics"]
 
 
 def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
@@ -161,10 +209,13 @@ def test_a_probe_that_time_has_cut_says_so(tmp_path):
 def test_the_samples_match_checks_of_every_family():
     kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
     labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
-    for pattern, families in (("SAMPLE", 11), ("SANITIZED", 11)):
+    for pattern, families in (("SAMPLE", 11), ("SANITIZED", 11), ("RACED", 10)):
         found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
         assert len({one.split()[1] for one in found}) == families, pattern
         assert len(found) < len(labels)
+    raced = [one for one in labels if re.search(CAMPAIGN["RACED"], one)]
+    assert set(raced) <= {one for one in labels if re.search(CAMPAIGN["SANITIZED"], one)}
+    assert len(raced) < 16
 
 
 def test_the_summary_names_what_is_wrong(tmp_path):
@@ -181,11 +232,12 @@ def test_the_summary_names_what_is_wrong(tmp_path):
     assert "s: over compile {'burst': 2.35}" in said or "{'burst': 2.34}" in said
 
 
-@pytest.mark.parametrize("name", ["build blocks", "blocks"])
+@pytest.mark.parametrize("name", ["build blocks", "blocks", "more blocks"])
 def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
-    stage = next(one for one in CAMPAIGN["stages"](tmp_path, 6) if one.name == name)
-    command = [part.replace("{left}", "1") for part in stage.command[2:]]
-    main = runpy.run_path(stage.command[1])["main"]
+    stage = next(one for one in stages(tmp_path) if one.name == name)
+    given = stage.commands[0][1:] if stage.beside else stage.commands[0]  # behind "nice"
+    command = [part.replace("{left}", "1") for part in given[2:]]
+    main = runpy.run_path(given[1])["main"]
     assert main([*command, "--only", "no such block", "--device", "cpu"]) == 0
     capsys.readouterr()
 

@@ -90,12 +90,23 @@ def baselines(calibration: Calibration) -> list[Baseline]:
     found = []
     for name, features in BASELINES.items():
         design = np.array([[1.0, *features(row["rates"], calibration)] for row in moving])
-        found.append(Baseline(name, tuple(map(float, _least_relative(design, power)))))
+        found.append(Baseline(name, tuple(map(float, least_relative(design, power)))))
     return found
 
 
-def _least_relative(design: Array, power: Array) -> Array:
-    """Coefficients from 0 on with the least sum of |predicted / power - 1|, as a linear programme."""
+def least_relative(design: Array, power: Array) -> Array:
+    """Coefficients from 0 on with the least sum of |predicted / power - 1|, as a linear programme.
+
+    Args:
+        design: a constant and the features of each window, shape [n, p].
+        power: measured, in W, shape [n].
+
+    Returns:
+        Constant in W, then J per count of each feature, shape [p].
+
+    Raises:
+        MeasurementError: the programme has no solution.
+    """
     scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
     relative = design / scale / power[:, None]
     n, p = relative.shape

@@ -18,10 +18,11 @@ from joulemark.merged import cache
 from joulemark.merged.cost import Rates
 from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
+from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Choice, Planner, Setting, fused_by_cudnn, rewrite
-from joulemark.merged.rates import learn, rates_of
+from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.whole import Referee, Replayed, compiled
@@ -77,7 +78,11 @@ def _setting(
     if families is None:
         families = known_families() if on_gpu else ()
     if rates is None and on_gpu and families:
-        rates = rates_of(torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index))
+        index = torch.cuda.current_device() if device.index is None else device.index
+        try:
+            rates = rates_of(torch.device("cuda", index))
+        except (RatesError, KernelError) as error:  # nothing is predicted then; what is measured decides
+            warnings.warn(f"merged without a performance model: {error}", stacklevel=4)
     form = None if x is None else format_of(x)
     return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline)
 

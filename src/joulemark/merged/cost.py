@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +57,9 @@ class Rates:
         launch_s: from kernel to kernel in a CUDA graph, without work.
         flag_s: from a flag set by one block until another block has seen it.
         reached: family of kernels → the shares of FLOP rate and of bandwidth that its kernels reach.
+
+    Raises:
+        ValueError: a rate is not positive and finite, a time is negative: a prediction by it would be of no use.
     """
 
     gpu: str
@@ -70,6 +73,14 @@ class Rates:
     flag_s: float
     reached: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        speeds = {"dram_bytes_per_s": self.dram_bytes_per_s, "l2_bytes_per_s": self.l2_bytes_per_s, **self.flop_per_s}
+        wrong = {name: value for name, value in speeds.items() if not 0 < value < inf}
+        costs = {"launch_s": self.launch_s, "flag_s": self.flag_s}
+        wrong |= {name: value for name, value in costs.items() if not 0 <= value < inf}
+        if wrong:
+            raise ValueError(f"rates of {self.gpu} that no GPU has: {wrong}: measure them again")
+
     def to_json(self) -> dict[str, Any]:
         """As a dict for JSON."""
         return asdict(self)
@@ -80,6 +91,7 @@ class Rates:
 
         Raises:
             TypeError: a field is missing or unknown.
+            ValueError: a rate is not positive.
         """
         reached = {family: (float(a), float(b)) for family, (a, b) in given.get("reached", {}).items()}
         return cls(**{**given, "reached": reached})

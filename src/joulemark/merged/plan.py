@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from math import inf, log, prod
 from typing import Any
 
@@ -30,6 +32,7 @@ from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.paths import LIBRARY, OWN, Executed, cudnn_tuning, kind_of_path, library_paths
 from joulemark.merged.sequence import Sequence, Shape
 from joulemark.merged.stopwatch import race
@@ -42,6 +45,9 @@ _MEASURED = 3
 """Kernels for a range that are measured, the best predicted first: of 27 blocks these held the best one in 25."""
 _FEWEST = 2
 """Kernels of a family that are measured at least."""
+_MOST = 5
+"""Kernels of a family that are measured at most, of those predicted about as fast as the best of all: of 27 blocks that
+were predicted without their own points these held one within 5 % of the best each time, 5 kernels on average."""
 _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
 _FLOPS_PER_ELEMENT = 400
@@ -132,7 +138,7 @@ class Choice:
 
 @dataclass
 class _Trial:
-    """A candidate of a range and what is known of it."""
+    """A candidate of a range and what is known of it; ``counted_s`` is told by measured seconds of its family."""
 
     path: str
     how: str
@@ -142,6 +148,7 @@ class _Trial:
     measured_s: float | None = None
     problem: str | None = None
     rank: int = 0
+    counted_s: float | None = None
 
     @property
     def order(self) -> tuple[float, int]:
@@ -151,13 +158,44 @@ class _Trial:
 
     @property
     def predicted_s(self) -> float | None:
-        return None if self.prediction is None else self.prediction.time_s
+        return self.counted_s if self.prediction is None else self.prediction.time_s
 
     @property
     def time_s(self) -> float:
         """Measured, else predicted, else unknown and never best."""
         known = self.measured_s if self.measured_s is not None else self.predicted_s
         return inf if known is None or self.problem is not None else known
+
+
+def worth_measuring(ranked: List[tuple[str, float | None, bool]], most: int = _MEASURED) -> list[int]:
+    """Which candidates of a range are measured: numbers into the ranking, family by family.
+
+    Every family has its turn: how far each stays behind the rates is not known before it was measured. One whose time
+    is told by what was measured of it has more of them where they are predicted about as fast as the best of all, those
+    that are predicted to take the same (two of a kind) behind one of each.
+
+    Args:
+        ranked: family, predicted time and whether measured seconds told it, the fastest first.
+        most: candidates of a range, shared by all families, where that gives a family more.
+    """
+    families: dict[str, list[int]] = {}
+    for number, (family, *_) in enumerate(ranked):
+        families.setdefault(family, []).append(number)
+    each = max(_FEWEST, -(-most // max(len(families), 1)))
+    best = min((time_s for _, time_s, told in ranked if told and time_s is not None), default=0.0)
+    chosen: list[int] = []
+    for members in families.values():
+        fast: list[tuple[int, int]] = []  # (of how many that are predicted to take the same it is which, number)
+        times: Counter[float] = Counter()
+        for number in members:
+            _, time_s, told = ranked[number]
+            if told and time_s is not None and time_s <= (1 + _ALIKE) * best:
+                fast.append((times[time_s], number))
+                times[time_s] += 1
+        taken = [number for _, number in sorted(fast)[:_MOST]]
+        others = (number for number in members if number not in taken)
+        chosen += [*taken, *islice(others, max(0, each - len(taken)))]
+    return chosen
 
 
 @dataclass
@@ -402,7 +440,9 @@ class Planner:
 
     def _offered(self, segment: Segment, offer: Offer) -> _Trial:
         prediction = self._predict(segment, offer.candidate)
-        trial = _Trial(offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction, rank=offer.rank)
+        counted_s = offer.candidate.counted_s if offer.candidate.family in fitted().seconds else None
+        given = (offer.path, offer.candidate.how, offer.kernel.edge, offer.kernel, prediction)
+        trial = _Trial(*given, rank=offer.rank, counted_s=counted_s)
         if prediction is not None:
             trial.problem = prediction.why_not
         return trial
@@ -446,18 +486,15 @@ class Planner:
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
         """What is measured: all paths of a library, and of each family of kernels the best predicted.
 
-        Every family has its turn: how far each stays behind the rates is not known before it was measured. Torch's own
-        operators have none where an epilogue of our own does the same with fewer kernels, unless schedules are forced.
+        Torch's own operators have no turn where an epilogue of our own does the same with fewer kernels, unless
+        schedules are forced.
         """
         trials = list(trials)
         generated = sorted((one for one in trials if one.kernel and not one.problem), key=lambda one: one.order)
         limit = inf if self.forced else _PROMISING * apart
         generated = [one for one in generated if one.predicted_s is None or one.predicted_s <= limit]
-        families: dict[str, list[_Trial]] = {}
-        for one in generated:
-            families.setdefault(one.path.partition("/")[0], []).append(one)
-        each = max(_FEWEST, -(-self.most // max(len(families), 1)))
-        chosen = [one for members in families.values() for one in members[:each]]
+        known = [(one.path.partition("/")[0], one.predicted_s, one.counted_s is not None) for one in generated]
+        chosen = [generated[number] for number in worth_measuring(known, self.most)]
         library = [one for one in trials if one.kernel is None]
         if not self.forced and any(one.path == "epilogue" for one in library):
             library = [one for one in library if one.path != "library"]

@@ -15,6 +15,7 @@ import torch
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.merged.cost import Rates
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
@@ -54,6 +55,7 @@ def main(
     parser.add_argument("--out", type=Path, required=True, metavar="F.json", help="goes on with a file that is there")
     parser.add_argument("--only", default="", metavar="WORD", help="subjects with WORD in their name")
     parser.add_argument("--rivals", default=",".join(names), metavar="NAMES", help=f"of {', '.join(rivals.EVERY)}")
+    parser.add_argument("--without", default="", metavar="NAMES", help="rivals to leave out")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument("--limit", type=float, default=540.0, metavar="S", help="begin no subject that may end later")
     parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
@@ -65,6 +67,14 @@ def main(
     parser.add_argument("--turns", type=int, default=1, help="steady windows of each rival")
     parser.add_argument("--sustain-best", type=int, metavar="N", help="steady windows for ours and the N fastest alone")
     parser.add_argument(
+        "--unmerged-bursts-only", action="store_true", help="no steady windows of our own unmerged kernels"
+    )
+    parser.add_argument(
+        "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
+    )
+    parser.add_argument("--first-alone", action="store_true", help="not the others")
+    parser.add_argument("--share", default="1/1", metavar="N/ALL", help="every ALLth subject, from the Nth on")
+    parser.add_argument(
         "--kernels", type=int, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
     )
     parser.add_argument("--build", metavar="ARCHITECTURE", help="only compile what will be tried, as sm_90a; no GPU")
@@ -74,12 +84,12 @@ def main(
     more(parser)
     args = parser.parse_args(argv)
     try:
+        chosen = chosen_of(subjects(args), args.only, args.first, args.share, args.first_alone)
         if args.build is not None:
-            chosen = [one for one in subjects(args) if args.only in one.name]
             print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
         with ends_when_asked(_CUT):
-            return _run(kind, [one for one in subjects(args) if args.only in one.name], args)
+            return _run(kind, chosen, args)
     except JoulemarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -88,9 +98,44 @@ def main(
         return 4
 
 
+def chosen_of(
+    subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1", alone: bool = False
+) -> list[Subject]:
+    """Subjects as the options choose and order them.
+
+    Args:
+        only: a word of their names.
+        first: names and groups, separated by commas, that come before all others.
+        share: ``n/all``: every ``all``-th, from the ``n``-th on.
+        alone: whether the others are left out.
+
+    Raises:
+        ConfigurationError: a name that nothing has, or a share that is none.
+    """
+    wanted = [one for one in first.split(",") if one]
+    known = {name for one in subjects for name in (one.name, one.group)}
+    unknown = [one for one in wanted if one not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"no subject or group is called {unknown[0]!r}", f"there are {', '.join(sorted(known))}"
+        )
+    number, _, every = share.partition("/")
+    if not (number.isdecimal() and every.isdecimal() and 1 <= int(number) <= int(every)):
+        raise ConfigurationError(f"a share of {share!r}", "give N/ALL with N from 1 to ALL, as 1/2")
+
+    def place(one: Subject) -> int:
+        return next((n for n, name in enumerate(wanted) if name in (one.name, one.group)), len(wanted))
+
+    chosen = sorted(
+        (one for one in subjects if only in one.name and not (alone and place(one) == len(wanted))), key=place
+    )
+    return chosen[int(number) - 1 :: int(every)]
+
+
 def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> int:
-    chosen = tuple(one for one in args.rivals.split(",") if one)
-    unknown = [one for one in chosen if one not in rivals.RIVALS]
+    without = [one for one in args.without.split(",") if one]
+    chosen = tuple(one for one in args.rivals.split(",") if one and one not in without)
+    unknown = [one for one in (*chosen, *without) if one not in rivals.RIVALS]
     if unknown:
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
     stage, facts = _stage(args)
@@ -105,12 +150,14 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         merge_s=args.merge_budget,
         kernels=args.kernels,
         sustain_best=args.sustain_best,
+        steady_unmerged=not args.unmerged_bursts_only,
         tiny=args.tiny,
     )
     document = Document(args.out, kind, facts)
     if args.device != "cpu":
         stage.rates = rates_of(torch.device(args.device))
-        document.content["rates"] = document.content["rates"] or stage.rates.to_json()
+        if not _holds_rates(document):
+            document.content["rates"] = stage.rates.to_json()
     try:
         done = measure_all(subjects, document, stage, options, args.limit, lambda line: print(line, flush=True))
     finally:
@@ -124,6 +171,15 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         if stage.power is not None:
             stage.power.close()
     return 0 if done else _CUT
+
+
+def _holds_rates(document: Document) -> bool:
+    """Whether the rates that a file begins with are some that a GPU can have."""
+    try:
+        Rates.from_json(document.content["rates"] or {})
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:

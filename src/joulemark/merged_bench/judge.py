@@ -51,13 +51,16 @@ def judge(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """The model's error per family and the share of its good choices, each subject predicted without its own points.
 
     Returns:
-        None where the document holds no rates or no candidates. Errors are of predicted over measured time: ``bias``
-        is the median ratio, ``spread`` the median of the factor by which it is missed.
+        None where the document holds no rates that a GPU can have, or no candidates. Errors are of predicted over
+        measured time: ``bias`` is the median ratio, ``spread`` the median of the factor by which it is missed.
     """
     measured = measured_of(document)
     if document.get("rates") is None or not measured:
         return None
-    rates = replace(Rates.from_json(document["rates"]), reached={})
+    try:
+        rates = replace(Rates.from_json(document["rates"]), reached={})
+    except ValueError:
+        return None
     ratios: dict[str, list[float]] = {}
     choices: list[dict[str, Any]] = []
     for subject in dict.fromkeys(one.subject for one in measured):

@@ -24,7 +24,7 @@ from joulemark.merged.plan import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.limits import TooLong, within
-from joulemark.merged_bench.stage import Act, Stage, over_best
+from joulemark.merged_bench.stage import Act, Poisoned, Stage, over_best
 from joulemark.merged_bench.subjects import Shape, Subject
 from joulemark.workloads import precision
 
@@ -51,6 +51,7 @@ class Options:
         merge_s: budget of merging.
         kernels: of a range that a forced schedule measures.
         sustain_best: rivals that get sustained windows beside our own, the fastest in bursts; None for all.
+        steady_unmerged: whether our unmerged kernels get sustained windows too.
         tiny: the subject's size for tests.
     """
 
@@ -65,6 +66,7 @@ class Options:
     merge_s: float = BUDGET_S
     kernels: int = rivals.EVERY_KERNEL
     sustain_best: int | None = None
+    steady_unmerged: bool = True
     tiny: bool = False
 
 
@@ -115,8 +117,9 @@ def measure_subject(
     precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
     found, acts = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
+    spent = {"built": time.perf_counter() - begin}
     with torch.no_grad():
-        _perform(stage, acts, options)
+        spent |= _perform(stage, acts, options)
     for act in acts:
         if "all" in act.missing:
             found[act.name] = {"missing": act.missing}
@@ -133,6 +136,7 @@ def measure_subject(
         "gains": _gains(found),
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
         "took_s": time.perf_counter() - begin,
+        "spent_s": spent,
     }
 
 
@@ -188,27 +192,33 @@ def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> t
     return run, len(xs[0])
 
 
-def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> None:
+def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> dict[str, float]:
+    """Bursts of all, steady windows and counters of some; the seconds that each took."""
+    begin = time.perf_counter()
     acts = stage.standing(acts)
     if not acts:
-        return
+        return {}
     stage.bursts(acts, options.rounds)
-    steady = _steady(acts, options.sustain_best)
+    steady = _steady(acts, options.sustain_best, options.steady_unmerged)
+    counted = _steady(acts, options.sustain_best)
     for act in acts:
-        if act not in steady:
-            figures = ("sustained_s", "energy_j", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes")
-            act.missing.update(dict.fromkeys(figures, "for the fastest alone was time"))
+        figures = [] if act in steady else ["sustained_s", "energy_j"]
+        figures += [] if act in counted else ["dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_bytes"]
+        act.missing.update(dict.fromkeys(figures, "for the fastest alone was time"))
+    spent, done = {"bursts": time.perf_counter() - begin}, time.perf_counter()
     if options.sustain_s > 0:
         stage.sustained(steady, options.sustain_s, options.turns)
-    stage.count(steady)
+        spent["sustained"], done = time.perf_counter() - done, time.perf_counter()
+    stage.count(counted)
+    return spent | {"counted": time.perf_counter() - done}
 
 
-def _steady(acts: Sequence[Act], best: int | None) -> list[Act]:
+def _steady(acts: Sequence[Act], best: int | None, unmerged: bool = True) -> list[Act]:
     """Who gets steady windows and counters: merged and unmerged, and of the rivals the fastest in bursts."""
     if best is None:
-        return list(acts)
+        return [one for one in acts if unmerged or one.name != "own_unmerged"]
     others = sorted((one for one in acts if one.name not in rivals.OURS), key=lambda one: one.figures["burst_s"])
-    chosen = {"merged", "own_unmerged", *(one.name for one in others[:best])}
+    chosen = {"merged", *(("own_unmerged",) if unmerged else ()), *(one.name for one in others[:best])}
     return [one for one in acts if one.name in chosen]
 
 
@@ -254,7 +264,7 @@ def _prepare(
         return {"missing": {"all": f"it was not built within {limit_s:g} s"}}, None
     except Exception as reason:  # a compiler or CUDA may raise anything; one rival of many is lost
         if is_poisoned(reason):
-            raise RuntimeError(f"{name} left CUDA unusable: {first_line(reason)}") from reason
+            raise Poisoned(name, first_line(reason)) from reason
         what = "out of memory" if is_out_of_memory(reason) else type(reason).__name__
         return {"missing": {"all": f"{what}: {first_line(reason)}"[:400]}}, None
     missing = {}
@@ -320,7 +330,7 @@ class Document:
     """
 
     def __init__(self, path: Path, kind: str, facts: Mapping[str, Any]) -> None:
-        self.path = path
+        self.path, self.gpu_uuid = path, facts.get("gpu_uuid")
         self.content: dict[str, Any] = {
             "schema": SCHEMA,
             "kind": kind,
@@ -348,7 +358,8 @@ class Document:
         failed = self.content["failed"]
         for name in [one for one in failed if one.partition(":")[0] == row["subject"]]:
             del failed[name]
-        self.content["rows"].append(dict(row))
+        other = self.gpu_uuid != self.content.get("gpu_uuid")  # than the one that the file was begun on
+        self.content["rows"].append(dict(row) | ({"gpu_uuid": self.gpu_uuid} if other else {}))
         self.write()
 
     def fail(self, subject: Subject, why: str) -> None:
@@ -367,7 +378,8 @@ class Document:
 class _Attempts:
     """Keeps in the file which rival is being built: one that has ended the process twice is left out.
 
-    A kernel that never returns, or an access that CUDA does not forgive, would else meet every new start.
+    A kernel that never returns would else meet every new start. One that is known to have left CUDA unusable is left
+    out at once.
     """
 
     most = 2
@@ -378,8 +390,18 @@ class _Attempts:
     def _key(self, rival: str) -> str:
         return f"{self.subject.name}:{rival}"
 
+    def _broken(self, rival: str) -> str:
+        return f"{self._key(rival)}, left CUDA unusable"
+
+    def broke(self, error: Poisoned) -> None:
+        """It ended the process."""
+        self.document.content["failed"][self._broken(error.rival)] = str(error)
+        self.document.write()
+
     def begins(self, rival: str) -> str | None:
         failed = self.document.content["failed"]
+        if self._broken(rival) in failed:
+            return str(failed[self._broken(rival)])
         count = int(failed.get(self._key(rival), "0").partition(" ")[0])
         if count >= self.most:
             return f"{count} times its process ended while it was built"
@@ -415,9 +437,13 @@ def measure_all(
         if started - begin + longest > limit_s:
             return False
         tell(subject.name)
+        attempts = _Attempts(document, subject)
         with _clean():
             try:
-                row = measure_subject(subject, stage, options, tell, _Attempts(document, subject))
+                row = measure_subject(subject, stage, options, tell, attempts)
+            except Poisoned as error:
+                attempts.broke(error)
+                raise
             except JoulemarkError as error:
                 document.fail(subject, str(error))
                 tell(f"  {error}")
@@ -470,5 +496,6 @@ def _clean() -> Iterator[None]:
     finally:
         torch._dynamo.reset()
         gc.collect()
+        gc.freeze()  # what compilers keep for good is not gone through again before each rival
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ from math import exp, log
 from typing import Any
 
 from joulemark.errors import ConfigurationError
+from joulemark.merged_bench.judge import judge
 from joulemark.records import Table
 
 BARS: Mapping[str, float] = {"mobilenet_v2": 1.7, "efficientnet_b0": 1.3, "resnet50": 1.1}
@@ -44,8 +45,10 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for row in one["rows"]:
             rows[row["subject"], row["dtype"]] = {"gpu_uuid": one["gpu_uuid"], **row}
     uuids = {one["gpu_uuid"] for one in documents}
+    failed = {name: why for name, why in failed.items() if not any(name.partition(":")[0] == key for key, _ in rows)}
     whole = {"gpu_uuid": uuids.pop() if len(uuids) == 1 else None, "rows": list(rows.values()), "failed": failed}
-    return {**first, **whole, "model": None}
+    document = {**first, **whole, "model": None}
+    return {**document, "model": judge(document)} if first["kind"] == "blocks" else document
 
 
 def gains_table(document: Mapping[str, Any]) -> Table:

@@ -3,7 +3,8 @@
 ``python -m joulemark.merged_bench.refit results/nvidia-h200/merged-probe.json [--out F.json] [--write]``
 
 Non-negative least squares of the relative error, per family over the terms of its counts
-(:mod:`joulemark.merged.kernels.seconds`). For the table of errors each block is predicted without its own points.
+(:mod:`joulemark.merged.kernels.seconds`). Of several files the last one that measured a kernel tells its time. For the
+table of errors each block is predicted without its own points.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from scipy.optimize import nnls
 from joulemark.merged.kernels import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Counts, fitted
+from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
 
 SCHEMA = "joulemark.merged-model/1"
@@ -84,6 +86,11 @@ def points_of(document: Mapping[str, Any]) -> list[Timed]:
                 Timed(block["name"], one["family"], f"{kernel.name}/{depth}", whole, one["time_s"], kernel.shared)
             )
     return found
+
+
+def latest(found: Iterable[List[Timed]]) -> list[Timed]:
+    """All points of several files; a kernel that several have measured as the last of them did."""
+    return list({(one.block, one.family, one.name): one for points in found for one in points}.values())
 
 
 def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
@@ -146,15 +153,22 @@ def errors_of(points: List[Timed]) -> dict[str, Any]:
     return {
         "families": {family: _error(values) for family, values in sorted(ratios.items())},
         "blocks": blocks,
-        "good_choices": sum(one["cost"] <= GOOD for one in blocks) / len(blocks),
-        "good_of_three": sum(one["cost_of_three"] <= GOOD for one in blocks) / len(blocks),
+        "good_choices": _share(blocks, "cost"),
+        "good_of_three": _share(blocks, "cost_of_three"),
+        "good_of_tried": _share(blocks, "cost_of_tried"),
     }
+
+
+def _share(blocks: List[Mapping[str, Any]], cost: str) -> float | None:
+    """Of the blocks, of those whose choice was good; None where no block could be predicted by others."""
+    return sum(one[cost] <= GOOD for one in blocks) / len(blocks) if blocks else None
 
 
 def _choice(name: str, known: List[tuple[Timed, float]]) -> dict[str, Any]:
     best = min(one.time_s for one, _ in known)
     ranked = sorted(known, key=lambda one: (one[1], one[0].shared))
     chosen = ranked[0][0]
+    tried = worth_measuring([(one.family, time_s, True) for one, time_s in ranked])
     return {
         "block": name,
         "kernels": len(known),
@@ -163,6 +177,8 @@ def _choice(name: str, known: List[tuple[Timed, float]]) -> dict[str, Any]:
         "best": next(one.name for one, _ in known if one.time_s == best),
         "cost": round(chosen.time_s / best, 3),
         "cost_of_three": round(min(one.time_s for one, _ in ranked[:_TRIED]) / best, 3),
+        "tried": len(tried),
+        "cost_of_tried": round(min(ranked[number][0].time_s for number in tried) / best, 3),
     }
 
 
@@ -180,13 +196,21 @@ def table(errors: Mapping[str, Any]) -> str:
         f"{family:20} {one['points']:6} {one['bias']:7.3f} {one['spread']:7.3f} {one['spread_90']:7.3f}"
         for family, one in errors["families"].items()
     ]
-    lines += ["", f"{'block, without its own points':30} {'predicted':>9} {'cost':>6} {'of three':>8}"]
+    if not errors["blocks"]:
+        return "\n".join([*lines, "", "no block can be predicted by others: one block alone was measured"])
+    titles = ("predicted", "cost", "of three", "of tried", "tried")
+    lines += ["", f"{'block, without its own points':30} {'{:>9} {:>6} {:>8} {:>8} {:>5}'.format(*titles)}"]
     lines += [
-        f"{one['block']:30} {one['predicted_over_measured']:9.3f} {one['cost']:6.3f} {one['cost_of_three']:8.3f}"
+        f"{one['block']:30} {one['predicted_over_measured']:9.3f} {one['cost']:6.3f} {one['cost_of_three']:8.3f} "
+        f"{one['cost_of_tried']:8.3f} {one['tried']:5}"
         for one in errors["blocks"]
     ]
-    good, three = (round(errors[name] * len(errors["blocks"])) for name in ("good_choices", "good_of_three"))
-    lines.append(f"within 5 % of the best: {good} of {len(errors['blocks'])} choices, {three} with three tried")
+    count = len(errors["blocks"])
+    good, three, tried = (round(errors[f"good_{name}"] * count) for name in ("choices", "of_three", "of_tried"))
+    lines.append(
+        f"within 5 % of the best: {good} of {count} choices, {three} with three tried, {tried} with those tried that "
+        "merging measures"
+    )
     return "\n".join(lines)
 
 
@@ -201,7 +225,7 @@ def main(argv: List[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in args.files]
-        points = [point for one in documents for point in points_of(one)]
+        points = latest([points_of(one) for one in documents])
         (gpu,) = {one["gpu"] for one in documents}
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error!r}: give merged-probe.json or merged-blocks.json files of one GPU", file=sys.stderr)
@@ -209,7 +233,9 @@ def main(argv: List[str] | None = None) -> int:
     errors, seconds = errors_of(points), fit(points)
     print(table(errors))
     origin = "; ".join(_origin(path, one) for path, one in zip(args.files, documents, strict=True))
-    made = replace(fitted(), gpu=gpu, origin=origin, seconds=seconds, derived=_not_measured(points))
+    derived = _not_measured(points)
+    derived_from = fitted().derived_from if derived else ""
+    made = replace(fitted(), gpu=gpu, origin=origin, seconds=seconds, derived=derived, derived_from=derived_from)
     if args.out is not None:
         _write(args.out, {"schema": SCHEMA, **vars(made), "errors": errors})
     if args.write:

@@ -8,7 +8,8 @@ short rest; a *sustained* window repeats rounds for seconds, as the energy count
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,20 @@ from joulemark.merged.cost import Rates
 from joulemark.stats import summarize
 
 Round = Callable[[], object]
+
+
+class Poisoned(RuntimeError):
+    """A CUDA error that has left the process unusable, and whose it was.
+
+    Args:
+        rival: that was at work.
+        why: CUDA's own words.
+    """
+
+    def __init__(self, rival: str, why: str) -> None:
+        self.rival = rival
+        super().__init__(f"{rival} left CUDA unusable: {why}")
+
 
 _REST_S = 2e-3
 _SETTLE_S = 0.3
@@ -49,6 +64,7 @@ class Act:
         on_stream: whether torch's events see its work; else a round ends when it is done, by the host's clock.
         figures: what was measured of it, in SI units; what is missing is in ``missing``.
         missing: figure → why.
+        kept: what a CUDA graph reads though it holds no reference to it: weights, and inputs in a layout of its own.
     """
 
     name: str
@@ -58,6 +74,20 @@ class Act:
     on_stream: bool = True
     figures: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    kept: tuple[object, ...] = ()
+
+
+@contextmanager
+def _blaming(act: Act) -> Iterator[None]:
+    """What CUDA does not forgive is told with the name of the rival that was at work."""
+    try:
+        yield
+    except Poisoned:
+        raise
+    except RuntimeError as error:
+        if is_poisoned(error):
+            raise Poisoned(act.name, first_line(error)) from error
+        raise
 
 
 @dataclass
@@ -111,7 +141,7 @@ class Stage:
                 last = call(one)
             return last if wait is None else wait(last)
 
-        act = Act(name, round_, len(inputs), False, wait is None)
+        act = Act(name, round_, len(inputs), False, wait is None, kept=(call, inputs))
         if wait is not None:
             act.missing["graph"] = "it runs outside of torch's streams"
         elif self.device.startswith("cuda"):
@@ -128,9 +158,9 @@ class Stage:
         for act in acts:
             try:
                 self._seconds(act)
+            except Poisoned:
+                raise
             except RuntimeError as error:
-                if is_poisoned(error):
-                    raise
                 what = "out of memory" if is_out_of_memory(error) else type(error).__name__
                 act.missing["all"] = f"{what}: {first_line(error)}"[:400]
                 continue
@@ -152,6 +182,10 @@ class Stage:
 
     def _seconds(self, act: Act) -> float:
         """One round alone: between events on the device, else on the host's clock."""
+        with _blaming(act):
+            return self._timed(act)
+
+    def _timed(self, act: Act) -> float:
         timer, run = self.timer, act.round
         timer.synchronize()
         if not self.device.startswith("cuda") or not act.on_stream:
@@ -170,7 +204,8 @@ class Stage:
         """Windows of steady rounds in turns: time, power and energy per call of each rival's middle one."""
         for turn in range(turns):
             for act in acts if turn % 2 == 0 else reversed(acts):
-                self._sustain(act, seconds)
+                with _blaming(act):
+                    self._sustain(act, seconds)
         for act in acts:
             windows = act.figures.pop("windows", [])
             if windows:
@@ -204,7 +239,8 @@ class Stage:
     def count(self, acts: Sequence[Act]) -> None:
         """Bytes per call through DRAM, L2 and L1."""
         for act in acts:
-            self._count(act)
+            with _blaming(act):
+                self._count(act)
 
     def _count(self, act: Act) -> None:
         if self.counters is None:
@@ -221,8 +257,8 @@ class Stage:
         wanted = {name for name, _ in _BYTES.values()}
         found: dict[str, float] = {}
         for group in self.counters.groups:
-            if wanted <= set(found):
-                break
+            if not (wanted - set(found)) & set(self.counters.counters(group)):
+                continue
             try:
                 series = self.counters.record(group, run, rounds * about)
             except DeviceError as error:

@@ -129,6 +129,12 @@ class _Geometry:
         return max(given + max(hidden, sums) + self.slack * 16, staged)
 
     @property
+    def weight_bytes(self) -> int:
+        """Of a chunk's weights, as a block reads them."""
+        taps, pairs = 4 * 8 * 48, -(-(self.channels_out // 8 // self.plan.parts) // 2)
+        return (self.steps_in * 1024 if self.expands else 0) + taps + 2 * pairs * 512
+
+    @property
     def stages_in_place(self) -> bool:
         """Whether the output has room where the input of its brick was."""
         staged = self.channels_out // 8 // self.plan.parts * self.out_pixels
@@ -145,7 +151,7 @@ class _Geometry:
         held = 8 * min(self.steps_in, 6) if self.expands else 0  # weights of the expansion
         wanted = 52 + 6 * plan.ahead + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
-        if wanted > 236 or self.shared > device.block_shared:
+        if wanted > 252 or self.shared > device.block_shared:
             return 0
         # Each of the four schedulers has a quarter of the registers for its warps.
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
@@ -157,24 +163,30 @@ class _Geometry:
         plan = self.plan
         blocks = plan.parts * plan.bricks(out, batch)
         each = -(-blocks // device.multiprocessors)
-        rounds = each / min(plan.resident, each)
+        beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
+        rounds = each / beside
         tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
         expanded = self.chunks * self.turns * plan.warps if self.expands else 0
         own = -(-self.chunks // plan.groups)  # chunks of a warp
         steps = own * -(-self.turns // plan.together) * (self.steps_in + 1) if self.expands else 0
         taken = self.pixel_tiles * 2 * self.channels_in
+        again = 1 if self.steps_in <= _KEPT_STEPS else -(-self.turns // plan.together)
+        loads = 2 * self.steps_in * again * plan.warps if self.expands else 0  # of a chunk's weights of the expansion
         return {
             "expand_product": each * expanded * 4 * self.steps_in,
             "expand_tile": each * expanded,
             "depthwise_tile": each * self.chunks * 4 * tiles,
             "depthwise_octet": each * self.chunks * 4 * plan.warps,
             "project_product": each * self.chunks * 2 * octets * tiles,
+            "weight_load": each * self.chunks * loads,
+            "weights": each * self.chunks * self.weight_bytes,
             "chunk": each * (taken + plan.height * plan.width * octets * (1 + self.residual)),
             "expand_step": rounds * steps,
             "octet_in_turn": rounds * own * 4,
             "load_in_turn": rounds * taken / (plan.warps * plan.groups),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
+            "round_bare": rounds / beside,
             "launch": 1,
         }
 

@@ -194,8 +194,9 @@ class _Geometry:
     def counts(self, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
         plan = self.plan
-        each = -(-plan.bricks(out, batch) * plan.split // device.multiprocessors)
-        rounds = each / min(plan.resident, each)
+        each = -(-plan.bricks(out, batch) // device.clusters(plan.split))
+        beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
+        rounds = each / beside
         octets, own = plan.chunk // 8, -(-self.octets_out // plan.split)
         inside = self.rows_inside(out)
         expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
@@ -217,6 +218,7 @@ class _Geometry:
             "load_in_turn": rounds * taken / plan.warps,
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
+            "round_bare": rounds / beside,
             "launch": 1,
         }
 
