@@ -123,6 +123,8 @@ def test_elasticity_of_throughput_to_memory():
     assert found["value"] == pytest.approx(1.0)
     (one,) = series(run([record(8, 1000.0), record(16, 2000.0, peak_memory_bytes=1.08e9)]))
     assert one["elasticity"][0]["value"] is None
+    (one,) = series(run([record(8, 1000.0), record(16, 2000.0, peak_memory_bytes=-1.0)]))
+    assert one["elasticity"][0]["value"] is None
 
 
 def test_an_out_of_memory_limits_and_is_no_cell():

@@ -168,7 +168,7 @@ def _elasticities(cells: Sequence[_Cell]) -> list[Json]:
         ends = [(cell.last.value("throughput_per_s"), cell.last.value("peak_memory_bytes")) for cell in (small, large)]
         (rate, held), (next_rate, next_held) = ends
         value = None
-        if rate and held and next_rate and next_held and held != next_held:
+        if all(one and one > 0 for one in (rate, held, next_rate, next_held)) and held != next_held:
             value = math.log(next_rate / rate) / math.log(next_held / held)
         out.append({"from_batch": small.batch, "to_batch": large.batch, "value": value})
     return out
