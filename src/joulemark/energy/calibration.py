@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -338,6 +339,8 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise ConfigurationError(f"the calibration cannot be written to {path} ({error})", "choose --out") from error
 
 
