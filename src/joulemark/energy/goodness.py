@@ -94,8 +94,8 @@ def _line(fitted: Fit, benchmark: str, operands: str, windows: Sequence[Calibrat
         return Line(benchmark, operands, len(windows), levels, None, None, None, why)
     slope, offset = np.polyfit(count, energy, 1)
     r2 = _r2(energy, energy - slope * count - offset)
-    why = None if r2 is not None else "all windows have the same energy"
-    return Line(benchmark, operands, len(windows), levels, float(slope), float(offset), r2, why)
+    same = None if r2 is not None else "all windows have the same energy"
+    return Line(benchmark, operands, len(windows), levels, float(slope), float(offset), r2, same)
 
 
 def _r2(seen: Array, left: Array) -> float | None:
