@@ -613,6 +613,8 @@ def _broken(document, change):
         document["coefficients"][1] = {**two, "part": "datapath"}
     elif change == "no covariance that can be":
         document["frequency_law"] = {**law, "covariance": [[0.01, 0.5], [0.5, 0.01]]}
+    elif change == "no interval that can be":
+        document["bursts"] = {"share": 0.2, "interval": [0.4, 0.1]}
     elif change == "curvature":
         document["frequency_law"] = {**law, "curvature": -2.0}
     elif change == "value":
@@ -626,6 +628,7 @@ def _broken(document, change):
     "change",
     [
         "no static power", "stands there twice", "is no part of that unit", "no covariance that can be", "curvature",
+        "no interval that can be",
         "value", "sms",
     ],
 )  # fmt: skip

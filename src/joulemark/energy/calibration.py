@@ -220,8 +220,8 @@ class Calibration:
         if {len(row) for row in draws} != {len(coefficients)}:
             raise ValueError(f"a draw does not have the {len(coefficients)} coefficients")
         _check_law(known["frequency_law"])
-        if (bursts := known.get("bursts")) is not None and bursts["share"] is not None and bursts["interval"] is None:
-            raise ValueError("the share of the loss that follows bursts has no interval")
+        if (bursts := known.get("bursts")) is not None and bursts["share"] is not None:
+            _check_interval(bursts["interval"], "the share of the loss that follows bursts")
         return cls(
             data["gpu"], known["mode"], coefficients, draws, known["gain"], data["goodness"], data["frequency_law"],
             tuple(data["paths"]), tuple(data["activities"]), known["factors"], data["caches"], tuple(data["windows"]),
@@ -239,11 +239,15 @@ def _check_columns(columns: Sequence[tuple[str, Part]]) -> None:
         raise ValueError("it has no static power")
 
 
+def _check_interval(interval: tuple[float, float] | None, what: str) -> None:
+    if interval is None or interval[0] > interval[1]:
+        raise ValueError(f"{what} has no interval that can be: {interval}")
+
+
 def _check_law(law: _Law) -> None:
     if law["beta"] is None:
         return
-    if law["interval"] is None:
-        raise ValueError("the law of the clock has no interval")
+    _check_interval(law["interval"], "the law of the clock")
     if covariance := law.get("covariance"):
         (first, one), (other, second) = covariance
         if not math.isclose(one, other, rel_tol=_ROUNDING) or one**2 > first * second * (1 + _ROUNDING):
