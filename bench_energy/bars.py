@@ -85,7 +85,7 @@ def _of_calibration(calibration: Calibration) -> Iterator[Bar]:
     told = tuple(f"{one.unit} {one.part}: {one.reason}" for one in bound)
     yield Bar("coefficients at their bound", str(len(bound)), "a reason each", all(one.reason for one in bound), told)
     condition = good["condition_number"]
-    yield Bar("condition number", f"{condition:.3g}", "stated", condition is not None)
+    yield Bar("condition number", "n/a" if condition is None else f"{condition:.3g}", "stated", condition is not None)
 
 
 def _of_list(document: Document, wanted: Sequence[str], failed: Mapping[str, str]) -> Bar:

@@ -154,6 +154,7 @@ BAD_INPUTS = [
     (["report", "{tmp}/nothing"], "no usable result"),
     (["report", "{run}", "--out", "{tmp}/r.pdf"], "no report format has this suffix"),
     (["report", "{run}", "--out", "{tmp}/run.jsonl"], "no report format"),
+    (["report", "{run}", "--out", "{tmp}/" + 300 * "a" + ".md"], "File name too long"),
     (["compare", "{run}", "{tmp}/empty.jsonl"], "is empty"),
     (["compare", "{run}", "{run}", "--metrics", "speed"], "the metric 'speed' is unknown"),
     (["compare", "{run}", "{run}", "--spread", "200%"], "is not a fraction"),

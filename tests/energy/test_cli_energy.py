@@ -239,6 +239,7 @@ def test_the_calibration_alone(calibrated, capsys):
     ("arguments", "words"),
     [
         (("--scale", "warp=2"), "give NAME=FACTOR"),
+        (("--scale", "hbm=1e308"), "give NAME=FACTOR"),
         (("--power-cap", "-5"), "give watts"),
         (("--published", "PUBLISHED"), "holds no published energies"),
     ],

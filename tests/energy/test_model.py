@@ -16,7 +16,7 @@ from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, refit
 from joulemark.energy.counters import Counts, Mix, Range, counts_of
 from joulemark.energy.fit import with_loss
-from joulemark.energy.model import Model, activities_of
+from joulemark.energy.model import Model, activities_of, voltage
 from joulemark.energy.plan import plan
 from joulemark.energy.split import split
 from joulemark.energy.units import UNITS
@@ -531,3 +531,129 @@ def test_requests_are_counted_or_assumed_from_sectors(calibration):
     measured = dataclasses.replace(calibration, factors=factors)
     less = counts_of(COUNTERS | more, 1.0, 1.98e9, measured, mix).values["l2_request"].value
     assert less == pytest.approx((9e10 - 0.5 / 128 * 1e12) / 1.1)
+
+
+@pytest.mark.parametrize(
+    ("mix", "words"),
+    [
+        ({"fmaa": {}}, "'fmaa' is none of"),
+        ({"fma": {"fp32": 1, "integer": 1}}, "add up to 2"),
+        ({"fma": {"fp64": 0.5}}, "'fp64' is none of"),
+        ({"tensor": {"hbm_read": 1.0}}, "'hbm_read' is none of"),
+        ({"tensor": {"mma_bf16": float("nan")}}, "is no share"),
+        ({"int8": [1]}, "see docs"),
+        ({"shared_read": [0.5, 0.6, 0.7]}, "is no share"),
+    ],
+    ids=str,
+)
+def test_a_mix_that_cannot_be_is_refused_by_the_name_of_its_workload(calibration, mix, words):
+    row = validation.Measured("odd", 1.0, 300.0, COUNTERS, mix=mix)
+    with pytest.raises(UnreadableInput, match=f"^odd: .*{words}"):
+        validation.evaluate(calibration, [row])
+
+
+def test_what_a_mix_leaves_out_is_said(calibration):
+    part = Mix.from_json({"fma": {"fp32": 0.6}, "tensor": {"mma_bf16": 0.5}}, Mix())
+    notes = counts_of(COUNTERS, 1.0, None, calibration, part).notes
+    assert any(note.startswith("the mix names 60% of the FMA pipes") for note in notes)
+    assert any(note.startswith("the mix names 50% of pipe_tensor_hmma_cycles") for note in notes)
+
+
+def test_a_counter_that_saw_nothing_of_its_unit_divides_nothing(calibration):
+    names = ("pipe_tensor_hmma_cycles", "pipe_fp64_cycles", "l2_bytes", "l2_requests", "l2_write_sectors")
+    dead = {unit: dict.fromkeys(names, 0.0) for unit in ("wgmma_int8", "fp64", "l2_read", "l2_write", "l2_request")}
+    measured, mix = dataclasses.replace(calibration, factors=dead), Mix(tensor={"wgmma_int8": Range.exact(1.0)})
+    counters = COUNTERS | {"pipe_fp64_cycles": 1e9, "l2_requests": 1e9, "l2_write_sectors": 1e9, "l1_requests": 1e9}
+    found, nominal = (counts_of(counters, 1.0, None, one, mix) for one in (measured, calibration))
+    for unit in ("fp64", "l2_read", "l2_write", "l2_request", "wgmma_int8"):
+        assert found.values[unit] == nominal.values[unit]
+    assert any("saw nothing of wgmma_int8" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("clock", [1.0, 0.9, 0.5, 0.01])
+@pytest.mark.parametrize(("slope", "curvature"), [(-0.3, 0.0), (0.0, 0.0), (1.4, 1e300), (-1.0, 3.0)])
+def test_a_voltage_that_would_rise_as_the_clock_falls_stays(clock, slope, curvature):
+    assert voltage(clock, slope, curvature) == pytest.approx(1.0)
+
+
+def test_draws_of_a_law_near_none_keep_the_voltage(calibration):
+    law = {"beta": 0.01, "interval": [-0.2, 0.22], "curvature": 0.0, "covariance": None, "reason": None}
+    flat = Model(dataclasses.replace(calibration, frequency_law=law), activity=0.7)
+    low, high = flat.predict(WORK, 1.0, clock=0.8).interval_j
+    at_top = flat.predict(WORK, 1.0).energy_j
+    assert 0.9 * at_top < low < high < 1.1 * at_top
+
+
+def test_a_capped_row_without_a_law_costs_the_others_nothing(calibration):
+    without = dataclasses.replace(calibration, frequency_law={"beta": None, "interval": None, "reason": "no window"})
+    free = validation.Measured("free", 1.0, 300.0, COUNTERS)
+    held = dataclasses.replace(
+        free, workload="held", capped=True, power_limit_w=9e9, sm_clock_hz=1.5e9, max_sm_clock_hz=1.98e9
+    )
+    first, second = validation.evaluate(without, [free, held])
+    assert first.prediction is not None
+    assert second.prediction is None
+    assert "no law of energy over clock" in second.reason
+
+
+def test_a_prediction_beyond_all_numbers_is_a_reason(calibration):
+    row = validation.Measured("vast", 1.0, 300.0, COUNTERS | {"instructions": 1e300})
+    assert "beyond all numbers" in validation.evaluate(calibration, [row])[0].reason
+
+
+def _broken(document, change):
+    one, two = document["coefficients"][:2]
+    law = {"beta": 1.4, "interval": [1.3, 1.5], "reason": None}
+    if change == "no static power":
+        document["coefficients"] = document["coefficients"][1:]
+        document["draws"] = [row[1:] for row in document["draws"]]
+    elif change == "stands there twice":
+        document["coefficients"][1] = one
+    elif change == "is no part of that unit":
+        document["coefficients"][1] = {**two, "part": "datapath"}
+    elif change == "no covariance that can be":
+        document["frequency_law"] = {**law, "covariance": [[0.01, 0.5], [0.5, 0.01]]}
+    elif change == "no interval that can be":
+        document["bursts"] = {"share": 0.2, "interval": [0.4, 0.1]}
+    elif change == "curvature":
+        document["frequency_law"] = {**law, "curvature": -2.0}
+    elif change == "value":
+        document["coefficients"][0] = {**one, "value": 1e999}
+    else:
+        document["gpu"] = {**document["gpu"], "sms": 0}
+    return document
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "no static power", "stands there twice", "is no part of that unit", "no covariance that can be", "curvature",
+        "no interval that can be",
+        "value", "sms",
+    ],
+)  # fmt: skip
+def test_a_calibration_that_cannot_be_is_refused(calibration, change):
+    document = calibration.to_json()
+    Calibration.from_json(document)
+    with pytest.raises(ValueError, match=change):
+        Calibration.from_json(_broken(document, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpu": 1e999},
+        {"driver": {}},
+        {"measured_utc": [1]},
+        {"rows": [{"memory_bits": 2.1}]},
+        {"rows": [{"memory_bits": -1}]},
+    ],
+    ids=str,
+)
+def test_measurements_that_cannot_be_are_refused(tmp_path, change):
+    path = tmp_path / "m.json"
+    row = {"workload": "one", "window_s": 1.0, "measured_j": 300.0, "counters": COUNTERS}
+    rows = [row | more for more in change.pop("rows", [{"memory_bits": 2.0}])]
+    path.write_text(json.dumps({"schema": validation.MEASUREMENTS_SCHEMA, "rows": rows} | change))
+    with pytest.raises(UnreadableInput, match=r"\$\.(gpu|driver|measured_utc|memory_bits)"):
+        validation.read_measurements(path)

@@ -142,6 +142,15 @@ def test_a_model_that_amplifies_rounding_errors_is_merged_all_the_same():
     assert executed(merged)
 
 
+def test_an_output_of_zeros_is_compared_too():
+    from joulemark.merged.whole import _worst_error
+
+    zeros, ones = torch.zeros(4), torch.ones(4)
+    assert _worst_error((zeros, ones), (zeros, ones)) == 0
+    assert _worst_error((ones, ones), (zeros, ones)) > 1e6
+    assert _worst_error(torch.full((4,), torch.nan), ones) == torch.inf
+
+
 def test_where_merging_fails_the_model_comes_back_and_says_so():
     def broken(problem):
         raise OSError("no compiler\non this disk")

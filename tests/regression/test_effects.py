@@ -132,3 +132,25 @@ def test_a_figure_next_to_nothing_is_no_figure():
 
     assert changes([(of(1.0), of(5e-324))], "host_time_s", Rule()) == [None]
     assert changes([(of(5e-324), of(1.0))], "host_time_s", Rule()) == [None]
+
+
+@pytest.mark.parametrize("clock", [None, 0.0, -1.98e9])
+def test_a_clock_that_cannot_be_is_not_known(clock):
+    base, new = record([1.0, 1.01, 0.99], clocks=[1.98e9] * 3), record([1.1, 1.11, 1.09], clocks=[clock] * 3)
+    if clock is None:
+        new = replace(new, processes=tuple({"device_time_s": one["device_time_s"]} for one in new.processes))
+    (one,) = changes([(base, new)], "device_time_s", RULE)
+    assert one.clocks is None
+    assert len(one.effects) == 1
+    assert judge([one.effects], RULE)[0].verdict == "regressed"
+
+
+def test_an_interval_that_does_not_hold_its_figure_overflows_nothing():
+    base, new = (
+        Record(Case("x"), "r", "ok", "e", metrics={"device_time_s": Value(1e-90, "s", (low, 1.0), n=9)})
+        for low in (1e-90, 1.0)
+    )
+    (one,) = changes([(base, new)], "device_time_s", RULE)
+    (judged,) = judge([one.effects], RULE)
+    assert math.isfinite(judged.detectable)
+    assert judged.verdict == "inconclusive"

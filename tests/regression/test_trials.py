@@ -213,3 +213,14 @@ def test_pytest_benchmark_s_limit_is_pytest_benchmark_s(samples):
 def test_the_limit_on_the_mean_pools_all_processes(samples):
     ours = rivals.mean_limit(*samples, INDEX, INDEX)
     assert ours.tolist() == [pooled(samples[1], i).mean() > 1.05 * pooled(samples[0], i).mean() for i in INDEX]
+
+
+def test_processes_whose_figures_cannot_be_are_left_out(make_processes):
+    run = make_processes(cells=1, processes=8, reading=lambda cell, one, added: 0.0 if one == 2 else 1.98e9)
+    (record,) = run.records
+    first, *others = record.processes
+    broken = replace(record, processes=({**first, "device_time_s": -1.0}, *others))
+    _, (cell,), _ = cells_of([replace(run, records=(broken,))])
+    assert len(cell.logs[0.0]) == 7
+    assert np.isnan(cell.clocks[0.0]).all()
+    assert cell.components.clocks == ()

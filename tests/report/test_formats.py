@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulemark.errors import ConfigurationError
+from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Finding, Table
 from joulemark.report import check_report_path, escape, markdown, render, terminal, write_report
 from joulemark.report.jsonout import dumps
@@ -124,7 +124,7 @@ def test_json_is_strict_and_of_its_schema(make_record, make_run):
 
 
 def test_json_never_holds_nan():
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(UnreadableInput, match="not JSON compliant"):
         dumps({"value": float("nan")})
 
 

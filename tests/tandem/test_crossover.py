@@ -202,3 +202,14 @@ def test_medians_are_drawn_as_resampling_draws_them(n):
     for share in (0.025, 0.25, 0.5, 0.75, 0.975):
         at = np.quantile(expected, share)
         assert abs(np.mean(drawn <= at) - np.mean(expected <= at)) < 0.02
+
+
+def test_a_host_that_scatters_over_decades_overflows_nothing():
+    """The warning of an overflow is an error here; Student's tails of two degrees of freedom reach it."""
+    host = (1e-3, 1e9, 1e-6, 1e12)
+    points = [Point(batch, [1e-4 * batch], [seconds]) for batch, seconds in zip((1, 2, 4, 8), host, strict=True)]
+    for seed in range(3):
+        found = find_crossover(points, seed=seed)
+        assert found.verdict == "crossover"
+        assert found.interval is not None
+        assert all(map(math.isfinite, found.interval))

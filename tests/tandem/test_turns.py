@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from joulemark.report import formats, tandem_view
+from joulemark.tandem import in_turns
 from joulemark.tandem.turns import FEWEST_ROUNDS, TABLE, compare, exposed
 
 from .conftest import run_of
@@ -166,3 +167,31 @@ def test_a_batch_that_is_other_work_is_said_to_be(sweep, issued):
         one["launches_per_step"] = 18 if one["batch_size"] == 256 else 16
     text = formats.render(tandem_view.tables(found), "markdown")
     assert "a step of it has 18 launches, of the others 16" in text
+
+
+def test_a_batch_that_comes_again_begins_a_round():
+    """Two processes of a round each, both number 0: what the one had is not put among the times of the other."""
+    one, other = (rounds([speed], {1: 3e-3, 8: 3e-3}) for speed in (1.0, 2.0))
+    found = compare([*one, *other] * 3, {1: 10.0, 8: 10.0})
+    assert found.rounds == 6
+    assert found.issue_s == pytest.approx([4.5e-3, 4.5e-3])
+
+
+def test_whole_seconds_are_times_too():
+    rows = [{**row, "issue_s": 1, "step_s": 2} for row in rounds([1.0] * FEWEST_ROUNDS, {1: 1.0, 8: 1.0})]
+    assert compare(rows, {1: 10.0, 8: 10.0}).deviation == [0, 0]
+    assert exposed(rows, {1: 0.5, 8: 0.5}).exposed_s == [1.5, 1.5]
+
+
+def test_figures_that_cannot_be_leave_their_batch_out():
+    issued = [rounds([1.0] * FEWEST_ROUNDS, {1: 1e-3, 8: 1e-3})]
+    issued[0] = [{**row, "step_s": 2e-3} for row in issued[0]]
+
+    def row(batch, number):
+        names = ("operators_per_step", "launches_per_step", "gpu_busy_s")
+        return {"batch_size": batch, "metrics": {name: {"value": number} for name in names}}
+
+    for function in (in_turns.issue, in_turns.exposed):
+        found = function([row(1, 1e-3), row(8, -1e-3)], issued)
+        assert found["batches"] == []
+        assert "fewer than two of the batches" in found["note"]

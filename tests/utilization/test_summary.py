@@ -134,6 +134,8 @@ def test_elasticity_of_throughput_to_memory():
     assert found["value"] == pytest.approx(1.0)
     (one,) = series(run([record(8, 1000.0), record(16, 2000.0, peak_memory_bytes=1.08e9)]))
     assert one["elasticity"][0]["value"] is None
+    (one,) = series(run([record(8, 1000.0), record(16, 2000.0, peak_memory_bytes=-1.0)]))
+    assert one["elasticity"][0]["value"] is None
 
 
 def test_elasticity_to_memory_that_hardly_grows_is_not_shown():

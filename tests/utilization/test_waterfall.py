@@ -120,6 +120,8 @@ def test_a_compiled_step_may_take_its_flop_from_the_eager_one():
     ("change", "why"),
     [
         ({"metrics": {"step_flops": 1.0, "peak_flop_per_s": 1.0}}, "not timed on the device"),
+        ({"device_time_s": 0.0}, "not timed on the device"),
+        ({"peak_flop_per_s": -1.0}, "ideal time is not known"),
         ({"tables": {}}, "no timeline of kernels"),
         ({"metrics": {"device_time_s": 1.0, "step_flops": 1.0}}, "ideal time is not known: no counters pass"),
     ],

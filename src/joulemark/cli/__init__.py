@@ -52,6 +52,7 @@ COMMANDS = (
 )
 """The modules of the commands, in the order of ``joulemark --help``."""
 
+_NAME_SHOWN = 100
 _ABOUT = """\
 Where a GPU's time and joules go: the reader's half of `pytest --bench`.
 
@@ -95,8 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _leave_stdout()  # its reader has seen enough
         return EXIT_PIPE
     except OSError as error:
-        if error.filename is not None:
-            raise  # of a file, which its command knows
+        if error.filename is not None:  # of a name that its command did not expect, such as one that is too long
+            say(f"error: {str(error.filename)[:_NAME_SHOWN]} cannot be used ({error.strerror}): choose another file")
+            return EXIT_WRONG
         _leave_stdout()
         say(f"error: the output cannot be written ({error.strerror}): choose another place")
         return EXIT_WRONG

@@ -84,11 +84,11 @@ class Baseline:
 
 def baselines(calibration: Calibration) -> list[Baseline]:
     """All simple models, non-negative, fitted to the windows that the calibration's own fit used, without zeros."""
-    used = [row for row in calibration.windows if row["left_out"] is None]
+    used = [row for row in calibration.windows if row["left_out"] is None and row["power_w"]]
     moving = [row for row in used if "/random/" in row["key"] or not row["rates"].keys() - {SM_ACTIVE}] or used
     power = np.array([row["power_w"] for row in moving], dtype=float)
-    found = []
-    for name, features in BASELINES.items():
+    found: list[Baseline] = []
+    for name, features in BASELINES.items() if moving else ():
         design = np.array([[1.0, *features(row["rates"], calibration)] for row in moving])
         found.append(Baseline(name, tuple(map(float, least_relative(design, power)))))
     return found

@@ -48,7 +48,7 @@ def activity(bits: float, measured: Mapping[str, float]) -> float:
     """Activity in a level of memory of data with a toggling, by what that level showed of others.
 
     Args:
-        bits: of the data, see :func:`toggling`.
+        bits: of the data, see :func:`toggling`; above 1 nothing was measured, and that of random bits is taken.
         measured: kind of operands (``normal``, ``normal_fp32``) → activity that the level showed.
     """
     kinds: tuple[Operands, ...] = ("normal", "normal_fp32")

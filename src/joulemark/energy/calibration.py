@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +20,13 @@ import msgspec
 import numpy as np
 
 from joulemark.energy import goodness
-from joulemark.energy.fit import Fit, bound_reason, design_of, fit
+from joulemark.energy.fit import Fit, bound_reason, design_of, fit, reason_unknown
 from joulemark.energy.microbench.suite import SUITE
-from joulemark.energy.units import UNITS, Part
+from joulemark.energy.units import STATIC, UNITS, Part
+from joulemark.energy.units import columns as columns_of
 from joulemark.energy.windows import WindowFile, read_windows
 from joulemark.errors import ConfigurationError, UnreadableInput
-from joulemark.records import converted
+from joulemark.records import Amount, Finite, Positive, converted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +43,8 @@ _STORED_DRAWS = 200
 _NO_BURSTS: Mapping[str, Json] = {"share": None, "interval": None, "n": 0, "reason": "no load was measured in bursts"}
 _NOT_OF_THE_GPU = frozenset({"kind", "schema", "caches", "chase", "mode"})
 _DIGITS = 6
+_NAMED = 10
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class Coefficient:
 
     unit: str
     part: Part
-    value: float
-    interval: tuple[float, float]
+    value: Amount
+    interval: tuple[Finite, Finite]
     energy_unit: str
     at_bound: bool
     windows: int
@@ -69,57 +74,57 @@ class Coefficient:
 class _PathRow(TypedDict):
     benchmark: str
     operands: str
-    measured_j: float
+    measured_j: Finite
 
 
 class _ActivityRow(TypedDict):
     benchmark: str
     operands: str
-    activity: float
+    activity: Finite
 
 
 class _WindowRow(TypedDict):
     key: str
-    power_w: float | None
-    rates: dict[str, float]
+    power_w: Amount | None
+    rates: dict[str, Amount]
     left_out: str | None
 
 
 class _Law(TypedDict):
-    beta: float | None
-    interval: tuple[float, float] | None
+    beta: Finite | None
+    interval: tuple[Finite, Finite] | None
     reason: str | None
-    curvature: NotRequired[float | None]
-    covariance: NotRequired[tuple[tuple[float, float], tuple[float, float]] | None]
+    curvature: NotRequired[Amount | None]
+    covariance: NotRequired[tuple[tuple[Amount, Finite], tuple[Finite, Amount]] | None]
 
 
 class _Bursts(TypedDict):
-    share: float | None
-    interval: tuple[float, float] | None
+    share: Finite | None
+    interval: tuple[Finite, Finite] | None
 
 
 class _Goodness(TypedDict):
-    static_offsets_w: list[float]
+    static_offsets_w: list[Finite]
 
 
 class _Gpu(TypedDict):
     architecture: str
-    sms: int
+    sms: Positive
 
 
 class _Document(TypedDict):
     """What a prediction reads of a document, with its types; the rest is carried along as it is."""
 
     coefficients: Annotated[list[Coefficient], msgspec.Meta(min_length=1)]
-    draws: Annotated[list[list[float]], msgspec.Meta(min_length=1)]
-    gain: float
+    draws: Annotated[list[list[Amount]], msgspec.Meta(min_length=1)]
+    gain: Amount
     gpu: _Gpu
     mode: str
     goodness: _Goodness
     frequency_law: _Law
     paths: list[_PathRow]
     activities: list[_ActivityRow]
-    factors: dict[str, dict[str, float]]
+    factors: dict[str, dict[str, Amount]]
     caches: dict[str, Any] | None
     windows: list[_WindowRow]
     source: dict[str, Any]
@@ -210,18 +215,43 @@ class Calibration:
         unknown = {one.unit for one in coefficients} - set(UNITS)
         if unknown:
             raise ValueError(f"no unit of this version: {', '.join(sorted(unknown))}")
+        _check_columns([(one.unit, one.part) for one in coefficients])
         draws = tuple(map(tuple, known["draws"]))
         if {len(row) for row in draws} != {len(coefficients)}:
             raise ValueError(f"a draw does not have the {len(coefficients)} coefficients")
-        if known["frequency_law"]["beta"] is not None and known["frequency_law"]["interval"] is None:
-            raise ValueError("the law of the clock has no interval")
-        if (bursts := known.get("bursts")) is not None and bursts["share"] is not None and bursts["interval"] is None:
-            raise ValueError("the share of the loss that follows bursts has no interval")
+        _check_law(known["frequency_law"])
+        if (bursts := known.get("bursts")) is not None and bursts["share"] is not None:
+            _check_interval(bursts["interval"], "the share of the loss that follows bursts")
         return cls(
             data["gpu"], known["mode"], coefficients, draws, known["gain"], data["goodness"], data["frequency_law"],
             tuple(data["paths"]), tuple(data["activities"]), known["factors"], data["caches"], tuple(data["windows"]),
             data["source"], tuple(known["notes"]), data.get("bursts", _NO_BURSTS),
         )  # fmt: skip
+
+
+def _check_columns(columns: Sequence[tuple[str, Part]]) -> None:
+    """Every part of a unit once, and static power among them: without it each prediction would lack it silently."""
+    possible = set(columns_of(UNITS))
+    for i, one in enumerate(columns):
+        if one not in possible or one in columns[:i]:
+            raise ValueError(f"{one[1]} of {one[0]} is no part of that unit, or stands there twice")
+    if STATIC not in {unit for unit, _ in columns}:
+        raise ValueError("it has no static power")
+
+
+def _check_interval(interval: tuple[float, float] | None, what: str) -> None:
+    if interval is None or interval[0] > interval[1]:
+        raise ValueError(f"{what} has no interval that can be: {interval}")
+
+
+def _check_law(law: _Law) -> None:
+    if law["beta"] is None:
+        return
+    _check_interval(law["interval"], "the law of the clock")
+    if covariance := law.get("covariance"):
+        (first, one), (other, second) = covariance
+        if not math.isclose(one, other, rel_tol=_ROUNDING) or one**2 > first * second * (1 + _ROUNDING):
+            raise ValueError(f"the law of the clock has no covariance that can be: {covariance}")
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -257,17 +287,18 @@ def calibration_of(file: WindowFile, path: Path | None = None) -> Calibration:
     """
     fitted = fit(design_of(file.windows))
     left_out = fitted.design.left_out
+    known = [window for window in file.windows if reason_unknown(window) is None]
     return Calibration(
         gpu={key: value for key, value in file.header.items() if key not in _NOT_OF_THE_GPU},
         mode=str(file.header.get("mode", "unknown")),
         coefficients=_coefficients(fitted),
         draws=tuple(tuple(_rounded(x) for x in row) for row in fitted.draws[:_STORED_DRAWS]),
         gain=GAIN,
-        goodness=_goodness(fitted, file.windows, file.counted),
-        frequency_law=goodness.frequency_law(fitted, file.windows),
-        bursts=goodness.bursts(fitted, file.windows),
-        paths=tuple(goodness.path_energies(fitted, file.windows)),
-        activities=tuple(goodness.activities(fitted, file.windows)),
+        goodness=_goodness(fitted, known, file.counted),
+        frequency_law=goodness.frequency_law(fitted, known),
+        bursts=goodness.bursts(fitted, known),
+        paths=tuple(goodness.path_energies(fitted, known)),
+        activities=tuple(goodness.activities(fitted, known)),
         factors=_factors(file.counted),
         caches=file.header.get("caches"),
         windows=tuple(_summary(window, left_out.get(window.point.key)) for window in file.windows),
@@ -283,7 +314,20 @@ def refit(path: Path) -> Calibration:
         UnreadableInput: it is no such file.
         MeasurementError: it holds too few usable windows.
     """
-    return calibration_of(read_windows(path), path)
+    file = read_windows(path)
+    if file.damaged and not file.windows:
+        raise UnreadableInput(
+            f"no line of {path} is a window of a calibration ({len(file.damaged)} damaged ones)",
+            "give the .jsonl that joulemark calibrate wrote",
+        )
+    try:
+        converted(file.header, _Gpu)
+    except ValueError as error:
+        raise UnreadableInput(
+            f"the header of {path} does not say which GPU its windows are of ({error})",
+            "give the .jsonl that joulemark calibrate wrote",
+        ) from error
+    return calibration_of(file, path)
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
@@ -299,6 +343,8 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise ConfigurationError(f"the calibration cannot be written to {path} ({error})", "choose --out") from error
 
 
@@ -369,7 +415,8 @@ def _notes(fitted: Fit, file: WindowFile) -> tuple[str, ...]:
     ]
     notes += [f"{benchmark} did not run and is left out ({reason})" for benchmark, reason in file.failed.items()]
     if file.damaged:
-        notes.append(f"{len(file.damaged)} damaged lines of the windows were left out")
+        lines = ", ".join(map(str, file.damaged[:_NAMED])) + (" …" if len(file.damaged) > _NAMED else "")
+        notes.append(f"{len(file.damaged)} damaged lines of the windows were left out: {lines}")
     if fitted.design.merged:
         together = ", ".join(sorted(fitted.design.merged))
         notes.append(

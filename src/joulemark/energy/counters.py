@@ -8,12 +8,12 @@ from the calibration where its microbenchmarks were counted (:attr:`Calibration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from joulemark.energy.units import HBM_ACTIVE, INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE
+from joulemark.energy.units import HBM_ACTIVE, INSTRUCTION, L1_REQUEST, L2_REQUEST, MEMORY_ACCESS, SM_ACTIVE, UNITS
 from joulemark.errors import UnreadableInput
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class Range:
         return Range(self.value + other.value, self.low + other.low, self.high + other.high)
 
 
+_OF_FMA = ("fp32", "fp16x2", "integer")
+_OF_TENSOR = tuple(name for name, unit in UNITS.items() if unit.group == "tensor")
+_WHOLE_DOUBT = 0.01
+"""By so much, shares written with two digits may miss 1."""
 _FMA_SHARES: Mapping[str, Range] = {"fp32": Range(0.8, 0.5, 1.0), "integer": Range(0.2, 0.0, 0.5)}
 """Of kernels of networks, where nobody disassembled them."""
 
@@ -95,13 +99,14 @@ class Mix:
         """Shares given by hand or by disassembly: a number, or ``[value, low, high]``.
 
         Raises:
-            UnreadableInput: a share is no number.
+            UnreadableInput: a share is no number from 0 to 1, shares add up to more than 1, or a name is unknown.
         """
         try:
+            _only_known(data, {one.name for one in fields(cls)})
             return cls(
-                _ranges(data["fma"]) if "fma" in data else otherwise.fma,
-                _ranges(data["tensor"]) if "tensor" in data else otherwise.tensor,
-                _ranges(data["int8"]) if "int8" in data else otherwise.int8,
+                _ranges(data["fma"], _OF_FMA) if "fma" in data else otherwise.fma,
+                _ranges(data["tensor"], _OF_TENSOR) if "tensor" in data else otherwise.tensor,
+                _ranges(data["int8"], _OF_TENSOR) if "int8" in data else otherwise.int8,
                 _range(data["shared_read"]) if "shared_read" in data else otherwise.shared_read,
                 _range(data["l2_read"]) if "l2_read" in data else otherwise.l2_read,
                 str(data.get("source", "given" if data else otherwise.source)),
@@ -117,8 +122,18 @@ def _range(data: Json) -> Range:
     return Range(value, low, high)
 
 
-def _ranges(data: Mapping[str, Json]) -> dict[str, Range]:
-    return {name: _range(one) for name, one in data.items()}
+def _ranges(data: Mapping[str, Json], names: Collection[str]) -> dict[str, Range]:
+    """Shares of one whole."""
+    _only_known(data, names)
+    found = {name: _range(one) for name, one in data.items()}
+    if (whole := sum(one.value for one in found.values())) > 1 + _WHOLE_DOUBT:
+        raise ValueError(f"the shares of {', '.join(found)} add up to {whole:g}")
+    return found
+
+
+def _only_known(data: Mapping[str, Json], names: Collection[str]) -> None:
+    if unknown := sorted(set(data) - set(names)):
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(names))}")
 
 
 @dataclass(frozen=True)
@@ -233,6 +248,15 @@ class _Table:
         """Counts of a counter per count of a unit."""
         return self._calibration.factors.get(unit, {}).get(counter, nominal)
 
+    def _divisor(self, unit: str, counter: str, nominal: float) -> float:
+        """The same to divide by: a counter that saw nothing of its unit tells nothing of it."""
+        return self._factor(unit, counter, nominal) or nominal
+
+    def _tell_rest(self, shares: Mapping[str, Range], what: str) -> None:
+        given = sum(one.value for one in shares.values())
+        if shares and given < 1 - _WHOLE_DOUBT:
+            self.notes.append(f"the mix names {given:.0%} of {what}: the rest costs nothing here")
+
     def issue(self) -> dict[str, Range]:
         """Warp instructions, and the time that SMs were active."""
         found = {}
@@ -274,6 +298,7 @@ class _Table:
         """Given, or from how much of the work ran on the heavy pipe: integers run there alone, FP32 on both alike."""
         if self._mix.fma is not None:
             self.notes.append(f"shares of the FMA pipes are {self._mix.source}")
+            self._tell_rest(self._mix.fma, "the FMA pipes")
             return self._mix.fma
         heavy = self._counters.get("pipe_fmaheavy_instructions")
         if heavy is None or not total:
@@ -301,7 +326,7 @@ class _Table:
         return found
 
     def _fp64_operations(self) -> float:
-        return self._counters.get("pipe_fp64_cycles", 0.0) / self._factor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES)
+        return self._counters.get("pipe_fp64_cycles", 0.0) / self._divisor("fp64", "pipe_fp64_cycles", 1 / _FP64_LANES)
 
     def tensor(self) -> dict[str, Range]:
         """FLOP of the tensor pipes."""
@@ -319,6 +344,8 @@ class _Table:
         ):
             if cycles and not shares:
                 self.notes.append(f"{counter} counted, but the mix names no format: those cycles cost nothing here")
+            if cycles:
+                self._tell_rest(shares, counter)
             for unit, share in shares.items() if cycles else ():
                 found[unit] = share * (cycles / self._cycles_per_flop(unit, counter))
         if "pipe_tensor_cycles" in self._counters and "pipe_tensor_hmma_cycles" in self._counters:
@@ -338,7 +365,9 @@ class _Table:
         measured = self._calibration.factors.get(unit, {})
         if counter not in measured and "pipe_tensor_cycles" not in measured:
             self.notes.append(f"FLOP per cycle of {unit} are nominal ({1 / nominal:.0f})")
-        return measured.get(counter, measured.get("pipe_tensor_cycles", nominal))
+        if measured.get(counter) == 0:
+            self.notes.append(f"{counter} saw nothing of {unit} in its microbenchmark: the mix may name another format")
+        return measured.get(counter) or measured.get("pipe_tensor_cycles") or nominal
 
     def shared(self) -> dict[str, Range]:
         """Shared memory by wavefronts of 128 B, less those of operands that ``wgmma`` reads: its energy holds them."""
@@ -427,10 +456,10 @@ class _Table:
             max(self._factor(unit, "l2_requests", 0.0) - self._factor(level, "l2_requests", 0.0), 0.0) * hbm[unit]
             for unit, level in (("hbm_read", "l2_read"), ("hbm_write", "l2_write"))
         )
-        return Range.exact(max(counted - added, 0.0) / self._factor(L2_REQUEST, "l2_requests", 1.0))
+        return Range.exact(max(counted - added, 0.0) / self._divisor(L2_REQUEST, "l2_requests", 1.0))
 
     def _l2(self, total: float, hbm_read: float, hbm_write: float) -> dict[str, Range]:
-        read, write = (self._factor(unit, "l2_bytes", 1.0) for unit in ("l2_read", "l2_write"))
+        read, write = (self._divisor(unit, "l2_bytes", 1.0) for unit in ("l2_read", "l2_write"))
         through = self._factor("hbm_read", "l2_bytes", read) * hbm_read
         back = self._factor("hbm_write", "l2_bytes", write) * hbm_write
         hits = max(total - through - back, 0.0)
@@ -445,5 +474,5 @@ class _Table:
         if written is None or not hits:
             return self._mix.l2_read
         back = self._factor("hbm_write", "l2_write_sectors", 1 / _SECTOR_BYTES) * hbm_write
-        others = max(written - back, 0.0) / self._factor("l2_write", "l2_write_sectors", 1 / _SECTOR_BYTES)
+        others = max(written - back, 0.0) / self._divisor("l2_write", "l2_write_sectors", 1 / _SECTOR_BYTES)
         return Range.exact(1 - min(others * write / hits, 1.0))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -156,7 +155,7 @@ class Fit:
         draws: of the bootstrap, shape [d, p].
         unbounded: least-squares coefficients without the bound at 0, shape [p]; NaN where they are not determined.
         errors: standard errors of ``unbounded``, shape [p].
-        condition_number: of the weighted design with columns of unit length.
+        condition_number: of the weighted design with columns of unit length; infinite where it is singular.
         correlation: of the bootstrap draws, shape [p, p]; NaN for a coefficient that never moves.
         offsets: of static power in each stretch, in W.
     """
@@ -247,17 +246,27 @@ def without_loss(drawn_w: Array, supply: float | Array) -> Array:
     return got
 
 
+def reason_unknown(window: CalibrationWindow) -> str | None:
+    """Why this version makes nothing of a window; None when it does."""
+    if window.point.benchmark not in SUITE:
+        return "the suite has no such benchmark"
+    if foreign := window.counts.keys() - UNITS.keys():
+        return f"this version knows no unit {', '.join(sorted(foreign))}"
+    return None
+
+
 def reason_left_out(window: CalibrationWindow) -> str | None:
     """Why a window does not enter the fit; None when it does."""
-    benchmark = SUITE.get(window.point.benchmark)
-    if benchmark is None:
-        return "the suite has no such benchmark"
-    if benchmark.role == "check" or window.point.duty == BURST:
+    if (unknown := reason_unknown(window)) is not None:
+        return unknown
+    if SUITE[window.point.benchmark].role == "check" or window.point.duty == BURST:
         return "measured as a check of the fit"
     if window.point.operands not in ACTIVITY:
         return f"activity of {window.point.operands} operands is an outcome of the fit"
     if window.power_w is None:
         return window.reading.reason or "no power"
+    if window.power_w <= 0:
+        return f"its power reads {window.power_w:g} W, which no board draws"
     if window.capped:
         return "capped: the power limit or heat held the clocks down"
     if window.clock_held is False:
@@ -275,7 +284,10 @@ def design_of(windows: Sequence[CalibrationWindow]) -> Design:
     used = tuple(window for window in windows if window.point.key not in left_out)
     if not used:
         reasons = Counter(left_out.values()).most_common(1)
-        raise MeasurementError(f"no window of {len(windows)} can be fitted: {reasons[0][0] if reasons else 'none'}")
+        raise MeasurementError(
+            f"no window of {len(windows)} can be fitted ({reasons[0][0] if reasons else 'there is none'})",
+            "measure with joulemark calibrate, or go on with --resume",
+        )
     names = {unit for window in used for unit, count in window.counts.items() if count} | {STATIC, *LOSSES}
     chosen = columns(dict.fromkeys(names - _not_told_apart(used)))
     rates = np.array([rates_of(window, chosen) for window in used])
@@ -311,17 +323,13 @@ def _stretches(windows: Sequence[CalibrationWindow]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     number, held, last = 0, 0, None
     for window in windows:
-        now = _begun(window)
+        now = window.begun
         paused = now is not None and last is not None and (now - last).total_seconds() > _GAP_S + window.duration_s
         if held == STRETCH or (paused and held):
             number, held = number + 1, 0
         numbers[window.point.key] = number
         held, last = held + 1, now
     return numbers
-
-
-def _begun(window: CalibrationWindow) -> datetime | None:
-    return datetime.fromisoformat(window.utc) if window.utc else None
 
 
 def _merged(chosen: Sequence[tuple[str, Part]], rates: Array) -> frozenset[str]:
@@ -407,7 +415,8 @@ class _Solver:
         n, p = design.rates.shape
         m = max(design.stretch.values()) + 1
         weighted = design.rates / design.sigma[:, None]
-        self._scale = np.linalg.norm(weighted, axis=0)
+        lengths = np.linalg.norm(weighted, axis=0)
+        self._scale = np.where(lengths > 0, lengths, 1.0)  # idle windows alone know no loss
         offsets = np.zeros((n, m))
         offsets[np.arange(n), design.stretches] = 1 / design.sigma
         system = np.block([[weighted / self._scale, offsets], [np.zeros((m, p)), np.eye(m) / _OFFSET_W]])

@@ -93,9 +93,15 @@ def _line(fitted: Fit, benchmark: str, operands: str, windows: Sequence[Calibrat
         why = f"{len(windows)} windows at {levels} rates: three windows at two rates make a line that can fail"
         return Line(benchmark, operands, len(windows), levels, None, None, None, why)
     slope, offset = np.polyfit(count, energy, 1)
-    left = energy - slope * count - offset
-    r2 = 1 - float(left @ left) / float(((energy - energy.mean()) ** 2).sum())
-    return Line(benchmark, operands, len(windows), levels, float(slope), float(offset), r2)
+    r2 = _r2(energy, energy - slope * count - offset)
+    same = None if r2 is not None else "all windows have the same energy"
+    return Line(benchmark, operands, len(windows), levels, float(slope), float(offset), r2, same)
+
+
+def _r2(seen: Array, left: Array) -> float | None:
+    """Share of the variance that a fit explains; None without any."""
+    variance = float(((seen - seen.mean()) ** 2).sum())
+    return 1 - float(left @ left) / variance if variance else None
 
 
 def overall(fitted: Fit) -> dict[str, Json]:
@@ -104,18 +110,17 @@ def overall(fitted: Fit) -> dict[str, Json]:
     static = np.array([static_power(fitted, window) for window in fitted.design.windows])
     dynamic = power - static
     busy = dynamic > 10.0
-    r2 = 1 - float(left @ left) / float(((dynamic - dynamic.mean()) ** 2).sum()) if len(power) > 1 else None
     relative = np.abs(left[busy] / dynamic[busy])
     temperature = np.array([_temperature(window) for window in fitted.design.windows])
     return {
         "windows": len(power),
         "coefficients": len(fitted.values),
-        "r2_dynamic": r2,
+        "r2_dynamic": _r2(dynamic, left),
         "residual_rms_w": float(np.sqrt((left**2).mean())),
         "residual_worst_w": float(np.abs(left).max()),
         "dynamic_error_mean": float(relative.mean()) if relative.size else None,
         "dynamic_error_worst": float(relative.max()) if relative.size else None,
-        "condition_number": fitted.condition_number,
+        "condition_number": fitted.condition_number if np.isfinite(fitted.condition_number) else None,
         "static_offsets_w": [float(offset) for offset in fitted.offsets],
         "residual_temperature_correlation": _correlation(temperature, left),
     }
@@ -320,13 +325,15 @@ def _gain_and_loss(fitted: Fit, burst: CalibrationWindow, steady: CalibrationWin
     if burst.power_w is None or steady.power_w is None or burst.capped or steady.capped:
         return None
     unit = SUITE[burst.point.benchmark].unit
+    if not burst.counts.get(unit) or not steady.counts.get(unit):
+        return None
     busy = burst.rates[unit] / steady.rates[unit]
     core = busy * fitted.core_w(steady)
     static = static_power(fitted, burst) - _power_of(fitted, burst, SM_ACTIVE)
     row = np.array(rates_of(burst, fitted.design.columns))
     lost = burst.power_w - static - float(row[fitted.design.memory] @ fitted.values[fitted.design.memory]) - core
-    most = fitted.supply * core**2 * (1 / busy - 1) if busy else 0.0
-    return (most, lost - float(fitted.loss_at(row)) * core**2) if 0 < busy < 1 else None
+    most = fitted.supply * core**2 * (1 / busy - 1)
+    return (most, lost - float(fitted.loss_at(row)) * core**2) if busy < 1 else None
 
 
 def _all_fitted(fitted: Fit, window: CalibrationWindow) -> bool:

@@ -198,8 +198,15 @@ class Model:
             clock: SM clock over its highest; below 1 the frequency law scales the core's dynamic energy.
 
         Raises:
-            MeasurementError: the clock is below its highest and the calibration has no law.
+            MeasurementError: the clock is below its highest and the calibration has no law, or a figure overflows.
         """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._predicted(counts, time_s, clock)
+        if not np.isfinite(found.energy_j) or not np.isfinite(found.sampled.energy).all():
+            raise MeasurementError("counts times energies are beyond all numbers", "look at the counters of this row")
+        return found
+
+    def _predicted(self, counts: Counts, time_s: float, clock: float) -> Prediction:
         row = self._row(counts, time_s)
         scale = self._scale(voltage(clock, *self._law(clock)))
         loss, in_sms = (value for value, _ in self._losses)
@@ -344,7 +351,8 @@ def voltage(clock: float, slope: float | Array, curvature: float | Array) -> Any
 
     Where it would rise again it stays: no chip runs slower at a higher voltage.
     """
-    drop = np.minimum(1 - clock, slope / np.maximum(2 * np.asarray(curvature), _STRAIGHT))
+    lowest = slope / np.maximum(2 * np.asarray(curvature), _STRAIGHT)
+    drop = np.maximum(np.minimum(1 - clock, lowest), 0.0)
     return np.maximum(1 - slope * drop + curvature * drop**2, 0.0)
 
 

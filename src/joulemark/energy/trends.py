@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from joulemark.energy.calibration import Calibration
 
 PUBLISHED_SCHEMA = "joulemark/published-energies/1"
+_LARGEST_FACTOR = 1e6
+"""Of a what-if question: nothing that is built costs a million times as much."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def scale_of(texts: Iterable[str]) -> dict[str, float]:
     """``hbm=0.5`` or ``fp64=0.8`` → unit → factor; a group names all its units.
 
     Raises:
-        ConfigurationError: an unknown name or a factor that is no number from 0 on.
+        ConfigurationError: an unknown name or a factor that is no number from 0 to a million.
     """
     groups = {unit.group for unit in UNITS.values()}
     found: dict[str, float] = {}
@@ -126,7 +128,7 @@ def scale_of(texts: Iterable[str]) -> dict[str, float]:
             factor = float(number)
         except ValueError:
             factor = -1.0
-        if not 0 <= factor < float("inf") or (name not in groups and name not in UNITS):
+        if not 0 <= factor <= _LARGEST_FACTOR or (name not in groups and name not in UNITS):
             raise ConfigurationError(
                 f"--scale {text!r} is no factor of a unit",
                 f"give NAME=FACTOR with one of {', '.join(sorted(groups))} or a unit: {', '.join(UNITS)}",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
+import msgspec
 import numpy as np
 
 from joulemark.energy.baselines import baselines
@@ -49,7 +50,8 @@ class Measured:
         core_share: share of its time that follows the SM clock; None takes what HBM leaves of it.
         mix: shares that are known, see :meth:`joulemark.energy.counters.Mix.from_json`.
         activity: of its operands, where known.
-        memory_bits: toggling of what it holds in memory, where it was looked at (:mod:`joulemark.energy.bits`).
+        memory_bits: toggling of what it holds in memory, where it was looked at (:mod:`joulemark.energy.bits`): 0
+            where no bit differs from sector to sector, 2 where all do.
         idle_w: power of the idle board just before, where it was measured: its static power.
     """
 
@@ -68,7 +70,7 @@ class Measured:
     core_share: Share | None = None
     mix: Mapping[str, Json] = field(default_factory=dict)
     activity: Amount | None = None
-    memory_bits: Amount | None = None
+    memory_bits: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     idle_w: Amount | None = None
 
     @property
@@ -152,6 +154,7 @@ def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema"] not in (MEASUREMENTS_SCHEMA, SCHEMA):
             raise ValueError(f"schema {document['schema']!r}")
+        converted(document, _Source)
         return document, [_measured(row) for row in document["rows"]]
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableInput(f"measured workloads: {path} cannot be read ({error})") from error
@@ -167,6 +170,15 @@ SCHEMA = "joulemark/energy/1"
 
 
 _SHORTEST_WINDOW_S = 1e-9
+
+
+class _Source(TypedDict, total=False):
+    """Where and when workloads were measured, with its types."""
+
+    gpu: str | None
+    gpu_uuid: str | None
+    driver: str | None
+    measured_utc: str | None
 
 
 def _measured(row: Mapping[str, Json]) -> Measured:
@@ -186,17 +198,20 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     if not row.counters:
         return Outcome(row, None, None, None, reason="its counters were not measured")
     architecture = str(calibration.gpu.get("architecture"))
-    mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
+    try:
+        mix = Mix.from_json(row.mix, Mix.for_dtype(row.dtype, architecture))
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{row.workload}: {error.what}", error.remedy) from error
     counts = counts_of(row.counters, row.window_s, row.sm_clock_hz, calibration, mix)
     offset_w = static_offset_w(calibration, row.idle_w)
     model = model_of(calibration, row, offset_w)
     try:
         prediction = _predict(model, counts, row)
+        at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     except MeasurementError as lack:
         return Outcome(row, None, None, counts, reason=str(lack))
     rates = {unit: one.value / row.window_s for unit, one in counts.values.items()}
     others = {one.name: (one.power_w(rates, calibration) + offset_w) * row.window_s for one in simple}
-    at_clock = prediction if not row.capped else _as_measured(model, counts, row)
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
 
 

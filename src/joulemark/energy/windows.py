@@ -10,8 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, NotRequired, TypedDict
+
+import msgspec
 
 from joulemark.collect.energy import (
     ConditionReading,
@@ -22,10 +27,11 @@ from joulemark.collect.energy import (
     conditions_of,
     energy_of,
 )
+from joulemark.energy.caches import Caches
 from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import INSTRUCTION
-from joulemark.errors import ConfigurationError, UnreadableInput
-from joulemark.records import Conditions, Json, canonical_json
+from joulemark.errors import ConfigurationError, DeviceError, UnreadableInput
+from joulemark.records import Amount, Conditions, Count, Finite, Json, Positive, canonical_json, converted
 
 SCHEMA = "joulemark/calibration-windows/1"
 
@@ -33,6 +39,50 @@ BURST = "burst"
 """Duty whose launches are each followed by an idle device for about as long: a check, which enters no fit."""
 _HINDERED_SHARE = 0.5
 _CLOCK_HELD = 0.985
+_MOST_W, _MOST_RATE = 1e5, 1e21
+"""No board draws as much and no unit counts so fast: a line that says so is damaged."""
+
+
+class _Line(TypedDict):
+    """A line of a window, with its types."""
+
+    benchmark: str
+    operands: str
+    duty: str
+    repeat: Count
+    blocks: Count
+    iterations: Count
+    sleep_ns: Count
+    launches: Count
+    window_s: Annotated[float, msgspec.Meta(ge=1e-3, le=1e6)]
+    counts: dict[str, Amount]
+    tiers: tuple[str, str]
+    instant: bool
+    edges: list[tuple[Finite, Finite, Amount]]
+    power: list[tuple[Finite, Amount]]
+    states: list[tuple[Finite, tuple[Amount | None, Amount | None, Amount | None, Finite | None, list[str] | None]]]
+    problem: NotRequired[str | None]
+    utc: NotRequired[str]
+
+
+class _CountedLine(TypedDict):
+    """A line of hardware counters, with its types."""
+
+    benchmark: str
+    counts: dict[str, Amount]
+    counters: dict[str, Amount]
+
+
+class _HeaderLine(TypedDict, total=False):
+    """What is read of a header, with its types."""
+
+    gpu: str | None
+    gpu_uuid: str | None
+    driver: str | None
+    architecture: str
+    sms: Positive
+    mode: str
+    caches: Caches | None
 
 
 @dataclass(frozen=True)
@@ -105,14 +155,31 @@ class CalibrationWindow:
         """With what this version knows of the kernel, from the geometry and number of its launches.
 
         Instructions per iteration, read from the machine code when it ran, are kept.
+
+        Raises:
+            ValueError: they are not there.
         """
         benchmark = SUITE.get(self.point.benchmark)
-        if benchmark is None or not self.counts.get(INSTRUCTION) or not benchmark.runs_on(architecture):
+        if benchmark is None or not benchmark.runs_on(architecture) or not benchmark.work(architecture):
             return self
+        if not self.counts.get(INSTRUCTION):
+            raise ValueError(f"{self.point.key} counts no instructions")
         each = benchmark.counts_per_launch(architecture, self.blocks, self.iterations, 0)
         counts = {unit: count * self.launches for unit, count in each.items()}
         over = benchmark.counts_over(self.blocks, self.duration_s * (0.5 if self.point.duty == BURST else 1.0))
         return replace(self, counts=counts | over | {INSTRUCTION: self.counts[INSTRUCTION]})
+
+    @property
+    def begun(self) -> datetime | None:
+        """When it began; None where that is not known.
+
+        Raises:
+            ValueError: ``utc`` is no time.
+        """
+        if not self.utc:
+            return None
+        at = datetime.fromisoformat(self.utc)
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
 
     @property
     def duration_s(self) -> float:
@@ -178,7 +245,7 @@ class CalibrationWindow:
             ],
             "power": [[round(one.t - zero, 5), round(one.power_w, 3)] for one in _changes(self.power.readings)],
             "states": [[round(t - zero, 4), _state_json(state)] for t, state in self.power.states],
-            "problem": None if self.power.problem is None else str(self.power.problem),
+            "problem": self.reading.reason if self.power.problem is not None else None,
         }
 
     @classmethod
@@ -186,19 +253,35 @@ class CalibrationWindow:
         """The window of a line; times begin at its start.
 
         Raises:
-            KeyError, TypeError, ValueError: the line is not one of a window.
+            ValueError: the line is not one of a window; says which entry is wrong.
         """
-        counter, integral = data["tiers"]
-        power = PowerWindow(counter, integral, bool(data["instant"]), end=float(data["window_s"]))
-        power.edges = [EnergyEdge(float(t), float(e), float(u)) for t, e, u in data["edges"]]
-        power.readings = [PowerReading(float(t), float(w)) for t, w in data["power"]]
-        power.states = [(float(t), _state_of(state)) for t, state in data["states"]]
+        line = converted(data, _Line)
+        counter, integral = line["tiers"]
+        power = PowerWindow(counter, integral, line["instant"], end=line["window_s"])
+        power.edges = [EnergyEdge(*edge) for edge in line["edges"]]
+        power.readings = [PowerReading(*reading) for reading in line["power"]]
+        power.states = [(t, _state_of(*state)) for t, state in line["states"]]
+        if problem := line.get("problem"):
+            power.problem = DeviceError(problem)
         return cls(
-            Point(data["benchmark"], data["operands"], data["duty"], int(data["repeat"])),
-            int(data["blocks"]), int(data["iterations"]), int(data["sleep_ns"]), int(data["launches"]),
-            0.0, float(data["window_s"]), {k: float(v) for k, v in data["counts"].items()}, power,
-            str(data.get("utc", "")),
+            Point(line["benchmark"], line["operands"], line["duty"], line["repeat"]),
+            line["blocks"], line["iterations"], line["sleep_ns"], line["launches"],
+            0.0, line["window_s"], line["counts"], power, line.get("utc", ""),
         )  # fmt: skip
+
+    def checked(self) -> CalibrationWindow:
+        """Itself, if it can be of a GPU.
+
+        Raises:
+            ValueError: its readings are not in order of time, or its power or a rate is beyond any GPU's.
+        """
+        edges, readings = ([one.t for one in of] for of in (self.power.edges, self.power.readings))
+        if any(a >= b for a, b in pairwise(edges)) or any(a > b for a, b in pairwise(readings)):
+            raise ValueError(f"readings of {self.point.key} are not in order of time")
+        if (self.power_w or 0.0) > _MOST_W or max(self.rates.values(), default=0.0) > _MOST_RATE:
+            raise ValueError(f"{self.point.key} is beyond any GPU")
+        _ = self.begun
+        return self
 
 
 def _changes(readings: Iterable[PowerReading]) -> Iterator[PowerReading]:
@@ -221,8 +304,13 @@ def _state_json(state: ConditionReading) -> list[Json]:
     return [state.sm_clock_hz, state.memory_clock_hz, state.max_sm_clock_hz, state.temperature_c, reasons]
 
 
-def _state_of(data: list[Json]) -> ConditionReading:
-    sm_clock, memory_clock, top, temperature, reasons = data
+def _state_of(
+    sm_clock: float | None,
+    memory_clock: float | None,
+    top: float | None,
+    temperature: float | None,
+    reasons: list[str] | None,
+) -> ConditionReading:
     return ConditionReading(sm_clock, memory_clock, top, temperature, None if reasons is None else frozenset(reasons))
 
 
@@ -253,10 +341,10 @@ class Counted:
         """The counters of a line.
 
         Raises:
-            KeyError, TypeError, ValueError: the line is none of counters.
+            ValueError: the line is none of counters; says which entry is wrong.
         """
-        counts, counters = ({k: float(v) for k, v in data[key].items()} for key in ("counts", "counters"))
-        return cls(str(data["benchmark"]), counts, counters)
+        line = converted(data, _CountedLine)
+        return cls(line["benchmark"], line["counts"], line["counters"])
 
 
 @dataclass(frozen=True)
@@ -290,10 +378,11 @@ def read_windows(path: Path) -> WindowFile:
         UnreadableInput: the file cannot be read, or its first line is no header of windows.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        # Bytes: a text's own lines may hold separators of Unicode, and one that was cut within a letter is no text.
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise UnreadableInput(f"windows of a calibration: {path} cannot be read ({error})") from error
-    header = _header(lines[0] if lines else "", path)
+    header = _header(lines[0] if lines else b"", path)
     ours = "joulemark" in header and "architecture" in header
     windows: list[CalibrationWindow] = []
     counted: dict[str, Counted] = {}
@@ -303,28 +392,36 @@ def read_windows(path: Path) -> WindowFile:
         try:
             data = json.loads(line)
             if data["kind"] == "counted":
-                counted[data["benchmark"]] = Counted.from_json(data)
+                one = Counted.from_json(data)
+                counted[one.benchmark] = one
             elif data["kind"] == "failed":
                 failed[str(data["benchmark"])] = str(data["reason"])
             else:
                 window = CalibrationWindow.from_json(data)
-                windows.append(window.recounted(str(header["architecture"])) if ours else window)
-        except (ValueError, KeyError, TypeError, RecursionError):
+                windows.append((window.recounted(header["architecture"]) if ours else window).checked())
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             damaged.append(number)
     return WindowFile(header, tuple(windows), tuple(counted.values()), failed, tuple(damaged))
 
 
-def _header(line: str, path: Path) -> Mapping[str, Json]:
+def _header(line: bytes, path: Path) -> Mapping[str, Json]:
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        seen = header.get("schema") if isinstance(header, dict) else line[:40]
+        seen = header.get("schema") if isinstance(header, dict) else line[:40].decode(errors="replace")
         raise UnreadableInput(
-            f"{path} holds no windows of a calibration (its first line says {seen!r}, not {SCHEMA!r})",
+            f"{path} holds no windows of a calibration (its first line says {str(seen)[:40]!r}, not {SCHEMA!r})",
             "give the .jsonl that joulemark calibrate wrote",
         )
+    try:
+        converted(header, _HeaderLine)
+        canonical_json(header)
+    except ValueError as error:
+        raise UnreadableInput(
+            f"the header of {path} is damaged ({error})", "give the .jsonl that joulemark calibrate wrote"
+        ) from error
     return header
 
 
@@ -336,7 +433,7 @@ class WindowWriter:
         header: facts of the run; compared with a file that is there.
 
     Raises:
-        ConfigurationError: the file is there and of another GPU.
+        ConfigurationError: the file is there and of another GPU, or cannot be written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Json]) -> None:
@@ -347,7 +444,6 @@ class WindowWriter:
         if path.exists():
             self._go_on(header)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._write({"kind": "header", "schema": SCHEMA, **header})
 
     def _go_on(self, header: Mapping[str, Json]) -> None:
@@ -362,8 +458,7 @@ class WindowWriter:
         self.counted = frozenset(one.benchmark for one in there.counted)
         self.failed = frozenset(there.failed)
         if not self.path.read_bytes().endswith(b"\n"):
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("\n")
+            self._append("\n")
 
     def add(self, line: CalibrationWindow | Counted) -> None:
         """Append a window, or what was counted of a benchmark."""
@@ -374,7 +469,17 @@ class WindowWriter:
         self._write({"kind": "failed", "benchmark": benchmark, "reason": reason[:500]})
 
     def _write(self, line: Mapping[str, Json]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(canonical_json(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._append(canonical_json(line) + "\n")
+
+    def _append(self, text: str) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigurationError(
+                f"windows cannot be written to {self.path} ({error.strerror or error})",
+                "make room or choose another place with --out; what was measured is kept, go on with --resume",
+            ) from error

@@ -134,7 +134,8 @@ def _clocks(record: Record, metric: str, clock: str) -> NDArray[np.float64]:
     clocks = [process.get(clock) for process in with_figure]
     if len(clocks) < 2:
         clocks = [record.value(clock)]
-    return np.asarray([], dtype=float) if not all(clocks) else np.asarray(clocks, dtype=float)
+    known = all(clock is not None and clock > 0 for clock in clocks)
+    return np.asarray(clocks if known else [], dtype=float)
 
 
 def _clock_of(pair: Pair, metric: str) -> str:

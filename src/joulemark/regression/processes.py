@@ -141,8 +141,9 @@ def _processes(group: Iterable[Record], metric: str) -> list[_Process]:
         samples = record.samples_by_process(metric) or []
         each = record.processes or [{name: record.value(name) for name in (metric, *CLOCKS)}]
         for process, own in zip(each, samples, strict=False):
-            if (figure := process.get(metric)) and own:
-                clocks = {name: clock for name in CLOCKS if (clock := process.get(name))} if metric in PER_CYCLE else {}
+            if (figure := process.get(metric)) and figure > 0 and own:
+                known = {name: process.get(name) for name in CLOCKS} if metric in PER_CYCLE else {}
+                clocks = {name: clock for name, clock in known.items() if clock and clock > 0}
                 out.append(_Process(math.log(figure), np.asarray(own, dtype=float), clocks))
     return out
 

@@ -16,6 +16,10 @@ VERDICTS: tuple[Verdict, ...] = ("regressed", "inconclusive", "improved", "same"
 """The worst first."""
 
 
+_LARGEST_LOG = 700.0
+"""Of a change that can be told as a number: an interval that does not hold its own figure asks for more."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """What counts as worse, and how seldom the gate may be wrong.
@@ -211,4 +215,4 @@ def detectable(effect: Effect, rule: Rule, rows: int) -> float:
         critical + normal if effect.df > 300 else float(special.nctdtrinc(effect.df, 1 - rule.power, critical))
     ) * effect.below
     by_size = math.log1p(rule.min_effect) + normal * effect.below
-    return math.expm1(max(effect.null(rule) + by_test, by_size))
+    return math.expm1(min(max(effect.null(rule) + by_test, by_size), _LARGEST_LOG))

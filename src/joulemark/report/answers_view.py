@@ -88,8 +88,8 @@ def _step(curve: Curve, blocks: bool) -> str:
         return ""
     sign = _BLOCKS[-1] if blocks else _ASCII[-1]
     shares = {BARS[name]: seconds / found.step_s for name, seconds in found.bars.items()}
-    parts = [f"{sign * max(1, round(_BAR * share))} {name} {100 * share:.0f} %" for name, share in shares.items()
-             if share >= _SEEN]  # fmt: skip
+    long = {name: min(max(1, round(_BAR * share)), 2 * _BAR) for name, share in shares.items() if share >= _SEEN}
+    parts = [f"{sign * length} {name} {100 * shares[name]:.0f} %" for name, length in long.items()]
     return f"{'  '.join(parts)} (batch {curve.plateau_batch})"
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+from joulemark.errors import UnreadableInput
 from joulemark.records import OUTCOMES, Json, Record, Run
 from joulemark.report.tables import efficiency_of
 
@@ -16,9 +17,14 @@ def dumps(document: Json) -> str:
     """Strict JSON: ASCII, no NaN, a line break at its end.
 
     Raises:
-        ValueError: NaN or an infinity is inside.
+        UnreadableInput: NaN or an infinity is inside: figures that were read are so absurd that ratios overflow.
     """
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    try:
+        return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise UnreadableInput(
+            f"a figure of the document is no number ({error})", "look for absurd figures in the files that were given"
+        ) from error
 
 
 def render(runs: Sequence[Run]) -> str:

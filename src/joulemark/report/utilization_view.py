@@ -152,7 +152,7 @@ def _elasticities(series: Mapping[str, Json]) -> dict[int, float | None]:
 
 
 def _level_notes(series: Mapping[str, Json]) -> Iterator[str]:
-    used = {tier for cell in series["cells"] for level, tier in cell["tiers"].items() if level in LEVELS}
+    used = {tier for cell in series["cells"] for level, tier in cell["tiers"].items() if level in LEVELS and tier}
     yield f"levels by {', '.join(sorted(used)) or 'no instrument'}; GPU busy by torch's profiler, in a profiled step"
     costs = [cell["counters_overhead"] for cell in series["cells"] if cell["counters_overhead"] is not None]
     if costs:

@@ -18,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 ASSUMED_SPREAD = 0.02
 """Relative standard deviation of a time that was measured once."""
+_FARTHEST_LOG = 300.0
+"""Of a drawn time in s: Student's tails reach beyond what a number holds where the host's levels scatter wildly."""
 _FEWEST_FOR_SCATTER = 4
 """Batches that leave two degrees of freedom beside the straight line."""
 
@@ -188,7 +190,8 @@ def _drawn(points: Sequence[Point], batch: Floats, host: Floats, draws: int, see
     deviation, freedom = _scatter(batch, host)
     if freedom:
         student = np.sqrt(freedom / rng.chisquare(freedom, (draws, 1)))
-        hosts = hosts + deviation * student * rng.standard_normal(hosts.shape)
+        moved = hosts + deviation * student * rng.standard_normal(hosts.shape)
+        hosts = np.clip(moved, -_FARTHEST_LOG, _FARTHEST_LOG)
     both = np.stack([_crossings(batch, devices, hosts), _linear_crossings(batch, devices, hosts)])
     return both.min(axis=0), both.max(axis=0)
 

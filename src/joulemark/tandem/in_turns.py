@@ -23,7 +23,7 @@ def issue(rows: Sequence[Mapping[str, Json]], issued: Sequence[Sequence[Row]]) -
     operators = {row["batch_size"]: row["metrics"]["operators_per_step"]["value"] for row in rows}
     bursts = next((one for one in reversed(issued) if one), [])
     known = {row["batch_size"] for row in bursts}
-    per_batch = {batch: count for batch, count in operators.items() if count and batch in known}
+    per_batch = {batch: count for batch, count in operators.items() if count and count > 0 and batch in known}
     found = turns.compare(bursts, per_batch)
     common: dict[str, Json] = {"limit": EVEN, "confidence": turns.CONFIDENCE}
     if found is None:
@@ -60,7 +60,7 @@ def exposed(rows: Sequence[Mapping[str, Json]], issued: Sequence[Sequence[Row]])
     busy = {row["batch_size"]: row["metrics"]["gpu_busy_s"]["value"] for row in rows}
     timed = next((one for one in reversed(issued) if any("step_s" in row for row in one)), [])
     known = {row["batch_size"] for row in timed}
-    busy_s = {batch: seconds for batch, seconds in busy.items() if seconds and batch in known}
+    busy_s = {batch: seconds for batch, seconds in busy.items() if seconds and seconds > 0 and batch in known}
     found = turns.exposed(timed, busy_s)
     common: dict[str, Json] = {"confidence": turns.CONFIDENCE}
     if found is None:

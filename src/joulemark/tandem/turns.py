@@ -148,16 +148,19 @@ def _whole(rows: Sequence[Row], wanted: Collection[int], name: str) -> Floats | 
 
 
 def _rounds(rows: Sequence[Row], wanted: Container[int], name: str) -> list[dict[int, float]]:
-    """Batch → time in s of every round; those of several processes follow each other and number theirs alike."""
+    """Batch → time in s of every round; those of several processes follow each other and number theirs alike.
+
+    A batch that comes again begins a round too: no time of one process stands among those of another.
+    """
     found: list[dict[int, float]] = []
     last: object = None
     for row in rows:
-        if not found or row["round"] != last:
+        batch, seconds = row["batch_size"], row.get(name)
+        if not found or row["round"] != last or batch in found[-1]:
             found.append({})
         last = row["round"]
-        batch, seconds = row["batch_size"], row.get(name)
-        if isinstance(batch, int) and isinstance(seconds, float) and batch in wanted:
-            found[-1][batch] = seconds
+        if isinstance(batch, int) and isinstance(seconds, int | float) and batch in wanted:
+            found[-1][batch] = float(seconds)
     return found
 
 

@@ -165,11 +165,13 @@ def _elasticities(cells: Sequence[_Cell]) -> list[Json]:
     """Elasticity d ln(throughput) / d ln(peak memory) of neighbouring batch sizes; null where it stays."""
     out: list[Json] = []
     for small, large in pairwise(cells):
-        ends = [(cell.last.value("throughput_per_s"), cell.last.value("peak_memory_bytes")) for cell in (small, large)]
-        (rate, held), (next_rate, next_held) = ends
+        rates, sizes = (
+            [cell.last.value(name) or 0.0 for cell in (small, large)]
+            for name in ("throughput_per_s", "peak_memory_bytes")
+        )
         value = None
-        if rate and held and next_rate and next_held and held != next_held:
-            value = math.log(next_rate / rate) / math.log(next_held / held)
+        if min(*rates, *sizes) > 0 and sizes[0] != sizes[1]:
+            value = math.log(rates[1] / rates[0]) / math.log(sizes[1] / sizes[0])
         out.append({"from_batch": small.batch, "to_batch": large.batch, "value": value})
     return out
 

@@ -87,12 +87,12 @@ def waterfall_of(record: Record, flops: float | None = None) -> Waterfall | str:
     step_s, peak = record.value("device_time_s"), record.value("peak_flop_per_s")
     work = record.value("step_flops") if flops is None else flops
     timeline, classes = record.tables.get("timeline"), record.tables.get("kernel_classes")
-    if step_s is None:
+    if not step_s or step_s < 0:
         return "the step was not timed on the device (--bench-collect timing)"
     if not timeline or not classes:
         return "the record has no timeline of kernels (--bench-collect profiler)"
-    if peak is None or work is None:
-        lacking = "peak_flop_per_s" if peak is None else "step_flops"
+    if not peak or peak < 0 or work is None:
+        lacking = "step_flops" if peak and peak > 0 else "peak_flop_per_s"
         return (
             f"the ideal time is not known: {record.notes.get(lacking, 'no counters pass (--bench-collect counters)')}"
         )
