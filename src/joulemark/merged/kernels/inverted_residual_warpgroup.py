@@ -17,10 +17,10 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import inverted_residual
 from joulemark.merged.kernels.compile import device_text
-from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.description import Description, Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, sum_bytes
+from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, half_taps, neighbours_of_16, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.kernels.tiling import Tiled
 from joulemark.merged.kernels.warpgroup import vocabulary
@@ -50,6 +50,8 @@ class Plan(Tiled):
         resident: blocks of a multiprocessor that registers must suffice for.
         narrow: a tile is 8 positions in each of two rows, not 16 in one.
         ahead: a block takes brick after brick and brings the next one's input while it computes.
+        groups: of warps, each as many as the brick's tiles take, that share the hidden channels of a block further.
+        halves: hidden channels in fp16, and a depthwise of two channels at a time without the tensor cores.
     """
 
     height: int
@@ -61,10 +63,12 @@ class Plan(Tiled):
     resident: int = 1
     narrow: bool = False
     ahead: bool = False
+    groups: int = 1
+    halves: bool = False
 
     @property
     def warps(self) -> int:
-        """Of a block, in whole warpgroups; the last may have no positions."""
+        """Of a group, in whole warpgroups; the last may have no positions."""
         each = self.strips * -(-self.height // (self.tiles * self.tile[0]))
         return -(-each * self.images // 4) * 4
 
@@ -86,12 +90,17 @@ class _Geometry:
 
     @property
     def own_chunks(self) -> int:
-        """Of each block of a cluster; zeros behind the last hidden channels make them equal."""
-        return -(-self.hidden // (self.plan.chunk * self.plan.split))
+        """Of each group of each block of a cluster; zeros behind the last hidden channels make them equal."""
+        return -(-self.hidden // (self.plan.chunk * self.shares))
 
     @property
     def chunks(self) -> int:
-        return self.own_chunks * self.plan.split
+        return self.own_chunks * self.shares
+
+    @property
+    def shares(self) -> int:
+        """Of a brick's hidden channels."""
+        return self.plan.split * self.plan.groups
 
     @property
     def steps_in(self) -> int:
@@ -117,7 +126,21 @@ class _Geometry:
 
     @property
     def plane_pixels(self) -> int:
-        """Of all images, what tiles read behind them, and a last one where what nobody reads is put."""
+        """Of an octet of the input in shared memory."""
+        # Copies of the neighbouring octets of a pixel fall on different banks.
+        return self._padded(1 if self.steps_in > 2 else 8 // (2 * self.steps_in))
+
+    @property
+    def hidden_pixels(self) -> int:
+        """Of an octet of hidden channels."""
+        if not self.plan.halves:
+            return self.plane_pixels
+        # Lanes read two octets of 4 pixels at once, neighbours or every second one.
+        return self._padded(4 if self.plan.narrow else 1)
+
+    def _padded(self, rest: int) -> int:
+        """Pixels of all images, what tiles read behind them, and a last one where what nobody reads is put; so many
+        that ``rest`` are left of eights."""
         plan = self.plan
         band = plan.tiles * plan.tile[0]
         first = (-(-plan.height // band) - 1) * band * self.stride * self.pitch + (plan.strips - 1) * plan.tile[1]
@@ -125,8 +148,7 @@ class _Geometry:
         second = self.stride * self.pitch if plan.narrow else 8
         last = first + 7 + second + (1 if self.stride == 2 else 2) + ((taps - 1) // 2 * 2 + 1) * self.pitch
         pixels = (plan.images - 1) * self.rows * self.pitch + max(self.rows * self.pitch, last + 1) + 1
-        # Copies of the neighbouring octets of a pixel fall on different banks.
-        return -(-(pixels - 1) // 8) * 8 + (1 if self.steps_in > 2 else 8 // (2 * self.steps_in))
+        return -(-(pixels - rest) // 8) * 8 + rest
 
     @property
     def out_pixels(self) -> int:
@@ -140,7 +162,7 @@ class _Geometry:
     @property
     def project_bytes(self) -> int:
         """Of a chunk's weights of projection and depthwise."""
-        return self.plan.chunk * (self.channels_out * 2 + 48 + 8)
+        return self.plan.chunk * (self.channels_out * 2 + (20 if self.plan.halves else 48 + 8))
 
     @property
     def hidden_at(self) -> int:
@@ -148,7 +170,7 @@ class _Geometry:
         given = 2 * self.steps_in * self.plane_pixels * 16
         if self.plan.ahead:
             return _HEAD + 2 * given
-        return _HEAD + (max(given, self.staged) if self.plan.split > 1 else given)
+        return _HEAD + (max(given, self.staged) if self.shares > 1 else given)
 
     @property
     def staged(self) -> int:
@@ -160,10 +182,10 @@ class _Geometry:
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         plan = self.plan
-        hidden = 2 * plan.chunk * self.plane_pixels * 2
-        whole = self.hidden_at + hidden + 2 * (self.expand_bytes + self.project_bytes)
-        if plan.split > 1:
-            return max(whole, self.hidden_at + plan.tiles * self.octets_out * plan.warps * 512)
+        hidden = 2 * plan.chunk * self.hidden_pixels * 2
+        whole = self.hidden_at + plan.groups * (hidden + 2 * (self.expand_bytes + self.project_bytes))
+        if self.shares > 1:
+            return max(whole, self.hidden_at + plan.groups * plan.tiles * self.octets_out * plan.warps * 512)
         return max(whole, _HEAD + self.staged)
 
     def resident(self, device: Device, spared: int = 0) -> int:
@@ -184,7 +206,7 @@ class _Geometry:
         if wanted > 256 or self.shared > device.block_shared:
             return 0
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
-        return min(4 * of_scheduler // plan.warps, device.shared // (self.shared + 1024), 8)
+        return min(4 * of_scheduler // (plan.warps * plan.groups), device.shared // (self.shared + 1024), 8)
 
     def rows_inside(self, out: Shape) -> list[int]:
         """Rows of the input of each brick of a column that lie in the image; with stride 2 of an image of even size."""
@@ -236,6 +258,14 @@ def unsuited(description: Description) -> str | None:
     return None
 
 
+def halves_unsuited(description: Description) -> str | None:
+    """Why hidden channels cannot be in fp16, which ends at 65504; None where they can."""
+    bounded = all(one.activation == "relu6" for one in description.sequence.layers[:2])
+    if description.format == "bf16" and not bounded:
+        return "halves hold hidden channels in fp16: in bf16 both activations must be relu6"
+    return None
+
+
 def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
     """The kernel of an inverted residual.
 
@@ -252,9 +282,16 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         raise ValueError(
             f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk"
         )
-    if plan.warps > 32 or geometry.turns > 16:
-        raise ValueError(f"{plan.warps} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
-    if plan.ahead and (plan.split > 1 or geometry.staged > 2 * geometry.steps_in * geometry.plane_pixels * 16):
+    if plan.groups not in (1, 2, 3, 4) or plan.chunk * (geometry.shares - 1) >= geometry.hidden:
+        raise ValueError(f"{geometry.hidden} hidden channels for {plan.groups} groups: a block has 1 to 4, each a chunk")
+    if plan.warps * plan.groups > 32 or geometry.turns > 16:
+        raise ValueError(
+            f"{plan.warps * plan.groups} warps, {geometry.turns} tiles to expand in turn: at most 32, 16"
+        )
+    unbounded = None if not plan.halves else halves_unsuited(description)
+    if unbounded:
+        raise ValueError(unbounded)
+    if plan.ahead and (geometry.shares > 1 or geometry.staged > 2 * geometry.steps_in * geometry.plane_pixels * 16):
         raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
@@ -265,7 +302,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         name,
         description,
         _source(name, description, geometry),
-        plan.warps * 32,
+        plan.warps * plan.groups * 32,
         geometry.shared,
         (plan.height, plan.width),
         pack,
@@ -346,6 +383,7 @@ def _name(geometry: _Geometry) -> str:
     return (
         f"wg_s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_c{plan.chunk}"
         f"_i{plan.images}_p{plan.split}_r{plan.resident}{'_a' if plan.ahead else ''}"
+        f"{f'_g{plan.groups}' if plan.groups > 1 else ''}{'_h' if plan.halves else ''}"
     )
 
 
@@ -363,8 +401,10 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "TILES": plan.tiles,
         "IMAGES": plan.images,
         "SPLIT": plan.split,
-        "THREADS": plan.warps * 32,
+        "GROUPS": plan.groups,
+        "THREADS": plan.warps * plan.groups * 32,
         "PLANE_PIXELS": geometry.plane_pixels,
+        "HIDDEN_PIXELS": geometry.hidden_pixels,
         "OUT_PLANE_PIXELS": geometry.out_pixels,
         "INPUT_AT": _HEAD,
         "HIDDEN_AT": geometry.hidden_at,
@@ -372,19 +412,22 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "PROJECT_AT": chunks * geometry.expand_bytes,
         "PROJECT_BIAS_AT": chunks * (geometry.expand_bytes + geometry.project_bytes),
     }
-    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow, "AHEAD": plan.ahead}
+    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow, "AHEAD": plan.ahead, "HALVES": plan.halves}
+    hidden: Format = "fp16" if plan.halves else description.format
+    products = [8 * (octets // -(-octets // _MOST_OCTETS))]
     stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)
     launch = f"{name}, THREADS, {plan.resident}"
     head = f"KERNEL({launch}" if plan.split == 1 else f"KERNEL_CLUSTER({launch}, SPLIT"
     return "\n".join(
         [
-            f"using Element = {description.format};",
+            f"using Element = {description.format};\nusing Hidden = {hidden};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
-            vocabulary(description.format, registers=[8 * (octets // -(-octets // _MOST_OCTETS))], shared=[plan.chunk]),
+            vocabulary(description.format, products, [plan.chunk], registers_format=hidden),
             f"#ifdef EMULATED\nconstexpr int CLUSTER = SPLIT;\n{device_text('cluster_emulation.hpp')}#else",
             f"{device_text('cluster.cuh')}#endif",
             device_text("octets.cuh"),
+            device_text("halves.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {one.activation.upper()};" for stage, one in stages),
             device_text("inverted_residual_warpgroup.cuh"),
             f"{head}) {{ inverted_residual(a); }}",
@@ -399,23 +442,29 @@ def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters])
     chunk = geometry.plan.chunk
     hidden = geometry.chunks * chunk
 
-    def matrix(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+    def matrix(weight: Tensor, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
         whole = weight.new_zeros(outputs, inputs, dtype=dtype)
         whole[: weight.shape[0], : weight.shape[1]] = weight[:, :, 0, 0].to(dtype)
-        return whole.unflatten(1, (-1, 8))  # [outputs, octets, 8]
+        return whole
 
-    expand = matrix(expansion.weight, hidden, 16 * geometry.steps_in).unflatten(0, (-1, chunk)).transpose(1, 2)
-    project = matrix(projection.weight, geometry.channels_out, hidden).unflatten(1, (-1, chunk // 8))
+    expand = matrix(expansion.weight, hidden, 16 * geometry.steps_in, dtype).unflatten(1, (-1, 8))
+    expand = expand.unflatten(0, (-1, chunk)).transpose(1, 2)
+    if geometry.plan.halves:
+        given = matrix(projection.weight, geometry.channels_out, hidden, torch.float16)[:, neighbours_of_16(hidden)]
+        behind = [half_taps(depthwise, hidden)]
+    else:
+        given = matrix(projection.weight, geometry.channels_out, hidden, dtype)
+        behind = [diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden), sum_bytes(depthwise, hidden)]
+    project = given.unflatten(1, (-1, 8)).unflatten(1, (-1, chunk // 8))  # [outputs, chunks, octets, 8]
 
     def rows(part: Tensor) -> Tensor:
         """A row of bytes for each chunk."""
         return as_bytes(part).view(geometry.chunks, -1)
 
-    taps = diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden)
     return torch.cat(
         [
             torch.cat([rows(expand), rows(sum_bytes(expansion, hidden))], 1).flatten(),
-            torch.cat([rows(project.permute(1, 2, 0, 3)), rows(taps), rows(sum_bytes(depthwise, hidden))], 1).flatten(),
+            torch.cat([rows(project.permute(1, 2, 0, 3)), *map(rows, behind)], 1).flatten(),
             sum_bytes(projection, -(-geometry.channels_out // 2) * 2),
         ]
     )
