@@ -1,7 +1,8 @@
 """Inverted residuals by ``wgmma``, the matrix products of warpgroups: for compute capability 9.0.
 
 The hidden channels of a brick may be split over a cluster of blocks, and a block may take the same brick of several
-images: so small maps with many channels read their weights seldom and still fill the device.
+images: so small maps with many channels read their weights seldom and still fill the device. Groups of warps may split
+them further within a block, and the depthwise may leave the tensor cores for packed fp16.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ _HEAD = 512
 """Bytes of a block's shared memory for barriers and zeros."""
 _MOST_OCTETS = 32
 """Of columns in one product."""
+_MOST_GROUPS = 4
+"""Of a block: their barriers are in front of the zeros."""
 _SPARED = 16
 """Registers fewer than counted, with which many kernels are compiled without spills."""
+_OWN_SUMS = 1 / 6
+"""What bytes of sums from a block's own shared memory cost of others': 128 a cycle of 1.98 GHz, not 25 ps each."""
 _OVERLAPPED_BYTES = 100
 """Of weights, which come from the L2 while a product or a depthwise tile is made: its share of 5.5 TB/s in 2.7 ns."""
 
@@ -139,8 +144,11 @@ class _Geometry:
         return self._padded(4 if self.plan.narrow else 1)
 
     def _padded(self, rest: int) -> int:
-        """Pixels of all images, what tiles read behind them, and a last one where what nobody reads is put; so many
-        that ``rest`` are left of eights."""
+        """Pixels of all images, what tiles read behind them, and a last one where what nobody reads is put.
+
+        Args:
+            rest: that is left of eights.
+        """
         plan = self.plan
         band = plan.tiles * plan.tile[0]
         first = (-(-plan.height // band) - 1) * band * self.stride * self.pitch + (plan.strips - 1) * plan.tile[1]
@@ -188,6 +196,14 @@ class _Geometry:
             return max(whole, self.hidden_at + plan.groups * plan.tiles * self.octets_out * plan.warps * 512)
         return max(whole, _HEAD + self.staged)
 
+    @property
+    def half_loads(self) -> int:
+        """Wavefronts of shared memory (128 bytes) of a warp's depthwise in halves, of an octet: taps, then rows."""
+        plan = self.plan
+        rows = self.stride * (plan.tiles * plan.tile[0] - 1) + 3
+        columns = self.stride * (0 if plan.narrow else 1) + 3
+        return 10 + rows * columns
+
     def resident(self, device: Device, spared: int = 0) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
 
@@ -196,7 +212,7 @@ class _Geometry:
         """
         plan = self.plan
         wanted = (
-            66
+            (56 if plan.halves else 66)
             + 8 * plan.ahead
             + 10 * plan.tiles
             + plan.tiles * self.channels_out // 2
@@ -224,20 +240,23 @@ class _Geometry:
         expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
         columns = min(self.pitch, self.stride * out[1])
         taken = plan.images * sum(inside) / len(inside) * columns * self.channels_in / 8
-        sums = plan.tiles * self.octets_out * plan.warps * 512 * (plan.split - 1) / plan.split
+        sums = plan.tiles * self.octets_out * plan.warps * plan.groups * 512
+        sums *= (plan.split - 1) / plan.split + (_OWN_SUMS if plan.groups > 1 else 0)
         waits = max(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
         products = expanded * self.steps_in * octets + plan.tiles * plan.warps / 4 * self.octets_out * plan.chunk / 16
         depthwise = octets * plan.tiles * plan.warps
         weights = self.expand_bytes + self.project_bytes - _OVERLAPPED_BYTES * (products + depthwise)
+        chunks = each * self.own_chunks * plan.groups
         return {
-            "product": each * self.own_chunks * products,
-            "depthwise_tile": each * self.own_chunks * depthwise,
-            "depthwise_octet": each * self.own_chunks * octets * plan.warps,
-            "weights": each * self.own_chunks * max(0.0, weights),
+            "product": chunks * products,
+            "depthwise_tile": 0 if plan.halves else chunks * depthwise,
+            "depthwise_octet": 0 if plan.halves else chunks * octets * plan.warps,
+            "half_load": chunks * octets * plan.warps * self.half_loads if plan.halves else 0,
+            "weights": chunks * max(0.0, weights),
             "sums": each * sums,
             "chunk": each * (taken + plan.images * plan.height * plan.width * own * (1 + self.residual)),
             "step_in_turn": rounds * self.own_chunks * waits,
-            "load_in_turn": rounds * taken / plan.warps,
+            "load_in_turn": rounds * taken / (plan.warps * plan.groups),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
             "round_bare": rounds / beside,
@@ -282,12 +301,12 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         raise ValueError(
             f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk"
         )
-    if plan.groups not in (1, 2, 3, 4) or plan.chunk * (geometry.shares - 1) >= geometry.hidden:
-        raise ValueError(f"{geometry.hidden} hidden channels for {plan.groups} groups: a block has 1 to 4, each a chunk")
-    if plan.warps * plan.groups > 32 or geometry.turns > 16:
+    if not 1 <= plan.groups <= _MOST_GROUPS or plan.chunk * (geometry.shares - 1) >= geometry.hidden:
         raise ValueError(
-            f"{plan.warps * plan.groups} warps, {geometry.turns} tiles to expand in turn: at most 32, 16"
+            f"{geometry.hidden} hidden channels for {plan.groups} groups: a block has 1 to {_MOST_GROUPS}, each a chunk"
         )
+    if plan.warps * plan.groups > 32 or geometry.turns > 16:
+        raise ValueError(f"{plan.warps * plan.groups} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
     unbounded = None if not plan.halves else halves_unsuited(description)
     if unbounded:
         raise ValueError(unbounded)
@@ -328,7 +347,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     out = description.sequence.sizes(size)[-1]
     fitting = (
         replace(plan, resident=resident)
-        for plan in _all_plans(description, out, batch)
+        for plan in _shared_plans(description, out, batch, device)
         for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
         if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
     )
@@ -337,7 +356,15 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         fitting,
         lambda plan: _geometry(description, plan).counts(out, batch, device),
         limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.images, plan.split, plan.ahead),
+        lambda plan: (
+            plan.width * plan.height,
+            plan.tiles,
+            plan.images,
+            plan.split,
+            plan.ahead,
+            plan.groups,
+            plan.halves,
+        ),
     )
 
 
@@ -357,6 +384,18 @@ def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Pla
             yield plan
             if split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
                 yield replace(plan, ahead=True)
+
+
+def _shared_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
+    """The same with the depthwise of both kinds, and in groups where there are few blocks of few warps."""
+    hidden = description.sequence.layers[1].out_channels
+    ways = (False,) if halves_unsuited(description) else (False, True)
+    for plan in _all_plans(description, out, batch):
+        few = not plan.ahead and plan.bricks(out, batch) * plan.split <= 2 * device.multiprocessors
+        most = min(_MOST_GROUPS, 16 // plan.warps) if few else 1
+        groups = [n for n in range(1, most + 1) if plan.chunk * (plan.split * n - 1) < hidden]
+        for n, halves in product(groups, ways):
+            yield replace(plan, groups=n, halves=halves)
 
 
 def _positions(plan: Plan) -> int:
