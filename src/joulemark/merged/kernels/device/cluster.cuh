@@ -21,6 +21,16 @@ DEVICE void cluster_sync() {
     warp_sync();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same in two halves, for a thread whose reads have come: it orders no memory, so nothing of it is waited for. Between
+// them a thread does what the others need not wait for; only then may it end.
+DEVICE void cluster_arrive() {
+    warp_sync();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void cluster_wait() {
+    warp_sync();
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
 // From the shared memory of the block with this rank, at the address that it has there.
 DEVICE uint4 load_cluster_4(u32 at, u32 rank) {
     uint4 v;

@@ -72,7 +72,8 @@ DEVICE Place place_of() {
     at.pair = at.lane & 3;
     at.group = GROUPS == 1 ? 0 : shuffle(thread / GROUP_THREADS, 0);
     at.warp = (thread >> 5) - at.group * GROUP_WARPS;
-    at.warpgroup = shuffle(thread >> 7, 0) - at.group * WARPGROUPS;  // known to be one for the warp: addresses in uniform registers
+    // Known to be one for the warp: addresses in uniform registers.
+    at.warpgroup = GROUPS > 1 && WARPGROUPS == 1 ? 0 : shuffle(thread >> 7, 0) - at.group * WARPGROUPS;
     at.image = at.warp / WARPS_EACH;
     const int within = at.warp % WARPS_EACH;
     at.strip = within % STRIPS;
@@ -357,7 +358,7 @@ DEVICE void add_shares(const Place& at, int rank, u32 scratch, u32 staged, Sums&
         }
         stage(at, staged + (RESIDUAL ? octet : i) * OUT_OCTET, j, sum);
     }
-    if (SPLIT > 1) cluster_sync();  // nobody leaves while others read its shared memory
+    if (SPLIT > 1) cluster_arrive();
 }
 
 DEVICE void store_output(const Arguments& a, const Place& at, int number, int rank, u32 staged) {
@@ -443,6 +444,7 @@ DEVICE void compute_brick(const Arguments& a, const Place& at, int number, const
         stage(at, input + i * OUT_OCTET, j, out[j][i / OCTETS_EACH][i % OCTETS_EACH]);
     block_sync();
     store_output(a, at, number, weights.share / GROUPS, input);
+    if (SPLIT > 1) cluster_wait();  // nobody leaves while others read its shared memory
 }
 
 DEVICE void inverted_residual(const Arguments& a) {
