@@ -134,7 +134,7 @@ def ways_of(block: Block, most: int) -> list[Way]:
     grouped = inverted_warpgroups.candidates(description, size, block.batch, device, limit=1000)
 
     def kind(plan: inverted_warpgroups.Plan) -> tuple[int, ...]:
-        return plan.width, plan.tiles, plan.images, plan.split, plan.ahead, plan.groups, plan.halves
+        return plan.width, plan.tiles, plan.images, plan.split, plan.ahead, plan.groups, plan.halves, plan.early
 
     chosen = different(grouped, most, kind)
     chosen.sort(key=lambda plan: plan.groups == 1 and not plan.halves)  # first those that were never measured

@@ -342,7 +342,8 @@ def block_checks(format_: Format) -> Iterator[Check]:
         plans = module.candidates(description, (edge, edge), 64, Device(), limit=2)
         if family == "inverted_residual_warpgroup":  # of each kind the best ranked
             ranked = module.candidates(description, (edge, edge), 64, Device(), limit=1000)
-            plans = {(one.groups, one.halves): one for one in reversed(ranked)}.values()
+            best = {(one.groups > 1, one.halves): one for one in reversed(ranked)}
+            plans = [*best.values(), *[one for one in ranked if one.early][:1]]
         for plan in plans:
             yield Check(Variant(family, description, plan), (3, 19, 37))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from joulemark.merged.kernels import Description, build
@@ -21,7 +23,7 @@ CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
     "cluster of groups, images, odd batch": (
         sequence_of(32, 80, 32),
         "bf16",
-        Plan(7, 7, 1, 16, images=2, split=2, narrow=True, groups=2),
+        Plan(7, 7, 1, 16, images=2, split=2, narrow=True, groups=2, early=True),
         (3, 7, 7),
     ),
     "halves in a cluster, stride 2, half a step of channels": (
@@ -135,6 +137,8 @@ def test_halves_take_bounded_activations_and_are_offered_beside_tensor_cores_and
     plans = candidates(Description(sequence_of(160, 960, 160), "bf16"), (7, 7), 64, Device())
     kinds = {(plan.groups, plan.halves) for plan in plans if plan.split == 2}
     assert kinds >= {(1, False), (1, True), (2, True), (3, True), (3, False)}
+    assert [plan.early for plan in plans[:5]] == [False, True, False, True, False]
+    assert [replace(plan, early=True) for plan in plans[0:4:2]] == plans[1:4:2]
 
 
 def test_groups_shorten_what_waits_in_turn_and_multiply_as_much() -> None:

@@ -33,6 +33,8 @@ _MOST_OCTETS = 32
 """Of columns in one product."""
 _MOST_GROUPS = 4
 """Of a block: their barriers are in front of the zeros."""
+_EARLY = 2
+"""Best ranked plans that are tried launched early too: what that saves is not counted."""
 _SPARED = 16
 """Registers fewer than counted, with which many kernels are compiled without spills."""
 _OWN_SUMS = 1 / 6
@@ -57,6 +59,7 @@ class Plan(Tiled):
         ahead: a block takes brick after brick and brings the next one's input while it computes.
         groups: of warps, each as many as the brick's tiles take, that share the hidden channels of a block further.
         halves: hidden channels in fp16, and a depthwise of two channels at a time without the tensor cores.
+        early: blocks are launched while the kernel before this one ends.
     """
 
     height: int
@@ -70,6 +73,7 @@ class Plan(Tiled):
     ahead: bool = False
     groups: int = 1
     halves: bool = False
+    early: bool = False
 
     @property
     def warps(self) -> int:
@@ -331,6 +335,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         parts=plan.split,
         cluster=plan.split,
         images=plan.images,
+        early=plan.early,
         counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
     )
 
@@ -351,7 +356,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
         if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
     )
-    return cheapest(
+    ranked = cheapest(
         "inverted_residual_warpgroup",
         fitting,
         lambda plan: _geometry(description, plan).counts(out, batch, device),
@@ -366,6 +371,9 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
             plan.halves,
         ),
     )
+    both = [(plan, replace(plan, early=True)) for plan in ranked[:_EARLY]]
+    twins = [one for two in both for one in (two if _few_blocks(two[0], out, batch, device) else two[:1])]
+    return (twins + ranked[_EARLY:])[:limit]
 
 
 def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Plan]:
@@ -387,15 +395,20 @@ def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Pla
 
 
 def _shared_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
-    """The same with the depthwise of both kinds, and in groups where there are few blocks of few warps."""
+    """The same with the depthwise of both kinds, and in groups where there are few blocks."""
     hidden = description.sequence.layers[1].out_channels
     ways = (False,) if halves_unsuited(description) else (False, True)
     for plan in _all_plans(description, out, batch):
-        few = not plan.ahead and plan.bricks(out, batch) * plan.split <= 2 * device.multiprocessors
-        most = min(_MOST_GROUPS, 16 // plan.warps) if few else 1
+        few = _few_blocks(plan, out, batch, device)
+        most = min(_MOST_GROUPS, 16 // plan.warps) if few and not plan.ahead else 1
         groups = [n for n in range(1, most + 1) if plan.chunk * (plan.split * n - 1) < hidden]
         for n, halves in product(groups, ways):
             yield replace(plan, groups=n, halves=halves)
+
+
+def _few_blocks(plan: Plan, out: Shape, batch: int, device: Device) -> bool:
+    """Whether beginning and end of the blocks are a large part of the time."""
+    return plan.bricks(out, batch) * plan.split <= 2 * device.multiprocessors
 
 
 def _positions(plan: Plan) -> int:
@@ -422,7 +435,7 @@ def _name(geometry: _Geometry) -> str:
     return (
         f"wg_s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_c{plan.chunk}"
         f"_i{plan.images}_p{plan.split}_r{plan.resident}{'_a' if plan.ahead else ''}"
-        f"{f'_g{plan.groups}' if plan.groups > 1 else ''}{'_h' if plan.halves else ''}"
+        f"{f'_g{plan.groups}' if plan.groups > 1 else ''}{'_h' if plan.halves else ''}{'_e' if plan.early else ''}"
     )
 
 
@@ -451,7 +464,13 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "PROJECT_AT": chunks * geometry.expand_bytes,
         "PROJECT_BIAS_AT": chunks * (geometry.expand_bytes + geometry.project_bytes),
     }
-    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow, "AHEAD": plan.ahead, "HALVES": plan.halves}
+    flags = {
+        "RESIDUAL": geometry.residual,
+        "NARROW": plan.narrow,
+        "AHEAD": plan.ahead,
+        "HALVES": plan.halves,
+        "EARLY": plan.early,
+    }
     hidden: Format = "fp16" if plan.halves else description.format
     products = [8 * (octets // -(-octets // _MOST_OCTETS))]
     stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)

@@ -16,6 +16,12 @@ DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
 }
 DEVICE void barrier_wait_copied(u32 at, u32 parity) { barrier_wait(at, parity); }
 
+// Lets the next kernel of the stream begin, as soon as all blocks have said so or ended, where it was launched for that.
+DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Until the kernel before this one has ended and all that it has written is seen: nothing of its is read or overwritten
+// before. It has waited so for its own.
+DEVICE void wait_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // All threads of all blocks of the cluster; what was written to shared memory before is seen behind it.
 DEVICE void cluster_sync() {
     warp_sync();

@@ -26,6 +26,8 @@ DEVICE void barrier_wait_copied(u32 at, u32 parity) {
     emulated_land(at);
     barrier_wait(at, parity);
 }
+DEVICE void launch_next() {}
+DEVICE void wait_previous() {}
 DEVICE void cluster_sync() {
     const int first = emulation::me->block / CLUSTER * CLUSTER;
     emulation::meet((*emulation::blocks)[first].cluster, CLUSTER * emulation::block().threads, [] {});

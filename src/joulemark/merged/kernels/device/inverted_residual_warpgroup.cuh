@@ -19,6 +19,8 @@
 // With HALVES hidden channels are fp16, and the depthwise is multiplied and added two channels at a time, without the
 // tensor cores: a lane's four channels of 16 are neighbours, for which the projection's inputs are packed in that order.
 //
+// With EARLY the kernel begins while the one before it ends, and lets the next one do so.
+//
 // With AHEAD the block is persistent: while it computes a brick, the next one's input comes. Weights come on and on.
 
 constexpr int OCTETS_IN = CHANNELS_IN / 8, STEPS_IN = (CHANNELS_IN + 15) / 16;
@@ -448,6 +450,10 @@ DEVICE void compute_brick(const Arguments& a, const Place& at, int number, const
 }
 
 DEVICE void inverted_residual(const Arguments& a) {
+    if (EARLY) {
+        launch_next();
+        wait_previous();
+    }
     const Place at = place_of();
     const u32 base = shared_base(), barriers = base + at.group * 32;
     const u32 expand = base + HIDDEN_AT + GROUPS * (2 * OCTETS * HIDDEN_PLANE) + at.group * (2 * (EXPAND_BYTES + PROJECT_BYTES));
