@@ -244,8 +244,8 @@ class _Geometry:
         expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
         columns = min(self.pitch, self.stride * out[1])
         taken = plan.images * sum(inside) / len(inside) * columns * self.channels_in / 8
-        sums = plan.tiles * self.octets_out * plan.warps * plan.groups * 512
-        sums *= (plan.split - 1) / plan.split + (_OWN_SUMS if plan.groups > 1 else 0)
+        others = (plan.split - 1) / plan.split + (_OWN_SUMS if plan.groups > 1 else 0)
+        sums = plan.tiles * self.octets_out * plan.warps * plan.groups * 512 * others
         waits = max(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
         products = expanded * self.steps_in * octets + plan.tiles * plan.warps / 4 * self.octets_out * plan.chunk / 16
         depthwise = octets * plan.tiles * plan.warps
