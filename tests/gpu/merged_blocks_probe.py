@@ -136,7 +136,8 @@ def ways_of(block: Block, most: int) -> list[Way]:
     def kind(plan: inverted_warpgroups.Plan) -> tuple[int, ...]:
         return plan.width, plan.tiles, plan.images, plan.split, plan.ahead, plan.groups, plan.halves, plan.early
 
-    chosen = different(grouped, most, kind)
+    odd = [plan for plan in grouped if plan.split not in (1, 2, 4, 8)]  # clusters of sizes that were never measured
+    chosen = list(dict.fromkeys(different(grouped, most, kind) + odd[:2]))
     chosen.sort(key=lambda plan: plan.groups == 1 and not plan.halves)  # first those that were never measured
     return ways(inverted_warpgroups, chosen) + made
 

@@ -21,9 +21,9 @@ from tests.merged.test_kernels_inverted_residual import MOBILENET_V2, error_of, 
 
 CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
     "cluster of groups, images, odd batch": (
-        sequence_of(32, 80, 32),
+        sequence_of(32, 96, 32),
         "bf16",
-        Plan(7, 7, 1, 16, images=2, split=2, narrow=True, groups=2, early=True),
+        Plan(7, 7, 1, 16, images=2, split=3, narrow=True, groups=2, early=True),
         (3, 7, 7),
     ),
     "halves in a cluster, stride 2, half a step of channels": (
@@ -116,6 +116,7 @@ def test_a_round_more_is_counted_where_clusters_do_not_fit_into_groups_of_multip
     [
         (Plan(7, 7, 1, 40), "multiple of 16"),
         (Plan(7, 7, 1, 64, split=4), "hidden channels over 4 blocks"),
+        (Plan(7, 7, 1, 16, split=9, narrow=True), "1 to 8"),
         (Plan(28, 64, 1), "at most 32"),
         (Plan(7, 7, 1, 32, split=2, ahead=True), "brought ahead"),
         (Plan(7, 7, 1, 32, ahead=True, groups=2), "brought ahead"),

@@ -33,6 +33,8 @@ _MOST_OCTETS = 32
 """Of columns in one product."""
 _MOST_GROUPS = 4
 """Of a block: their barriers are in front of the zeros."""
+_MOST_SPLIT = 8
+"""Blocks of a cluster on any device (CUDA C++ Programming Guide, "Thread Block Clusters")."""
 _EARLY = 2
 """Best ranked plans that are tried launched early too: what that saves is not counted."""
 _SPARED = 16
@@ -301,9 +303,9 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
     geometry = _geometry(description, plan)
     if plan.chunk % 16 or not 16 <= plan.chunk <= 8 * _MOST_OCTETS:
         raise ValueError(f"chunks of {plan.chunk} hidden channels: give a multiple of 16, at most {8 * _MOST_OCTETS}")
-    if plan.split not in (1, 2, 4, 8) or plan.chunk * (plan.split - 1) >= geometry.hidden:
+    if not 1 <= plan.split <= _MOST_SPLIT or plan.chunk * (plan.split - 1) >= geometry.hidden:
         raise ValueError(
-            f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk"
+            f"{geometry.hidden} hidden channels over {plan.split} blocks: there are 1 to {_MOST_SPLIT}, each a chunk"
         )
     if not 1 <= plan.groups <= _MOST_GROUPS or plan.chunk * (geometry.shares - 1) >= geometry.hidden:
         raise ValueError(
@@ -380,15 +382,18 @@ def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Pla
     """Every way to cut that the kernel can be generated for."""
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     heights = sorted({-(-out[0] // n) for n in range(1, 15)} & set(range(2, 33)))
-    ways = product(widths, heights, (False, True), (1, 2, 4), (32, 48, 64, 96), (1, 2, 4), (1, 2, 4, 8))
+    ways = product(widths, heights, (False, True), (1, 2, 4), (32, 48, 64, 96), (1, 2, 3, 4), range(1, _MOST_SPLIT + 1))
+    hidden = description.sequence.layers[1].out_channels
     for width, height, narrow, tiles, chunk, images, split in ways:
         plan = Plan(height, width, tiles, chunk, images, split, 1, narrow)
-        whole = images == 1 or (images <= batch and (height, width) == tuple(out))
-        geometry = _geometry(description, plan)
+        # Several images are whole ones, and in clusters of any size they may come out even with the multiprocessors.
+        whole = split in (1, 2, 4, 8) if images == 1 else images <= batch and (height, width) == tuple(out)
         made = _positions(plan)
+        if not whole or chunk * (split - 1) >= hidden or 2 * height * width <= made:
+            continue
+        geometry = _geometry(description, plan)
         better = not narrow or made < _positions(replace(plan, narrow=False))
-        useful = whole and better and chunk * (split - 1) < geometry.hidden and 2 * height * width > made
-        if useful and 4 <= plan.warps <= 16 and geometry.turns <= 8:
+        if better and 4 <= plan.warps <= 16 and geometry.turns <= 8:
             yield plan
             if split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
                 yield replace(plan, ahead=True)
