@@ -99,7 +99,7 @@ def test_small_maps_read_their_weights_seldom() -> None:
 
 def test_a_round_more_is_counted_where_clusters_do_not_fit_into_groups_of_multiprocessors() -> None:
     """Of an H200, 64 images of 7×7 in pairs: 128 blocks in clusters of 4 took twice as long as in clusters of 2."""
-    assert [Device().clusters(size) for size in (1, 2, 4, 8)] == [132, 66, 31, 15]
+    assert [Device().clusters(size) for size in (1, 2, 3, 4, 5, 8)] == [132, 66, 42, 31, 23, 15]
     assert Device(108).clusters(4) == 27  # of another device nothing is known
     description = Description(sequence_of(160, 960, 160), "bf16")
 
