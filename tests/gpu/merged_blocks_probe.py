@@ -132,10 +132,14 @@ def ways_of(block: Block, most: int) -> list[Way]:
     if inverted_warpgroups.unsuited(description) is not None:
         return made
     grouped = inverted_warpgroups.candidates(description, size, block.batch, device, limit=1000)
-    return made + ways(
-        inverted_warpgroups,
-        different(grouped, most, lambda plan: (plan.width, plan.tiles, plan.images, plan.split, plan.ahead)),
-    )
+
+    def kind(plan: inverted_warpgroups.Plan) -> tuple[int, ...]:
+        return plan.width, plan.tiles, plan.images, plan.split, plan.ahead, plan.groups, plan.halves, plan.early
+
+    odd = [plan for plan in grouped if plan.split not in (1, 2, 4, 8)]  # clusters of sizes that were never measured
+    chosen = list(dict.fromkeys(different(grouped, most, kind) + odd[:2]))
+    chosen.sort(key=lambda plan: plan.groups == 1 and not plan.halves)  # first those that were never measured
+    return ways(inverted_warpgroups, chosen) + made
 
 
 def different(plans: Iterable[P], most: int, kind: Callable[[P], tuple[int, ...]], by_tiles: bool = False) -> list[P]:

@@ -339,7 +339,12 @@ def block_checks(format_: Format) -> Iterator[Check]:
     ]
     for family, module, sequence, edge in made:
         description = Description(sequence, format_)
-        for plan in module.candidates(description, (edge, edge), 64, Device(), limit=2):
+        plans = module.candidates(description, (edge, edge), 64, Device(), limit=2)
+        if family == "inverted_residual_warpgroup":  # of each kind the best ranked
+            ranked = module.candidates(description, (edge, edge), 64, Device(), limit=1000)
+            best = {(one.groups > 1, one.halves): one for one in reversed(ranked)}
+            plans = [*best.values(), *[one for one in ranked if one.early][:1]]
+        for plan in plans:
             yield Check(Variant(family, description, plan), (3, 19, 37))
 
 

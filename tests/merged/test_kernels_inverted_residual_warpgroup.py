@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from joulemark.merged.kernels import Description, build
@@ -18,16 +20,16 @@ from tests.merged.every_kernel import first
 from tests.merged.test_kernels_inverted_residual import MOBILENET_V2, error_of, sequence_of
 
 CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
-    "cluster, images, odd batch": (
-        sequence_of(32, 80, 32),
+    "cluster of groups, images, odd batch": (
+        sequence_of(32, 96, 32),
         "bf16",
-        Plan(7, 7, 1, 16, images=2, split=4, narrow=True),
+        Plan(7, 7, 1, 16, images=2, split=3, narrow=True, groups=2, early=True),
         (3, 7, 7),
     ),
-    "cluster, stride 2, half a step of channels": (
+    "halves in a cluster, stride 2, half a step of channels": (
         sequence_of(24, 64, 40, 2),
         "bf16",
-        Plan(4, 7, 2, 32, split=2, narrow=True),
+        Plan(4, 7, 2, 32, split=2, narrow=True, halves=True),
         (2, 9, 15),
     ),
     "ahead, bricks between bricks, silu": (
@@ -36,15 +38,25 @@ CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
         Plan(3, 16, 1, 16, ahead=True),
         (2, 8, 19),
     ),
+    "halves in wide tiles, groups in one block": (
+        sequence_of(16, 80, 16),
+        "bf16",
+        Plan(4, 14, 1, 16, groups=3, halves=True),
+        (1, 5, 14),
+    ),
+    "cluster, stride 2": (sequence_of(24, 64, 40, 2), "bf16", Plan(4, 7, 2, 32, split=2, narrow=True), (2, 9, 15)),
+    "cluster of 4, images": (sequence_of(32, 80, 32), "bf16", Plan(7, 7, 1, 16, 2, 4, narrow=True), (3, 7, 7)),
+    "halves, stride 2, wide": (sequence_of(24, 64, 40, 2), "bf16", Plan(4, 14, 2, 16, halves=True), (2, 15, 29)),
+    "halves, silu": (sequence_of(8, 48, 8, activation="silu"), "fp16", Plan(3, 16, 1, 16, halves=True), (2, 8, 19)),
     "two tiles": (sequence_of(16, 64, 24), "bf16", Plan(8, 14, 2, 32), (1, 10, 14)),
     "ahead, one chunk": (sequence_of(16, 32, 8), "bf16", Plan(4, 8, 1, 32, ahead=True), (2, 9, 9)),
     "more than 256 channels": (sequence_of(16, 32, 320), "bf16", Plan(4, 14, 1, 32), (1, 4, 9)),
     "one pixel": (sequence_of(16, 32, 16), "bf16", Plan(4, 8, 1, 32), (1, 1, 1)),
 }
-"""The first three together go through every branch of the kernel's text."""
+"""The first four together go through every branch of the kernel's text but the activations of halves."""
 
 
-@pytest.mark.parametrize("case", first(3, CASES))
+@pytest.mark.parametrize("case", first(4, CASES))
 def test_against_float64(case: str) -> None:
     sequence, form, plan, shape = CASES[case]
     description = Description(sequence, form)
@@ -66,6 +78,13 @@ def test_mobilenet_builds_without_spills_and_without_waits_between_products(name
     assert (made.spilled, made.stack, made.serialized) == (0, 0, False)
 
 
+def test_three_groups_of_small_maps_build_without_spills() -> None:
+    plan = Plan(7, 7, 1, 32, split=2, narrow=True, groups=3, halves=True)
+    made = build(inverted_residual_warpgroup(Description(sequence_of(160, 960, 160), "bf16"), plan), "sm_90a")
+    assert (made.spilled, made.stack, made.serialized) == (0, 0, False)
+    assert made.registers * 3 * 128 <= Device().registers
+
+
 def test_small_maps_read_their_weights_seldom() -> None:
     description = Description(sequence_of(160, 960, 160), "bf16")
     for batch in (64, 1):
@@ -80,7 +99,7 @@ def test_small_maps_read_their_weights_seldom() -> None:
 
 def test_a_round_more_is_counted_where_clusters_do_not_fit_into_groups_of_multiprocessors() -> None:
     """Of an H200, 64 images of 7×7 in pairs: 128 blocks in clusters of 4 took twice as long as in clusters of 2."""
-    assert [Device().clusters(size) for size in (1, 2, 4, 8)] == [132, 66, 31, 15]
+    assert [Device().clusters(size) for size in (1, 2, 3, 4, 5, 8)] == [132, 66, 42, 31, 23, 15]
     assert Device(108).clusters(4) == 27  # of another device nothing is known
     description = Description(sequence_of(160, 960, 160), "bf16")
 
@@ -97,13 +116,46 @@ def test_a_round_more_is_counted_where_clusters_do_not_fit_into_groups_of_multip
     [
         (Plan(7, 7, 1, 40), "multiple of 16"),
         (Plan(7, 7, 1, 64, split=4), "hidden channels over 4 blocks"),
+        (Plan(7, 7, 1, 16, split=9, narrow=True), "1 to 8"),
         (Plan(28, 64, 1), "at most 32"),
         (Plan(7, 7, 1, 32, split=2, ahead=True), "brought ahead"),
+        (Plan(7, 7, 1, 32, ahead=True, groups=2), "brought ahead"),
+        (Plan(7, 7, 1, 32, split=2, narrow=True, groups=2), "for 2 groups"),
+        (Plan(7, 7, 1, 16, narrow=True, groups=5), "1 to 4"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(plan: Plan, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         inverted_residual_warpgroup(Description(sequence_of(16, 96, 16), "bf16"), plan)
+
+
+def test_halves_take_bounded_activations_and_are_offered_beside_tensor_cores_and_groups() -> None:
+    """fp16 ends at 65504: of bf16 only what relu6 bounds fits."""
+    silu = Description(sequence_of(160, 960, 160, activation="silu"), "bf16")
+    with pytest.raises(ValueError, match="relu6"):
+        inverted_residual_warpgroup(silu, Plan(7, 7, 1, 32, split=2, narrow=True, halves=True))
+    assert not any(plan.halves for plan in candidates(silu, (7, 7), 64, Device()))
+    plans = candidates(Description(sequence_of(160, 960, 160), "bf16"), (7, 7), 64, Device())
+    kinds = {(plan.groups, plan.halves) for plan in plans if plan.split == 2}
+    assert kinds >= {(1, False), (1, True), (2, True), (3, True), (3, False)}
+    assert [plan.early for plan in plans[:5]] == [False, True, False, True, False]
+    assert [replace(plan, early=True) for plan in plans[0:4:2]] == plans[1:4:2]
+
+
+def test_groups_shorten_what_waits_in_turn_and_multiply_as_much() -> None:
+    description = Description(sequence_of(160, 960, 160), "bf16")
+
+    def counts(groups: int, halves: bool) -> dict[str, float]:
+        kernel = inverted_residual_warpgroup(
+            description, Plan(7, 7, 1, 32, 1, 2, 1, True, groups=groups, halves=halves)
+        )
+        assert kernel.counts is not None
+        return dict(kernel.counts((7, 7), 64, Device()))
+
+    one, three, half = counts(1, False), counts(3, False), counts(3, True)
+    assert three["step_in_turn"] == one["step_in_turn"] / 3
+    assert (three["product"], three["depthwise_octet"]) == (one["product"], one["depthwise_octet"])
+    assert (half["depthwise_octet"], half["half_load"]) == (0, 60 * 4 * (10 + 4 * 3))  # octets, warps, taps and pixels
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cuda.bindings import driver as bindings
 
 from joulemark.merged.kernels import Description, KernelError, launch
 from joulemark.merged.kernels.chain import Plan, chain
+from joulemark.merged.kernels.inverted_residual_warpgroup import Plan as InvertedPlan
+from joulemark.merged.kernels.inverted_residual_warpgroup import inverted_residual_warpgroup
 from joulemark.merged.kernels.kernel import Arguments, Kernel
 from joulemark.merged.kernels.stream import Plan as StreamPlan
 from joulemark.merged.kernels.stream import stream
 from joulemark.merged.kernels.wide import Plan as WidePlan
 from joulemark.merged.kernels.wide import wide
 from tests.merged.kernels.chain_cases import chain_of, input_of, parameters_of
+from tests.merged.kernels.machine_code import instructions_of
+from tests.merged.test_kernels_inverted_residual import sequence_of
 
 MULTIPROCESSORS = 3
 
@@ -37,6 +42,7 @@ class Driver:
         self.resident, self.launch_code = resident, Code(launch_code)
         self.launches: list[tuple[tuple[int, ...], Arguments]] = []
         self.attributes: list[tuple[object, ...]] = []
+        self.streams: list[int] = []
 
     def cuModuleLoadData(self, code: bytes) -> tuple[int, str]:
         assert code[:4] == b"\x7fELF"
@@ -52,10 +58,26 @@ class Driver:
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *_: object) -> tuple[int, int]:
         return 0, self.resident
 
+    CUlaunchAttribute, CUlaunchAttributeID = bindings.CUlaunchAttribute, bindings.CUlaunchAttributeID
+    CUlaunchConfig = bindings.CUlaunchConfig
+
     def cuLaunchKernel(self, function: str, *numbers: int) -> tuple[Code]:
-        pointers = ctypes.cast(numbers[8], ctypes.POINTER(ctypes.c_void_p))
+        return self._keep(numbers[:7], numbers[8])
+
+    def cuLaunchKernelEx(self, config: bindings.CUlaunchConfig, function: str, address: int, _: int) -> tuple[Code]:
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        self.streams.append(int(config.hStream))
+        [attribute] = config.attrs
+        assert config.numAttrs == 1
+        assert attribute.id == bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        return self._keep((*grid, *block, config.sharedMemBytes), address)
+
+    def _keep(self, numbers: tuple[int, ...], address: int) -> tuple[Code]:
+        pointers = ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p))
         held = ctypes.string_at(pointers[0], ctypes.sizeof(Arguments))  # a copy: they live as long as the launch
-        self.launches.append((numbers[:7], Arguments.from_buffer_copy(held)))
+        self.launches.append((numbers, Arguments.from_buffer_copy(held)))
         return (self.launch_code,)
 
 
@@ -89,6 +111,21 @@ def test_one_block_for_each_brick(driver: Driver) -> None:
     assert tuple(arguments.bricks) == (1, 3, 2)
     assert all((arguments.input, arguments.output, arguments.weights))
     assert arguments.residual is None
+
+
+def test_an_early_launch_allows_what_its_kernel_waits_for_itself(driver: Driver) -> None:
+    description = Description(sequence_of(16, 32, 16), "bf16")
+    kernel = inverted_residual_warpgroup(description, InvertedPlan(4, 8, 1, 32, early=True))
+    opcodes = [one.opcode for one in instructions_of(kernel)]
+    assert (
+        opcodes.index("PREEXIT")
+        < opcodes.index("ACQBULK")
+        < min(n for n, one in enumerate(opcodes) if one.startswith(("LDG", "STG", "UBLKCP")))
+    )
+    start(kernel, (2, 9, 8))
+    [(numbers, arguments)] = driver.launches
+    assert numbers == (2 * 3, 1, 1, 128, 1, 1, kernel.shared)
+    assert (arguments.batch, arguments.count, driver.streams) == (2, 6, [77])
 
 
 def test_persistent_blocks_fill_the_device(driver: Driver) -> None:

@@ -1,7 +1,8 @@
 """Inverted residuals by ``wgmma``, the matrix products of warpgroups: for compute capability 9.0.
 
 The hidden channels of a brick may be split over a cluster of blocks, and a block may take the same brick of several
-images: so small maps with many channels read their weights seldom and still fill the device.
+images: so small maps with many channels read their weights seldom and still fill the device. Groups of warps may split
+them further within a block, and the depthwise may leave the tensor cores for packed fp16.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import inverted_residual
 from joulemark.merged.kernels.compile import device_text
-from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.description import Description, Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, sum_bytes
+from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, half_taps, neighbours_of_16, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.kernels.tiling import Tiled
 from joulemark.merged.kernels.warpgroup import vocabulary
@@ -30,8 +31,16 @@ _HEAD = 512
 """Bytes of a block's shared memory for barriers and zeros."""
 _MOST_OCTETS = 32
 """Of columns in one product."""
+_MOST_GROUPS = 4
+"""Of a block: their barriers are in front of the zeros."""
+_MOST_SPLIT = 8
+"""Blocks of a cluster on any device (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+_EARLY = 2
+"""Best ranked plans that are tried launched early too: what that saves is not counted."""
 _SPARED = 16
 """Registers fewer than counted, with which many kernels are compiled without spills."""
+_OWN_SUMS = 1 / 6
+"""What bytes of sums from a block's own shared memory cost of others': 128 a cycle of 1.98 GHz, not 25 ps each."""
 _OVERLAPPED_BYTES = 100
 """Of weights, which come from the L2 while a product or a depthwise tile is made: its share of 5.5 TB/s in 2.7 ns."""
 
@@ -50,6 +59,9 @@ class Plan(Tiled):
         resident: blocks of a multiprocessor that registers must suffice for.
         narrow: a tile is 8 positions in each of two rows, not 16 in one.
         ahead: a block takes brick after brick and brings the next one's input while it computes.
+        groups: of warps, each as many as the brick's tiles take, that share the hidden channels of a block further.
+        halves: hidden channels in fp16, and a depthwise of two channels at a time without the tensor cores.
+        early: blocks are launched while the kernel before this one ends.
     """
 
     height: int
@@ -61,10 +73,13 @@ class Plan(Tiled):
     resident: int = 1
     narrow: bool = False
     ahead: bool = False
+    groups: int = 1
+    halves: bool = False
+    early: bool = False
 
     @property
     def warps(self) -> int:
-        """Of a block, in whole warpgroups; the last may have no positions."""
+        """Of a group, in whole warpgroups; the last may have no positions."""
         each = self.strips * -(-self.height // (self.tiles * self.tile[0]))
         return -(-each * self.images // 4) * 4
 
@@ -86,12 +101,17 @@ class _Geometry:
 
     @property
     def own_chunks(self) -> int:
-        """Of each block of a cluster; zeros behind the last hidden channels make them equal."""
-        return -(-self.hidden // (self.plan.chunk * self.plan.split))
+        """Of each group of each block of a cluster; zeros behind the last hidden channels make them equal."""
+        return -(-self.hidden // (self.plan.chunk * self.shares))
 
     @property
     def chunks(self) -> int:
-        return self.own_chunks * self.plan.split
+        return self.own_chunks * self.shares
+
+    @property
+    def shares(self) -> int:
+        """Of a brick's hidden channels."""
+        return self.plan.split * self.plan.groups
 
     @property
     def steps_in(self) -> int:
@@ -117,7 +137,24 @@ class _Geometry:
 
     @property
     def plane_pixels(self) -> int:
-        """Of all images, what tiles read behind them, and a last one where what nobody reads is put."""
+        """Of an octet of the input in shared memory."""
+        # Copies of the neighbouring octets of a pixel fall on different banks.
+        return self._padded(1 if self.steps_in > 2 else 8 // (2 * self.steps_in))
+
+    @property
+    def hidden_pixels(self) -> int:
+        """Of an octet of hidden channels."""
+        if not self.plan.halves:
+            return self.plane_pixels
+        # Lanes read two octets of 4 pixels at once, neighbours or every second one.
+        return self._padded(4 if self.plan.narrow else 1)
+
+    def _padded(self, rest: int) -> int:
+        """Pixels of all images, what tiles read behind them, and a last one where what nobody reads is put.
+
+        Args:
+            rest: that is left of eights.
+        """
         plan = self.plan
         band = plan.tiles * plan.tile[0]
         first = (-(-plan.height // band) - 1) * band * self.stride * self.pitch + (plan.strips - 1) * plan.tile[1]
@@ -125,8 +162,7 @@ class _Geometry:
         second = self.stride * self.pitch if plan.narrow else 8
         last = first + 7 + second + (1 if self.stride == 2 else 2) + ((taps - 1) // 2 * 2 + 1) * self.pitch
         pixels = (plan.images - 1) * self.rows * self.pitch + max(self.rows * self.pitch, last + 1) + 1
-        # Copies of the neighbouring octets of a pixel fall on different banks.
-        return -(-(pixels - 1) // 8) * 8 + (1 if self.steps_in > 2 else 8 // (2 * self.steps_in))
+        return -(-(pixels - rest) // 8) * 8 + rest
 
     @property
     def out_pixels(self) -> int:
@@ -140,7 +176,7 @@ class _Geometry:
     @property
     def project_bytes(self) -> int:
         """Of a chunk's weights of projection and depthwise."""
-        return self.plan.chunk * (self.channels_out * 2 + 48 + 8)
+        return self.plan.chunk * (self.channels_out * 2 + (20 if self.plan.halves else 48 + 8))
 
     @property
     def hidden_at(self) -> int:
@@ -148,7 +184,7 @@ class _Geometry:
         given = 2 * self.steps_in * self.plane_pixels * 16
         if self.plan.ahead:
             return _HEAD + 2 * given
-        return _HEAD + (max(given, self.staged) if self.plan.split > 1 else given)
+        return _HEAD + (max(given, self.staged) if self.shares > 1 else given)
 
     @property
     def staged(self) -> int:
@@ -160,11 +196,19 @@ class _Geometry:
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         plan = self.plan
-        hidden = 2 * plan.chunk * self.plane_pixels * 2
-        whole = self.hidden_at + hidden + 2 * (self.expand_bytes + self.project_bytes)
-        if plan.split > 1:
-            return max(whole, self.hidden_at + plan.tiles * self.octets_out * plan.warps * 512)
+        hidden = 2 * plan.chunk * self.hidden_pixels * 2
+        whole = self.hidden_at + plan.groups * (hidden + 2 * (self.expand_bytes + self.project_bytes))
+        if self.shares > 1:
+            return max(whole, self.hidden_at + plan.groups * plan.tiles * self.octets_out * plan.warps * 512)
         return max(whole, _HEAD + self.staged)
+
+    @property
+    def half_loads(self) -> int:
+        """Wavefronts of shared memory (128 bytes) of a warp's depthwise in halves, of an octet: taps, then rows."""
+        plan = self.plan
+        rows = self.stride * (plan.tiles * plan.tile[0] - 1) + 3
+        columns = self.stride * (0 if plan.narrow else 1) + 3
+        return 10 + rows * columns
 
     def resident(self, device: Device, spared: int = 0) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
@@ -174,7 +218,7 @@ class _Geometry:
         """
         plan = self.plan
         wanted = (
-            66
+            (56 if plan.halves else 66)
             + 8 * plan.ahead
             + 10 * plan.tiles
             + plan.tiles * self.channels_out // 2
@@ -184,7 +228,7 @@ class _Geometry:
         if wanted > 256 or self.shared > device.block_shared:
             return 0
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
-        return min(4 * of_scheduler // plan.warps, device.shared // (self.shared + 1024), 8)
+        return min(4 * of_scheduler // (plan.warps * plan.groups), device.shared // (self.shared + 1024), 8)
 
     def rows_inside(self, out: Shape) -> list[int]:
         """Rows of the input of each brick of a column that lie in the image; with stride 2 of an image of even size."""
@@ -202,20 +246,23 @@ class _Geometry:
         expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
         columns = min(self.pitch, self.stride * out[1])
         taken = plan.images * sum(inside) / len(inside) * columns * self.channels_in / 8
-        sums = plan.tiles * self.octets_out * plan.warps * 512 * (plan.split - 1) / plan.split
+        others = (plan.split - 1) / plan.split + (_OWN_SUMS if plan.groups > 1 else 0)
+        sums = plan.tiles * self.octets_out * plan.warps * plan.groups * 512 * others
         waits = max(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
         products = expanded * self.steps_in * octets + plan.tiles * plan.warps / 4 * self.octets_out * plan.chunk / 16
         depthwise = octets * plan.tiles * plan.warps
         weights = self.expand_bytes + self.project_bytes - _OVERLAPPED_BYTES * (products + depthwise)
+        chunks = each * self.own_chunks * plan.groups
         return {
-            "product": each * self.own_chunks * products,
-            "depthwise_tile": each * self.own_chunks * depthwise,
-            "depthwise_octet": each * self.own_chunks * octets * plan.warps,
-            "weights": each * self.own_chunks * max(0.0, weights),
+            "product": chunks * products,
+            "depthwise_tile": 0 if plan.halves else chunks * depthwise,
+            "depthwise_octet": 0 if plan.halves else chunks * octets * plan.warps,
+            "half_load": chunks * octets * plan.warps * self.half_loads if plan.halves else 0,
+            "weights": chunks * max(0.0, weights),
             "sums": each * sums,
             "chunk": each * (taken + plan.images * plan.height * plan.width * own * (1 + self.residual)),
             "step_in_turn": rounds * self.own_chunks * waits,
-            "load_in_turn": rounds * taken / plan.warps,
+            "load_in_turn": rounds * taken / (plan.warps * plan.groups),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
             "round_bare": rounds / beside,
@@ -236,6 +283,14 @@ def unsuited(description: Description) -> str | None:
     return None
 
 
+def halves_unsuited(description: Description) -> str | None:
+    """Why hidden channels cannot be in fp16, which ends at 65504; None where they can."""
+    bounded = all(one.activation == "relu6" for one in description.sequence.layers[:2])
+    if description.format == "bf16" and not bounded:
+        return "halves hold hidden channels in fp16: in bf16 both activations must be relu6"
+    return None
+
+
 def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
     """The kernel of an inverted residual.
 
@@ -248,13 +303,20 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
     geometry = _geometry(description, plan)
     if plan.chunk % 16 or not 16 <= plan.chunk <= 8 * _MOST_OCTETS:
         raise ValueError(f"chunks of {plan.chunk} hidden channels: give a multiple of 16, at most {8 * _MOST_OCTETS}")
-    if plan.split not in (1, 2, 4, 8) or plan.chunk * (plan.split - 1) >= geometry.hidden:
+    if not 1 <= plan.split <= _MOST_SPLIT or plan.chunk * (plan.split - 1) >= geometry.hidden:
         raise ValueError(
-            f"{geometry.hidden} hidden channels over {plan.split} blocks: a cluster has 1, 2, 4 or 8, each a chunk"
+            f"{geometry.hidden} hidden channels over {plan.split} blocks: there are 1 to {_MOST_SPLIT}, each a chunk"
         )
-    if plan.warps > 32 or geometry.turns > 16:
-        raise ValueError(f"{plan.warps} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
-    if plan.ahead and (plan.split > 1 or geometry.staged > 2 * geometry.steps_in * geometry.plane_pixels * 16):
+    if not 1 <= plan.groups <= _MOST_GROUPS or plan.chunk * (geometry.shares - 1) >= geometry.hidden:
+        raise ValueError(
+            f"{geometry.hidden} hidden channels for {plan.groups} groups: a block has 1 to {_MOST_GROUPS}, each a chunk"
+        )
+    if plan.warps * plan.groups > 32 or geometry.turns > 16:
+        raise ValueError(f"{plan.warps * plan.groups} warps, {geometry.turns} tiles to expand in turn: at most 32, 16")
+    unbounded = None if not plan.halves else halves_unsuited(description)
+    if unbounded:
+        raise ValueError(unbounded)
+    if plan.ahead and (geometry.shares > 1 or geometry.staged > 2 * geometry.steps_in * geometry.plane_pixels * 16):
         raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
@@ -265,7 +327,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         name,
         description,
         _source(name, description, geometry),
-        plan.warps * 32,
+        plan.warps * plan.groups * 32,
         geometry.shared,
         (plan.height, plan.width),
         pack,
@@ -275,6 +337,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         parts=plan.split,
         cluster=plan.split,
         images=plan.images,
+        early=plan.early,
         counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
     )
 
@@ -291,35 +354,66 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     out = description.sequence.sizes(size)[-1]
     fitting = (
         replace(plan, resident=resident)
-        for plan in _all_plans(description, out, batch)
+        for plan in _shared_plans(description, out, batch, device)
         for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
         if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
     )
-    return cheapest(
+    ranked = cheapest(
         "inverted_residual_warpgroup",
         fitting,
         lambda plan: _geometry(description, plan).counts(out, batch, device),
         limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.images, plan.split, plan.ahead),
+        lambda plan: (
+            plan.width * plan.height,
+            plan.tiles,
+            plan.images,
+            plan.split,
+            plan.ahead,
+            plan.groups,
+            plan.halves,
+        ),
     )
+    both = [(plan, replace(plan, early=True)) for plan in ranked[:_EARLY]]
+    twins = [one for two in both for one in (two if _few_blocks(two[0], out, batch, device) else two[:1])]
+    return (twins + ranked[_EARLY:])[:limit]
 
 
 def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Plan]:
     """Every way to cut that the kernel can be generated for."""
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     heights = sorted({-(-out[0] // n) for n in range(1, 15)} & set(range(2, 33)))
-    ways = product(widths, heights, (False, True), (1, 2, 4), (32, 48, 64, 96), (1, 2, 4), (1, 2, 4, 8))
+    ways = product(widths, heights, (False, True), (1, 2, 4), (32, 48, 64, 96), (1, 2, 3, 4), range(1, _MOST_SPLIT + 1))
+    hidden = description.sequence.layers[1].out_channels
     for width, height, narrow, tiles, chunk, images, split in ways:
         plan = Plan(height, width, tiles, chunk, images, split, 1, narrow)
-        whole = images == 1 or (images <= batch and (height, width) == tuple(out))
-        geometry = _geometry(description, plan)
+        # Several images are whole ones, and in clusters of any size they may come out even with the multiprocessors.
+        whole = split in (1, 2, 4, 8) if images == 1 else images <= batch and (height, width) == tuple(out)
         made = _positions(plan)
+        if not whole or chunk * (split - 1) >= hidden or 2 * height * width <= made:
+            continue
+        geometry = _geometry(description, plan)
         better = not narrow or made < _positions(replace(plan, narrow=False))
-        useful = whole and better and chunk * (split - 1) < geometry.hidden and 2 * height * width > made
-        if useful and 4 <= plan.warps <= 16 and geometry.turns <= 8:
+        if better and 4 <= plan.warps <= 16 and geometry.turns <= 8:
             yield plan
             if split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
                 yield replace(plan, ahead=True)
+
+
+def _shared_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
+    """The same with the depthwise of both kinds, and in groups where there are few blocks."""
+    hidden = description.sequence.layers[1].out_channels
+    ways = (False,) if halves_unsuited(description) else (False, True)
+    for plan in _all_plans(description, out, batch):
+        few = _few_blocks(plan, out, batch, device)
+        most = min(_MOST_GROUPS, 16 // plan.warps) if few and not plan.ahead else 1
+        groups = [n for n in range(1, most + 1) if plan.chunk * (plan.split * n - 1) < hidden]
+        for n, halves in product(groups, ways):
+            yield replace(plan, groups=n, halves=halves)
+
+
+def _few_blocks(plan: Plan, out: Shape, batch: int, device: Device) -> bool:
+    """Whether beginning and end of the blocks are a large part of the time."""
+    return plan.bricks(out, batch) * plan.split <= 2 * device.multiprocessors
 
 
 def _positions(plan: Plan) -> int:
@@ -346,6 +440,7 @@ def _name(geometry: _Geometry) -> str:
     return (
         f"wg_s{geometry.stride}_{plan.height}x{plan.width}{form}_t{plan.tiles}_c{plan.chunk}"
         f"_i{plan.images}_p{plan.split}_r{plan.resident}{'_a' if plan.ahead else ''}"
+        f"{f'_g{plan.groups}' if plan.groups > 1 else ''}{'_h' if plan.halves else ''}{'_e' if plan.early else ''}"
     )
 
 
@@ -363,8 +458,10 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "TILES": plan.tiles,
         "IMAGES": plan.images,
         "SPLIT": plan.split,
-        "THREADS": plan.warps * 32,
+        "GROUPS": plan.groups,
+        "THREADS": plan.warps * plan.groups * 32,
         "PLANE_PIXELS": geometry.plane_pixels,
+        "HIDDEN_PIXELS": geometry.hidden_pixels,
         "OUT_PLANE_PIXELS": geometry.out_pixels,
         "INPUT_AT": _HEAD,
         "HIDDEN_AT": geometry.hidden_at,
@@ -372,19 +469,28 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
         "PROJECT_AT": chunks * geometry.expand_bytes,
         "PROJECT_BIAS_AT": chunks * (geometry.expand_bytes + geometry.project_bytes),
     }
-    flags = {"RESIDUAL": geometry.residual, "NARROW": plan.narrow, "AHEAD": plan.ahead}
+    flags = {
+        "RESIDUAL": geometry.residual,
+        "NARROW": plan.narrow,
+        "AHEAD": plan.ahead,
+        "HALVES": plan.halves,
+        "EARLY": plan.early,
+    }
+    hidden: Format = "fp16" if plan.halves else description.format
+    products = [8 * (octets // -(-octets // _MOST_OCTETS))]
     stages = zip(("EXPAND", "DEPTHWISE", "PROJECT"), description.sequence.layers, strict=True)
     launch = f"{name}, THREADS, {plan.resident}"
     head = f"KERNEL({launch}" if plan.split == 1 else f"KERNEL_CLUSTER({launch}, SPLIT"
     return "\n".join(
         [
-            f"using Element = {description.format};",
+            f"using Element = {description.format};\nusing Hidden = {hidden};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
-            vocabulary(description.format, registers=[8 * (octets // -(-octets // _MOST_OCTETS))], shared=[plan.chunk]),
+            vocabulary(description.format, products, [plan.chunk], registers_format=hidden),
             f"#ifdef EMULATED\nconstexpr int CLUSTER = SPLIT;\n{device_text('cluster_emulation.hpp')}#else",
             f"{device_text('cluster.cuh')}#endif",
             device_text("octets.cuh"),
+            device_text("halves.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {one.activation.upper()};" for stage, one in stages),
             device_text("inverted_residual_warpgroup.cuh"),
             f"{head}) {{ inverted_residual(a); }}",
@@ -399,23 +505,29 @@ def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters])
     chunk = geometry.plan.chunk
     hidden = geometry.chunks * chunk
 
-    def matrix(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+    def matrix(weight: Tensor, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
         whole = weight.new_zeros(outputs, inputs, dtype=dtype)
         whole[: weight.shape[0], : weight.shape[1]] = weight[:, :, 0, 0].to(dtype)
-        return whole.unflatten(1, (-1, 8))  # [outputs, octets, 8]
+        return whole
 
-    expand = matrix(expansion.weight, hidden, 16 * geometry.steps_in).unflatten(0, (-1, chunk)).transpose(1, 2)
-    project = matrix(projection.weight, geometry.channels_out, hidden).unflatten(1, (-1, chunk // 8))
+    expand = matrix(expansion.weight, hidden, 16 * geometry.steps_in, dtype).unflatten(1, (-1, 8))
+    expand = expand.unflatten(0, (-1, chunk)).transpose(1, 2)
+    if geometry.plan.halves:
+        given = matrix(projection.weight, geometry.channels_out, hidden, torch.float16)[:, neighbours_of_16(hidden)]
+        behind = [half_taps(depthwise, hidden)]
+    else:
+        given = matrix(projection.weight, geometry.channels_out, hidden, dtype)
+        behind = [diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden), sum_bytes(depthwise, hidden)]
+    project = given.unflatten(1, (-1, 8)).unflatten(1, (-1, chunk // 8))  # [outputs, chunks, octets, 8]
 
     def rows(part: Tensor) -> Tensor:
         """A row of bytes for each chunk."""
         return as_bytes(part).view(geometry.chunks, -1)
 
-    taps = diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden)
     return torch.cat(
         [
             torch.cat([rows(expand), rows(sum_bytes(expansion, hidden))], 1).flatten(),
-            torch.cat([rows(project.permute(1, 2, 0, 3)), rows(taps), rows(sum_bytes(depthwise, hidden))], 1).flatten(),
+            torch.cat([rows(project.permute(1, 2, 0, 3)), *map(rows, behind)], 1).flatten(),
             sum_bytes(projection, -(-geometry.channels_out // 2) * 2),
         ]
     )

@@ -65,6 +65,7 @@ class Kernel:
         parts: blocks that share a brick.
         cluster: blocks, neighbours in the launch, that run together and read each other's shared memory.
         images: whose bricks at the same place a block computes together.
+        early: a launch may begin before the kernel in front of it has ended; the text waits for that one's end itself.
         counts: (size of the input, batch, device) → what the busiest multiprocessor does (:mod:`~.seconds`).
     """
 
@@ -83,6 +84,7 @@ class Kernel:
     parts: int = 1
     cluster: int = 1
     images: int = 1
+    early: bool = False
     counts: Counting | None = field(default=None, repr=False)
 
     def runs_on(self, capability: int) -> bool:

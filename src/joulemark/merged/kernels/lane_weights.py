@@ -76,3 +76,28 @@ def neighbours(channels: int) -> Tensor:
     """
     order = torch.arange(32).view(4, 2, 2, 2).permute(1, 2, 0, 3).flatten()
     return (torch.arange(0, channels, 32)[:, None] + order).flatten()
+
+
+def neighbours_of_16(channels: int) -> Tensor:
+    """The channel at each place of a product whose lanes hold 4 neighbouring channels of 16.
+
+    Place 8 r + 2 t + e of lane t is channel 4 t + 2 r + e.
+    """
+    order = torch.arange(16).view(4, 2, 2).permute(1, 0, 2).flatten()
+    return (torch.arange(0, channels, 16)[:, None] + order).flatten()
+
+
+def half_taps(layer: Parameters, channels: int) -> Tensor:
+    """Taps and bias of a depthwise 3×3 in fp16, by fours of channels.
+
+    Args:
+        layer: weight [channels', 1, 3, 3].
+        channels: multiple of 16, at least channels'; zeros are added.
+
+    Returns:
+        Bytes of [channels / 4][10][4 channels]: nine taps by rows, then the bias.
+    """
+    whole = layer.weight.new_zeros(channels, 10, dtype=torch.float16)
+    whole[: layer.weight.shape[0], :9] = layer.weight.flatten(1).half()
+    whole[:, 9] = bias_bytes(layer, channels).view(torch.float32).half()
+    return as_bytes(whole.view(-1, 4, 10).transpose(1, 2))

@@ -80,21 +80,44 @@ class Loaded:
         arguments = self.kernel.arguments(x, weights, out, residual, scratch, blocks)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         address = ctypes.addressof(pointers)
+        enqueue = self._early(blocks) if self.kernel.early else self._in_order(blocks)
+        kept = (x, weights, residual, out, scratch, arguments, pointers)
+
+        def start() -> None:
+            stream = torch.cuda.current_stream(kept[0].device).cuda_stream
+            code = enqueue(stream, address)
+            if int(code):
+                raise KernelError(f"launching {self.kernel.name} with {blocks} blocks: {code.name}")
+
+        return start
+
+    def _in_order(self, blocks: int) -> Callable[[int, int], Any]:
+        """A launch behind all before: of a stream and the address of the pointers to its arguments, gives a code."""
         enqueue, function, threads, shared = (
             _driver().cuLaunchKernel,
             self._function,
             self.kernel.block,
             self.kernel.shared,
         )
-        kept = (x, weights, residual, out, scratch, arguments, pointers)
+        return lambda stream, address: enqueue(function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0)[0]
 
-        def start() -> None:
-            stream = torch.cuda.current_stream(kept[0].device).cuda_stream
-            code = enqueue(function, blocks, 1, 1, threads, 1, 1, shared, stream, address, 0)[0]
-            if int(code):
-                raise KernelError(f"launching {self.kernel.name} with {blocks} blocks: {code.name}")
+    def _early(self, blocks: int) -> Callable[[int, int], Any]:
+        """The same; it may begin while the kernel before it still runs (CUDA, "Programmatic Dependent Launch")."""
+        driver, function = _driver(), self._function
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.kernel.block, 1, 1
+        config.sharedMemBytes = self.kernel.shared
+        config.attrs, config.numAttrs = [attribute], 1
 
-        return start
+        def enqueue(stream: int, address: int) -> Any:
+            config.hStream = stream
+            return driver.cuLaunchKernelEx(config, function, address, 0)[0]
+
+        return enqueue
 
 
 @cache

@@ -13,15 +13,18 @@ FORMATS: dict[Format, str] = {"bf16": "bf16", "fp16": "f16"}
 """Number formats that there are products for, as PTX calls them."""
 
 
-def vocabulary(format_: Format, registers: Iterable[int] = (), shared: Iterable[int] = ()) -> str:
+def vocabulary(
+    format_: Format, registers: Iterable[int] = (), shared: Iterable[int] = (), registers_format: Format | None = None
+) -> str:
     """What a kernel with such products says first: ``device/hopper.cuh``, its instructions or their emulation.
 
     Args:
         format_: of both operands.
         registers: numbers of columns of the products whose first operand is in registers.
         shared: of those whose first operand is in shared memory.
+        registers_format: of the products with an operand in registers, where it is another one.
     """
-    products = [_product(format_, columns, False) for columns in sorted(set(registers))]
+    products = [_product(registers_format or format_, columns, False) for columns in sorted(set(registers))]
     products += [_product(format_, columns, True) for columns in sorted(set(shared))]
     instructions = device_text("hopper_instructions.cuh") + "".join(products)
     emulated = device_text("hopper_emulation.hpp")

@@ -16,10 +16,26 @@ DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
 }
 DEVICE void barrier_wait_copied(u32 at, u32 parity) { barrier_wait(at, parity); }
 
+// Lets the next kernel of the stream begin, as soon as all blocks have said so or ended, where it was launched for that.
+DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Until the kernel before this one has ended and all that it has written is seen: nothing of its is read or overwritten
+// before. It has waited so for its own.
+DEVICE void wait_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // All threads of all blocks of the cluster; what was written to shared memory before is seen behind it.
 DEVICE void cluster_sync() {
     warp_sync();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same in two halves, for a thread whose reads have come: it orders no memory, so nothing of it is waited for. Between
+// them a thread does what the others need not wait for; only then may it end.
+DEVICE void cluster_arrive() {
+    warp_sync();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void cluster_wait() {
+    warp_sync();
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 // From the shared memory of the block with this rank, at the address that it has there.
 DEVICE uint4 load_cluster_4(u32 at, u32 rank) {

@@ -26,10 +26,14 @@ DEVICE void barrier_wait_copied(u32 at, u32 parity) {
     emulated_land(at);
     barrier_wait(at, parity);
 }
+DEVICE void launch_next() {}
+DEVICE void wait_previous() {}
 DEVICE void cluster_sync() {
     const int first = emulation::me->block / CLUSTER * CLUSTER;
     emulation::meet((*emulation::blocks)[first].cluster, CLUSTER * emulation::block().threads, [] {});
 }
+DEVICE void cluster_arrive() {}
+DEVICE void cluster_wait() { cluster_sync(); }
 DEVICE uint4 load_cluster_4(u32 at, u32 rank) {
     const int own = emulation::me->block;
     emulation::me->block = own / CLUSTER * CLUSTER + (int)rank;

@@ -12,11 +12,11 @@ enum Activation { NONE, RELU, RELU6, SILU };
 DEVICE float silu(float v) { return 0.5f * v * (1.f + tanh_fast(0.5f * v)); }
 
 // Two channels of a pixel, stored; zeros where the pixel is outside of the tensor.
-template <Activation A> DEVICE u32 activate(float low, float high, bool outside) {
-    if (A == RELU6) return Element::minimum(Element::pack_relu(low, high), outside ? 0 : Element::SIX);
-    const u32 both = A == RELU   ? Element::pack_relu(low, high)
-                     : A == SILU ? Element::pack(silu(low), silu(high))
-                                 : Element::pack(low, high);
+template <Activation A, class E = Element> DEVICE u32 activate(float low, float high, bool outside) {
+    if (A == RELU6) return E::minimum(E::pack_relu(low, high), outside ? 0 : E::SIX);
+    const u32 both = A == RELU   ? E::pack_relu(low, high)
+                     : A == SILU ? E::pack(silu(low), silu(high))
+                                 : E::pack(low, high);
     return outside ? 0 : both;
 }
 
