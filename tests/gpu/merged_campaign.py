@@ -8,9 +8,9 @@ done are not repeated, and a block of which a kernel has left CUDA unusable is b
 end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was measured
 (OUT/merged-model.json), each block predicted without its own points.
 
-Many variants of each inverted residual, and of the fronts of EfficientNet's, are timed alone, which tells which kind wins
-where: the fastest of each family are in the summary, all in OUT/variants/merged-probe.json, with a fit of their own beside
-it.
+Many variants of each inverted residual, and of the fronts of EfficientNet's, are timed alone, which tells which kind
+wins where: the fastest of each family are in the summary, all in OUT/variants/merged-probe.json, with a fit of their
+own beside it.
 A later ``joulemark.merged_bench.refit OUT/merged-blocks.json --write`` puts the seconds into the package.
 """
 
