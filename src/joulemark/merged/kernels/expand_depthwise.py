@@ -34,7 +34,8 @@ from joulemark.merged.kernels.lane_weights import fours
 from joulemark.merged.kernels.seconds import Counts, cheapest, varied
 from joulemark.merged.sequence import Shape
 
-_WINDOWS = (3, 5)
+_CONVOLVING = {3: (44, 14), 5: (112, 10)}
+"""Window → registers of the depthwise and of each of its tiles, about: what NVRTC makes without spills for sm_90a."""
 _WARPS, _TURNS = 16, 16
 
 
@@ -90,16 +91,24 @@ class _Geometry(Expanding):
         plan = self.plan
         if self.shared > device.block_shared:
             return 0
-        # Registers, about, from what NVRTC made of such kernels.
         kept = 8 * (self.steps_in if self.steps_in <= KEPT_STEPS else 2)
         expanding = 56 + self.window**2 // 2 + kept + 16 * plan.together
-        convolving = 22 + 5 * self.window**2 // 2 + 14 * plan.tiles
+        fixed, per_tile = _CONVOLVING[self.window]
+        convolving = fixed + per_tile * plan.tiles
         # Each of the four schedulers has a quarter of the registers for its warps.
         of_scheduler = device.registers // 4 // 32 // (-(-max(expanding, convolving) // 8) * 8)
         by_registers = 4 * of_scheduler // (plan.warps * plan.groups)
         return min(by_registers, device.shared // (self.shared + 1024), 8)
 
-    def counts(self, out: Shape, batch: int, device: Device) -> Counts:
+    def expanded_share(self, size: Shape, out: Shape) -> float:
+        """Of all bricks' tiles of pixels, about: those in rows above and below the image are cleared once."""
+        bricks = -(-out[0] // self.plan.height)
+        last = (bricks - 1) * self.plan.height * self.stride - self.window // 2  # row of the image where it begins
+        above = self.window // 2 * self.pitch // 16
+        below = max(0, self.pixel_tiles - -(-(size[0] - last) * self.pitch // 16))
+        return 1 - (above + below) / (bricks * self.pixel_tiles)
+
+    def counts(self, size: Shape, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another.
 
         The terms are those of inverted residuals.
@@ -111,7 +120,7 @@ class _Geometry(Expanding):
         chunks = -(-self.chunks // plan.parts)
         taken, left = self.pixel_tiles * 2 * self.channels_in, plan.height * plan.width * 4 * chunks
         return {
-            **self.stage_counts(each, rounds, chunks),
+            **self.stage_counts(each, rounds, chunks, self.expanded_share(size, out)),
             "weights": each * chunks * self.stage_weight_bytes,
             "chunk": each * (taken + left),
             "round": rounds,
@@ -132,7 +141,7 @@ def unsuited(description: Description) -> str | None:
         return "the front of an inverted residual adds nothing"
     if any(one.activation not in ACTIVATIONS for one in layers):
         return f"activations are {', '.join(ACTIVATIONS)}"
-    if not expansion.is_pointwise or not is_depthwise(depthwise, _WINDOWS):
+    if not expansion.is_pointwise or not is_depthwise(depthwise, tuple(_CONVOLVING)):
         return "the front of an inverted residual is 1×1, depthwise 3×3 or 5×5 (stride 1 or 2, padding 1 or 2)"
     if any(description.sequence.channels(n) % 8 for n in (0, 1)):
         return "channels of input and output must be multiples of 8"
@@ -169,7 +178,7 @@ def expand_depthwise(description: Description, plan: Plan) -> Kernel:
         (plan.height, plan.width),
         pack,
         parts=plan.parts,
-        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
+        counts=lambda size, batch, device: geometry.counts(size, description.sequence.sizes(size)[-1], batch, device),
     )
 
 
@@ -216,7 +225,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     ranked = cheapest(
         "expand_depthwise",
         fitting,
-        lambda plan: _geometry(description, plan).counts(out, batch, device),
+        lambda plan: _geometry(description, plan).counts(size, out, batch, device),
         4 * limit,
         lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together),
     )

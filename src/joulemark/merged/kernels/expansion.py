@@ -108,19 +108,20 @@ class Expanding:
         """Of a chunk's weights of both stages, as a block reads them."""
         return (self.steps_in * 1024 if self.expands else 0) + 4 * 8 * 16 * -(-(self.window**2) // 4)
 
-    def stage_counts(self, each: int, rounds: float, chunks: int) -> Counts:
+    def stage_counts(self, each: int, rounds: float, chunks: int, share: float = 1.0) -> Counts:
         """What expansion and depthwise count (:mod:`~.seconds`); a product of 3×3 taps is the unit of the depthwise.
 
         Args:
             each: blocks of the busiest multiprocessor.
             rounds: of them, one after another.
             chunks: that a block takes.
+            share: of the tiles of pixels that is expanded.
         """
         plan = self.plan
         tiles, taps = plan.strips * plan.height // plan.tile[0], self.tap_products / 5
-        expanded = chunks * self.turns * plan.warps if self.expands else 0
+        expanded = share * chunks * self.turns * plan.warps if self.expands else 0
         own = -(-chunks // plan.groups)  # chunks of a warp
-        steps = own * -(-self.turns // plan.together) * (self.steps_in + 1) if self.expands else 0
+        steps = share * own * -(-self.turns // plan.together) * (self.steps_in + 1) if self.expands else 0
         again = 1 if self.steps_in <= KEPT_STEPS else -(-self.turns // plan.together)
         loads = 2 * self.steps_in * again * plan.warps if self.expands else 0  # of a chunk's weights of the expansion
         return {

@@ -19,6 +19,20 @@ DEVICE u32 inside_bits(const Arguments& a, const Place& at, const Brick& brick) 
     return bits;
 }
 
+// Clears the warp's tiles of pixels in rows outside of the image, in all its buffers; they stay so. A bit for each.
+DEVICE u32 clear_outside(const Arguments& a, const Place& at, const Brick& brick, u32 buffers) {
+    const int top = brick.top * STRIDE - WINDOW / 2;
+    u32 cleared = 0;
+    NO_UNROLL for (int i = 0; i < TURNS; i++) {
+        const int first = (at.warp + i * WARPS) * 16;
+        if (first >= PIXEL_TILES * 16 || (top + (first + 15) / PITCH >= 0 && top + first / PITCH < a.size[1])) continue;
+        cleared |= 1u << i;
+        for (int j = at.lane >> 4; j < 4 * BUFFERS; j += 2)
+            store_shared_4(buffers + j * PLANE + (first + (at.lane & 15)) * 16, uint4{0, 0, 0, 0});
+    }
+    return cleared;
+}
+
 DEVICE void expand_depthwise(const Arguments& a) {
     const Place at = place_of();
     const Brick brick = brick_of(a, first_brick());
@@ -26,6 +40,7 @@ DEVICE void expand_depthwise(const Arguments& a) {
     u32 hidden = buffers + at.group * (BUFFERS * 4 * PLANE), other = hidden + (BUFFERS - 1) * 4 * PLANE;
     load_input(a, at, first_brick(), input);
     const u32 outside = outside_bits(a, at, first_brick()), inside = inside_bits(a, at, brick);
+    const u32 cleared = clear_outside(a, at, brick, hidden);
     const int width = a.out[2], y = brick.top + at.first_row, x = brick.left + at.strip * TILE_WIDTH + at.row;
     const int second = (NARROW ? width : 8) * HIDDEN, next = TILE_ROWS * width * HIDDEN;  // to a half, to a tile
     u16* out = (u16*)a.output + (((u64)brick.image * a.out[1] + y) * width + x) * HIDDEN + at.pair * 4;
@@ -34,7 +49,7 @@ DEVICE void expand_depthwise(const Arguments& a) {
     NO_UNROLL for (int chunk = part_of() + at.group * PARTS; chunk < CHUNKS; chunk += GROUPS * PARTS) {
         // With two buffers the barrier of the last chunk has shown that nobody reads this one any more.
         if (BUFFERS == 1) named_sync(1 + at.group, WARPS * 32);
-        expand_chunk(a, at, input, hidden, chunk, outside);
+        expand_chunk(a, at, input, hidden, chunk, outside, cleared);
         named_sync(1 + at.group, WARPS * 32);
         NO_UNROLL for (int s = 0; s < 2; s++) {
             u32 made[2][TILES][2];

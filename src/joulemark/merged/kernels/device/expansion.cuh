@@ -101,7 +101,8 @@ DEVICE u32 outside_bits(const Arguments& a, const Place& at, int number) {
     return bits;
 }
 
-DEVICE void expand_chunk(const Arguments& a, const Place& at, u32 input, u32 hidden, int chunk, u32 outside) {
+// Bit i of `skipped`: the i-th tile of pixels that the warp would expand is there already.
+DEVICE void expand_chunk(const Arguments& a, const Place& at, u32 input, u32 hidden, int chunk, u32 outside, u32 skipped = 0) {
     constexpr bool KEEP = STEPS_IN <= KEPT_STEPS;  // the weights stay in registers for all tiles
     const uint4* weights = weights_at(a, EXPAND_AT) + chunk * (STEPS_IN * 64) + at.lane;
     float bias[4][4];
@@ -119,7 +120,7 @@ DEVICE void expand_chunk(const Arguments& a, const Place& at, u32 input, u32 hid
             const uint4 w0 = KEEP ? kept[KEEP ? k : 0][0] : load_global_4(weights + k * 64);
             const uint4 w1 = KEEP ? kept[KEEP ? k : 0][1] : load_global_4(weights + k * 64 + 32);
             UNROLL for (int m = 0; m < TOGETHER; m++) {
-                if (at.warp + (i + m) * WARPS >= PIXEL_TILES) continue;
+                if (at.warp + (i + m) * WARPS >= PIXEL_TILES || (skipped >> (i + m) & 1)) continue;
                 u32 pixels[4];
                 load_matrix_4(pixels, from + (i + m) * (WARPS * 256) + k * (2 * PLANE));
                 multiply(k == 0, sum[m][0], pixels, w0.x, w0.y, bias[0]);
@@ -129,7 +130,7 @@ DEVICE void expand_chunk(const Arguments& a, const Place& at, u32 input, u32 hid
             }
         }
         UNROLL for (int m = 0; m < TOGETHER; m++) {
-            if (at.warp + (i + m) * WARPS >= PIXEL_TILES) continue;
+            if (at.warp + (i + m) * WARPS >= PIXEL_TILES || (skipped >> (i + m) & 1)) continue;
             const u32 bits = outside >> (2 * (i + m));
             UNROLL for (int j = 0; j < 4; j++) {
                 const u32 there = to + (i + m) * (WARPS * 256) + j * PLANE;
