@@ -533,6 +533,7 @@ def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
     families = (
+        front_checks,
         chain_checks,
         stream_checks,
         third_checks,
@@ -541,7 +542,6 @@ def everything(only: str = "") -> list[Item]:
         plane_checks,
         slice_checks,
         block_checks,
-        front_checks,
     )
     for checks in families:
         for format_ in LIMITS:
