@@ -1,4 +1,4 @@
-"""Numbers and times of the kernels for inverted residuals and bottlenecks, many plans each, in little time.
+"""Numbers and times of the kernels for inverted residuals, their fronts and bottlenecks, many plans each.
 
 Run on a machine with a GPU: ``python tests/gpu/merged_blocks_probe.py OUT --seconds 120``. All kernels are built first,
 by several processes; then one process measures block after block and appends a line to OUT/results.jsonl after each.
@@ -35,6 +35,7 @@ from joulemark.merged.bricks import ACTIVATIONS, Parameters, run_plain
 from joulemark.merged.kernels import Description, Kernel, build
 from joulemark.merged.kernels import bottleneck as bottlenecks
 from joulemark.merged.kernels import bottleneck_warpgroup as warpgroups
+from joulemark.merged.kernels import expand_depthwise as fronts
 from joulemark.merged.kernels import inverted_residual as inverted
 from joulemark.merged.kernels import inverted_residual_warpgroup as inverted_warpgroups
 from joulemark.merged.kernels.device_limits import Device
@@ -79,6 +80,31 @@ def bottleneck(channels: int, middle: int) -> Sequence:
     return Sequence((pointwise(channels, middle, "relu"), inner, pointwise(middle, channels, "relu", 0)))
 
 
+def front(inputs: int, hidden: int, window: int, stride: int) -> Sequence:
+    """Expansion and depthwise of a block of EfficientNet."""
+    half = window // 2
+    shape = ((window, window), (stride, stride), (half, half), (1, 1))
+    return Sequence((pointwise(inputs, hidden, "silu"), Conv(hidden, hidden, *shape, hidden, "silu")))
+
+
+def front_blocks(batch: int = 64) -> list[Block]:
+    """Of EfficientNet-B0, each shape once."""
+    shapes = [
+        (16, 96, 3, 2, 112),
+        (24, 144, 3, 1, 56),
+        (24, 144, 5, 2, 56),
+        (40, 240, 5, 1, 28),
+        (40, 240, 3, 2, 28),
+        (80, 480, 3, 1, 14),
+        (80, 480, 5, 1, 14),
+        (112, 672, 5, 1, 14),
+        (112, 672, 5, 2, 14),
+        (192, 1152, 5, 1, 7),
+        (192, 1152, 3, 1, 7),
+    ]
+    return [Block(f"front{i}-{h}k{k}s{s}@{n}b{batch}", front(i, h, k, s), batch, n) for i, h, k, s, n in shapes]
+
+
 def blocks(only: str = "") -> list[Block]:
     """Those whose name the regular expression finds."""
     shapes = [
@@ -103,7 +129,8 @@ def blocks(only: str = "") -> list[Block]:
     made = [Block(f"ir{i}-{h}-{o}s{s}@{n}b{b}", inverted_residual(i, h, o, s), b, n) for i, h, o, s, n, b in shapes]
     made.append(Block("ir32-192-32s1@56b64fp16", inverted_residual(32, 192, 32), 64, 56, "fp16"))
     wide = [Block(f"bottleneck256-64@56b{b}", bottleneck(256, 64), b, 56) for b in (64, 1)]
-    return [one for one in [made[0], wide[0], *made[1:], wide[1]] if re.search(only, one.name)]
+    listed = [*front_blocks(), made[0], wide[0], *made[1:], wide[1]]
+    return [one for one in listed if re.search(only, one.name)]
 
 
 class Way(NamedTuple):
@@ -127,6 +154,8 @@ def ways_of(block: Block, most: int) -> list[Way]:
         cuts = warpgroup_plans() + warpgroups.candidates(description, size, block.batch, device)
         plans = bottleneck_plans() + bottlenecks.candidates(description, size, block.batch, device)
         return ways(warpgroups, cuts) + ways(bottlenecks, plans)
+    if fronts.unsuited(description) is None:
+        return ways(fronts, fronts.candidates(description, size, block.batch, device, limit=most))
     found = inverted.candidates(description, size, block.batch, device, limit=1000)
     made = ways(inverted, different(found, most, lambda plan: (plan.width, plan.tiles, plan.groups, plan.ahead), True))
     if inverted_warpgroups.unsuited(description) is not None:

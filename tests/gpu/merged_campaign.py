@@ -8,8 +8,9 @@ done are not repeated, and a block of which a kernel has left CUDA unusable is b
 end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was measured
 (OUT/merged-model.json), each block predicted without its own points.
 
-Many variants of each inverted residual are timed alone, which tells which kind wins where: the fastest of each family
-are in the summary, all in OUT/variants/merged-probe.json, with a fit of their own beside it.
+Many variants of each inverted residual, and of the fronts of EfficientNet's, are timed alone, which tells which kind
+wins where: the fastest of each family are in the summary, all in OUT/variants/merged-probe.json, with a fit of their
+own beside it.
 A later ``joulemark.merged_bench.refit OUT/merged-blocks.json --write`` puts the seconds into the package.
 """
 
@@ -51,19 +52,20 @@ FIRST = (
 SCHEDULES = ("memoized", "rows", "bricks")
 """Left out of what comes next: six seconds of a chain's."""
 SAMPLE = (
-    r"^numerics (planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
+    r"^numerics (expand_depthwise|planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
     r"|chain .*(tf32|fp32)|stream .*bf16)"
 )
 """What of the numerics was not run on a GPU before, and some of what was."""
 SANITIZED = (
     r"^numerics (chain|stream|stream_warpgroup|memoized|wide) 2d_16_16_16_bf16"
     r"|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
-    r"|^numerics (inverted|bottleneck).*_bf16"
+    r"|^numerics (expand_depthwise|inverted|bottleneck).*_bf16"
 )
 RACED = (
     r"^numerics chain 2d_16_16_16_bf16|^numerics stream 2d_16_16_16_bf16 Plan\(width=32, rows=13,"
     r"|^numerics (memoized|wide) 2d_16_16_16_bf16|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
     r"|^numerics (inverted.* 2d_32_192_192_32_bf16 (?!.*(early=True|groups=[234], halves=False))|bottleneck.*_bf16)"
+    r"|^numerics expand_depthwise 2d_16_96_96_bf16 .*width=14,"
 )
 """Of those one or two of each family, on small inputs: a race check takes a hundred times as long as a run."""
 _BARRIERS = ("--num-cuda-barriers", "256")
@@ -132,7 +134,16 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
             for n in range(gpus)
         )
 
-    variants = (python, str(PROBE), str(out / "variants"), "--only", "^ir.*b64$", "--most", "8", "--kernels-only")
+    variants = (
+        python,
+        str(PROBE),
+        str(out / "variants"),
+        "--only",
+        "^(front|ir).*b64$",
+        "--most",
+        "8",
+        "--kernels-only",
+    )
     numerics = (python, str(KERNELS), "--only", SAMPLE)
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     checks = (("memcheck", SANITIZED, (), 70.0), ("racecheck", RACED, _BARRIERS, 200.0))
@@ -285,7 +296,7 @@ def summary(out: Path) -> list[str]:
         lines += [f"  {one['label']}: {one.get('failed', one.get('error'))}"[:200] for one in wrong]
     variants = out / "variants.log"
     if variants.exists():
-        lines += [line for line in variants.read_text().splitlines() if line.startswith(("ir", "WRONG"))]
+        lines += [line for line in variants.read_text().splitlines() if line.startswith(("front", "ir", "WRONG"))]
     blocks = out / "merged-blocks.json"
     if blocks.exists():
         for row in json.loads(blocks.read_text())["rows"]:

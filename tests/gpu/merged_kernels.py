@@ -38,6 +38,7 @@ from joulemark.merged.kernels import (
     bottleneck,
     bottleneck_warpgroup,
     build,
+    expand_depthwise,
     inverted_residual,
     inverted_residual_warpgroup,
     launch,
@@ -128,6 +129,7 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "planes_warpgroup": slices.planes_warpgroup,
     "inverted_residual": inverted_residual.inverted_residual,
     "inverted_residual_warpgroup": inverted_residual_warpgroup.inverted_residual_warpgroup,
+    "expand_depthwise": expand_depthwise.expand_depthwise,
     "bottleneck": bottleneck.bottleneck,
     "bottleneck_warpgroup": bottleneck_warpgroup.bottleneck_warpgroup,
 }
@@ -348,6 +350,26 @@ def block_checks(format_: Format) -> Iterator[Check]:
             yield Check(Variant(family, description, plan), (3, 19, 37))
 
 
+def front_checks(format_: Format) -> Iterator[Check]:
+    """Fronts of EfficientNet's blocks of one format: both windows and strides, odd sizes and batches, batch 1."""
+    if format_ in ("tf32", "fp32"):
+        return
+    for inputs, hidden, window, stride, edge, shape in (
+        (40, 240, 5, 1, 28, (3, 19, 37)),
+        (24, 144, 5, 2, 56, (1, 37, 53)),
+        (16, 96, 3, 2, 112, (3, 61, 77)),
+        (24, 144, 3, 1, 56, (1, 29, 31)),
+        (112, 672, 5, 2, 14, (5, 13, 15)),
+        (192, 1152, 5, 1, 7, (1, 7, 9)),
+        (192, 1152, 3, 1, 7, (7, 7, 7)),
+    ):
+        half = (window // 2,) * 2
+        depthwise = Conv(hidden, hidden, (window,) * 2, (stride,) * 2, half, (1, 1), hidden, "silu")
+        description = Description(Sequence((pointwise(inputs, hidden, "silu"), depthwise)), format_)
+        for plan in expand_depthwise.candidates(description, (edge, edge), 64, Device(), limit=2):
+            yield Check(Variant("expand_depthwise", description, plan), shape)
+
+
 @dataclass(frozen=True)
 class Block:
     """A chain to be timed: channels per tensor, shape [batch, *size], plans of both families."""
@@ -516,6 +538,7 @@ def everything(only: str = "") -> list[Item]:
     """All items whose label matches."""
     made: list[Item] = []
     families = (
+        front_checks,
         chain_checks,
         stream_checks,
         third_checks,

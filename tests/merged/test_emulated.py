@@ -41,13 +41,34 @@ class Inverted(nn.Sequential):
         )  # fmt: skip
 
 
+class Excited(nn.Module):
+    """An MBConv: expansion and depthwise, an excitation of what they give, and the gated projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.front = nn.Sequential(
+            nn.Conv2d(8, 40, 1, bias=False), nn.BatchNorm2d(40), nn.SiLU(),
+            nn.Conv2d(40, 40, 5, 2, 2, groups=40, bias=False), nn.BatchNorm2d(40), nn.SiLU(),
+        )  # fmt: skip
+        self.squeeze, self.excite, self.project = nn.Conv2d(40, 2, 1), nn.Conv2d(2, 40, 1), nn.Conv2d(40, 16, 1)
+
+    def forward(self, x):
+        y = self.front(x)
+        pooled = nn.functional.adaptive_avg_pool2d(y, 1)
+        gate = torch.sigmoid(self.excite(nn.functional.silu(self.squeeze(pooled))))
+        return self.project(gate * y)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are emulated by g++")
-@pytest.mark.parametrize(("build", "channels", "family"), [(Pair, 16, "chain"), (Inverted, 8, "inverted_residual")])
+@pytest.mark.parametrize(
+    ("build", "channels", "family"),
+    [(Pair, 16, "chain"), (Inverted, 8, "inverted_residual"), (Excited, 8, "expand_depthwise")],
+)
 def test_a_merged_model_of_generated_kernels(build, channels, family):
     torch.manual_seed(5)
     model = build().eval().to(torch.bfloat16)

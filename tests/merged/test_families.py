@@ -38,6 +38,13 @@ SEQUENCES = {
         (56, 56),
         {"inverted_residual", "inverted_residual_warpgroup"},
     ),
+    "front of an inverted residual": (
+        Sequence(
+            (conv(40, 240, 1, activation="silu"), conv(240, 240, 5, stride=2, groups=240, activation="silu")),
+        ),
+        (28, 28),
+        {"expand_depthwise"},
+    ),
     "bottleneck": (
         Sequence(
             (

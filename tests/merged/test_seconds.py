@@ -118,6 +118,8 @@ def test_derived_seconds_fill_what_was_not_measured(tmp_path, monkeypatch):
     made = Fitted("g", "", {"f": {"round": 3.0}}, {"b": "f"}, derived)
     assert made.of("f") == {"round": 3.0, "new": 1.0}
     assert (made.of("b"), made.of("d"), made.of("none")) == ({"round": 3.0}, {"x": 2.0}, None)
+    measured = replace(made, seconds={**made.seconds, "b": {"round": 4.0}})
+    assert measured.of("b") == {"round": 4.0}  # its own as soon as it has any
     monkeypatch.setattr("joulemark.merged_bench.refit.fitted", lambda: made)
     known = {"candidate": {"family": "f", "shared": 5}, "path": "f/k", "layers": [{}], "size": [8], "measured_s": 3.0}
     rival = {"candidates": [{**known, "counts": {"round": 1.0, "new": 0.0}}]}

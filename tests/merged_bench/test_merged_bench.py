@@ -313,10 +313,12 @@ def test_what_is_built_is_what_a_schedule_would_try():
 
 def test_what_is_built_for_a_network_is_what_merging_would_try():
     kernels = wanted_by_merge(block("inverted-16-96-16"), "bf16")
-    families = Counter("_wg_" in one.name for one in kernels)  # of warps, of warpgroups
-    assert {one.name.partition("_2d_")[0] for one in kernels} == {"inverted_residual"}
+    families = Counter(
+        (one.name.partition("_2d_")[0], "_wg_" in one.name) for one in kernels
+    )  # of warps, of warpgroups
     assert all(2 <= count <= plan._MOST for count in families.values())
-    assert set(families) == {False, True}
+    whole = "inverted_residual"
+    assert set(families) == {(whole, False), (whole, True), ("expand_depthwise", False)}
 
 
 def test_turns_change_who_begins():

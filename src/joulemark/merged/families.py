@@ -114,6 +114,7 @@ _SCHEDULES: dict[str, How] = {
     "inverted_residual": "padded",
     "stream_warpgroup": "rows",
     "inverted_residual_warpgroup": "padded",
+    "expand_depthwise": "padded",
     "wide": "rows",
     "planes": "rows",
     "planes_warpgroup": "rows",

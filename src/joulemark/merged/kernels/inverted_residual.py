@@ -17,22 +17,28 @@ from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.expansion import (
+    ACTIVATIONS,
+    CHUNK,
+    KEPT_STEPS,
+    Cut,
+    Expanding,
+    constants_text,
+    is_depthwise,
+    offsets_of,
+    packed,
+)
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, product_fragments, sum_bytes
+from joulemark.merged.kernels.lane_weights import product_fragments, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
-from joulemark.merged.kernels.tiling import Tiled
-from joulemark.merged.sequence import Conv, Shape
+from joulemark.merged.sequence import Shape
 
-CHUNK = 32  # hidden channels at a time
-_ACTIVATIONS = ("none", "relu", "relu6", "silu")
-_KEPT_STEPS = 4  # of the expansion's weights, in registers over a chunk; more would crowd out the sums
-_ALIGNMENT = 16
 _SPARED = 8
 """Registers fewer than counted, with which most of the measured kernels were compiled without spills."""
 
 
 @dataclass(frozen=True)
-class Plan(Tiled):
+class Plan(Cut):
     """How an inverted residual is cut.
 
     Args:
@@ -65,7 +71,7 @@ class Plan(Tiled):
 
 
 @dataclass(frozen=True)
-class _Geometry:
+class _Geometry(Expanding):
     """What follows from the layers and the plan; the kernel's text derives the same from the same constants."""
 
     channels_in: int
@@ -75,64 +81,27 @@ class _Geometry:
     expands: bool
     residual: bool
     plan: Plan
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.hidden // CHUNK)
-
-    @property
-    def steps_in(self) -> int:
-        return -(-self.channels_in // 16) if self.expands else 2 * self.chunks
-
-    @property
-    def pitch(self) -> int:
-        return self.stride * (self.plan.width + 2 // self.stride)
-
-    @property
-    def pixel_tiles(self) -> int:
-        return -(-(self.stride * (self.plan.height - 1) + 3) * self.pitch // 16)
-
-    @property
-    def turns(self) -> int:
-        """Tiles of pixels that a warp expands."""
-        return -(-self.pixel_tiles // self.plan.warps)
-
-    @property
-    def plane_pixels(self) -> int:
-        # Copies of the neighbouring octets of a pixel fall on different banks.
-        return self.pixel_tiles * 16 + (8 // min(8, 2 * self.steps_in) if self.steps_in < 4 else 1)
+    window = 3
 
     @property
     def out_pixels(self) -> int:
         return self.plan.strips * self.plan.tile[1] * self.plan.height + 1
 
     @property
-    def slack(self) -> int:
-        """Pixels behind the last octet that tiles with columns to spare read (and do not use)."""
-        plan, step = self.plan, self.stride * self.plan.tile[0]
-        rows = step * (plan.tiles - 1) + 3
-        second = self.stride * self.pitch if plan.narrow else 8
-        third = 1 if self.stride == 2 else 2
-        corner = (plan.height - plan.tiles * plan.tile[0]) * self.stride * self.pitch
-        last = corner + (plan.strips - 1) * plan.tile[1] + 7 + second + third + ((rows - 1) // 2 * 2 + 1) * self.pitch
-        return max(0, last + 1 - self.plane_pixels)
-
-    @property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
-        plane, plan = self.plane_pixels * 16, self.plan
+        plan = self.plan
         octets_out = self.channels_out // 8 // plan.parts
-        given = 2 * self.steps_in * plane * (2 if plan.ahead else 1)
-        hidden = plan.groups * plan.buffers * 4 * plane if self.expands else 0
+        given = self.input_bytes * (2 if plan.ahead else 1)
         sums = plan.warps * plan.tiles * octets_out * 512 if plan.groups > 1 else 0
         staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
-        return max(given + max(hidden, sums) + self.slack * 16, staged)
+        return max(given + max(self.hidden_bytes, sums) + self.slack * 16, staged)
 
     @property
     def weight_bytes(self) -> int:
         """Of a chunk's weights, as a block reads them."""
-        taps, pairs = 4 * 8 * 48, -(-(self.channels_out // 8 // self.plan.parts) // 2)
-        return (self.steps_in * 1024 if self.expands else 0) + taps + 2 * pairs * 512
+        pairs = -(-(self.channels_out // 8 // self.plan.parts) // 2)
+        return self.stage_weight_bytes + 2 * pairs * 512
 
     @property
     def stages_in_place(self) -> bool:
@@ -166,24 +135,12 @@ class _Geometry:
         beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
         rounds = each / beside
         tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
-        expanded = self.chunks * self.turns * plan.warps if self.expands else 0
-        own = -(-self.chunks // plan.groups)  # chunks of a warp
-        steps = own * -(-self.turns // plan.together) * (self.steps_in + 1) if self.expands else 0
         taken = self.pixel_tiles * 2 * self.channels_in
-        again = 1 if self.steps_in <= _KEPT_STEPS else -(-self.turns // plan.together)
-        loads = 2 * self.steps_in * again * plan.warps if self.expands else 0  # of a chunk's weights of the expansion
         return {
-            "expand_product": each * expanded * 4 * self.steps_in,
-            "expand_tile": each * expanded,
-            "depthwise_tile": each * self.chunks * 4 * tiles,
-            "depthwise_octet": each * self.chunks * 4 * plan.warps,
+            **self.stage_counts(each, rounds, self.chunks),
             "project_product": each * self.chunks * 2 * octets * tiles,
-            "weight_load": each * self.chunks * loads,
             "weights": each * self.chunks * self.weight_bytes,
             "chunk": each * (taken + plan.height * plan.width * octets * (1 + self.residual)),
-            "expand_step": rounds * steps,
-            "octet_in_turn": rounds * own * 4,
-            "load_in_turn": rounds * taken / (plan.warps * plan.groups),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
             "round_bare": rounds / beside,
@@ -199,24 +156,15 @@ def unsuited(description: Description) -> str | None:
     if description.sequence.dimensions != 2 or len(layers) not in (2, 3) or description.adds:
         return "an inverted residual has two or three layers in two dimensions"
     *expansion, depthwise, projection = layers
-    if any(one.activation not in _ACTIVATIONS for one in layers):
-        return f"activations are {', '.join(_ACTIVATIONS)}"
-    if not _is_depthwise(depthwise) or not all(one.is_pointwise for one in (*expansion, projection)):
+    if any(one.activation not in ACTIVATIONS for one in layers):
+        return f"activations are {', '.join(ACTIVATIONS)}"
+    if not is_depthwise(depthwise, (3,)) or not all(one.is_pointwise for one in (*expansion, projection)):
         return "an inverted residual is 1×1, depthwise 3×3 (stride 1 or 2, padding 1), 1×1"
     if any(one.residual is not None for one in layers[:-1]) or projection.residual not in (None, 0):
         return "only the projection adds, and only the sequence's input"
     if any(description.sequence.channels(n) % 8 for n in (0, len(layers))):
         return "channels of input and output must be multiples of 8"
     return None
-
-
-def _is_depthwise(layer: Conv) -> bool:
-    shape = layer.kernel, layer.padding, layer.dilation
-    return (
-        shape == ((3, 3), (1, 1), (1, 1))
-        and layer.stride in ((1, 1), (2, 2))
-        and layer.groups == layer.in_channels == layer.out_channels
-    )
 
 
 def inverted_residual(description: Description, plan: Plan) -> Kernel:
@@ -260,22 +208,10 @@ def inverted_residual(description: Description, plan: Plan) -> Kernel:
 
 def _source(name: str, description: Description, geometry: _Geometry) -> str:
     plan = geometry.plan
-    offsets, _ = _layout(geometry)
+    offsets, _ = offsets_of(_sizes(geometry))
     constants = {
-        "CHANNELS_IN": geometry.channels_in,
-        "CHUNKS": geometry.chunks,
+        **geometry.stage_constants,
         "CHANNELS_OUT": geometry.channels_out,
-        "STRIDE": geometry.stride,
-        "BRICK_HEIGHT": plan.height,
-        "BRICK_WIDTH": plan.width,
-        "TILES": plan.tiles,
-        "GROUPS": plan.groups,
-        "BUFFERS": plan.buffers,
-        "TOGETHER": plan.together,
-        "PARTS": plan.parts,
-        "KEPT_STEPS": _KEPT_STEPS,
-        "THREADS": plan.warps * plan.groups * 32,
-        "PLANE_PIXELS": geometry.plane_pixels,
         "OUT_PLANE_PIXELS": geometry.out_pixels,
         **{f"{part.upper()}_AT": offset for part, offset in offsets.items()},
     }
@@ -290,11 +226,10 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
     named = zip(stages, ["NONE"] * (3 - len(activations)) + activations, strict=True)
     return "\n".join(
         [
-            f"using Element = {description.format};",
-            *(f"constexpr int {key} = {value};" for key, value in constants.items()),
-            *(f"constexpr bool {key} = {str(value).lower()};" for key, value in flags.items()),
+            constants_text(description, constants, flags),
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {one};" for stage, one in named),
+            device_text("expansion.cuh"),
             device_text("inverted_residual.cuh"),
             f"KERNEL({name}, THREADS, {plan.resident}) {{ inverted_residual(a); }}",
             "",
@@ -334,7 +269,7 @@ def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
     steps = -(-description.sequence.channels(0) // 16)
-    shared = (1, 2, 3) if expands and steps > _KEPT_STEPS else (0,)  # 0: as many as there are registers for
+    shared = (1, 2, 3) if expands and steps > KEPT_STEPS else (0,)  # 0: as many as there are registers for
     ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (1, 2), splits, shared)
     for width, narrow, tiles, blocks, groups, buffers, parts, together in ways:
         height = tiles * blocks * (2 if narrow else 1)
@@ -371,44 +306,19 @@ def _name(geometry: _Geometry) -> str:
     )
 
 
-def _layout(geometry: _Geometry) -> tuple[dict[str, int], int]:
-    """Offsets of the parts of the packed weights, bytes, and their total."""
-    chunks, pairs = geometry.chunks, -(-geometry.channels_out // 16)
-    parts = {
-        "expand": chunks * geometry.steps_in * 1024 if geometry.expands else 0,
-        "depthwise": chunks * 4 * 8 * 48,
-        "project": chunks * 2 * pairs * 512,
-        "expand_bias": chunks * CHUNK * 8,
-        "depthwise_bias": chunks * CHUNK * 8,
-        "project_bias": pairs * 128,
-    }
-    offsets, total = {}, 0
-    for part, size in parts.items():
-        offsets[part] = total
-        total += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return offsets, total
+def _sizes(geometry: _Geometry) -> dict[str, int]:
+    """Bytes of the parts of the packed weights."""
+    pairs, stages = -(-geometry.channels_out // 16), geometry.stage_sizes
+    weights = {one: stages[one] for one in ("expand", "depthwise")}
+    return {**weights, "project": geometry.chunks * 2 * pairs * 512, **stages, "project_bias": pairs * 128}
 
 
 def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
     """The layers' weights in the order in which the kernel's lanes read them."""
     *expansion, depthwise, projection = parameters
-    hidden = geometry.chunks * CHUNK
-    offsets, total = _layout(geometry)
     parts = {
-        "depthwise": diagonal_taps(depthwise.weight[:, 0].to(dtype), hidden),
-        "project": product_fragments(projection.weight[:, :, 0, 0].to(dtype), hidden, 16),
-        "depthwise_bias": sum_bytes(depthwise, hidden),
+        **geometry.stage_weights(dtype, expansion[0] if expansion else None, depthwise),
+        "project": product_fragments(projection.weight[:, :, 0, 0].to(dtype), geometry.chunks * CHUNK, 16),
         "project_bias": sum_bytes(projection, geometry.channels_out),
     }
-    if expansion:
-        # [chunks, 32 channels, …]: the steps over the input channels of one chunk follow each other.
-        weight = expansion[0].weight[:, :, 0, 0].to(dtype)
-        whole = weight.new_zeros(hidden, weight.shape[1])
-        whole[: weight.shape[0]] = weight
-        chunks = [product_fragments(one, 16 * geometry.steps_in, CHUNK) for one in whole.split(CHUNK)]
-        parts["expand"] = torch.cat(chunks)
-        parts["expand_bias"] = sum_bytes(expansion[0], hidden)
-    packed = torch.zeros(total, dtype=torch.uint8, device=depthwise.weight.device)
-    for name, part in parts.items():
-        packed[offsets[name] : offsets[name] + part.numel()] = as_bytes(part)
-    return packed
+    return packed(_sizes(geometry), parts, depthwise.weight.device)

@@ -51,21 +51,22 @@ def product_fragments(weight: Tensor, inputs: int, outputs: int) -> Tensor:
 
 
 def diagonal_taps(weight: Tensor, channels: int) -> Tensor:
-    """Taps of a depthwise 3×3 as the diagonals of B operands.
+    """Taps of a depthwise convolution as the diagonals of B operands.
 
     The lane that holds the diagonal of channel c (of an octet) holds it in row c % 2 of its pair; the other is zero.
 
     Args:
-        weight: [channels', 3, 3] in a 16-bit dtype; zeros are added.
+        weight: [channels', k, k] in a 16-bit dtype; zeros are added.
         channels: multiple of 8, at least channels'.
 
     Returns:
-        Bytes of [channels / 8][3][8 channels][4 words]: word 3 row + column of 12, the last three are zeros.
+        Bytes of [channels / 8][⌈k²/4⌉][8 channels][4 words]: word k row + column, the last three are zeros.
     """
-    whole = weight.new_zeros(channels, 12, 2)
+    taps = weight[0].numel()
+    whole = weight.new_zeros(channels, -(-taps // 4) * 4, 2)
     index = torch.arange(weight.shape[0], device=weight.device)
-    whole[index, :9, index % 2] = weight.flatten(1)
-    return as_bytes(whole.view(-1, 8, 3, 4, 2).transpose(1, 2))
+    whole[index, :taps, index % 2] = weight.flatten(1)
+    return as_bytes(whole.view(-1, 8, whole.shape[1] // 4, 4, 2).transpose(1, 2))
 
 
 def neighbours(channels: int) -> Tensor:
@@ -79,9 +80,10 @@ def neighbours(channels: int) -> Tensor:
 
 
 def neighbours_of_16(channels: int) -> Tensor:
-    """The channel at each place of a product whose lanes hold 4 neighbouring channels of 16.
+    """The channel at each place of products whose lanes hold 4 neighbouring channels of each 16.
 
-    Place 8 r + 2 t + e of lane t is channel 4 t + 2 r + e.
+    Lane t holds in each of two octets' pair of columns the next two of its channels 4 t … 4 t + 3: place
+    8 r + 2 t + e of 16 is channel 4 t + 2 r + e.
     """
     order = torch.arange(16).view(4, 2, 2).permute(1, 0, 2).flatten()
     return (torch.arange(0, channels, 16)[:, None] + order).flatten()

@@ -49,7 +49,8 @@ class Fitted:
 
     def of(self, family: str) -> Mapping[str, float] | None:
         """The seconds of a family's terms, derived ones where a term was not measured; None where there are none."""
-        found = {**self.derived.get(family, {}), **self.seconds.get(self.borrowed.get(family, family), {})}
+        source = family if family in self.seconds else self.borrowed.get(family, family)
+        found = {**self.derived.get(family, {}), **self.seconds.get(source, {})}
         return found or None
 
 
