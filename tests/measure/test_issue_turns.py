@@ -110,7 +110,7 @@ def test_the_benchmark_issues_the_cases_of_the_sweep(model, monkeypatch):
         target=SimpleNamespace(slug="nvidia-h200"),
         instruments=SimpleNamespace(timer=Bursts()),
         quick=True,
-        pedantic=lambda run, rounds, **_: [run() for _ in range(rounds)],
+        pedantic=lambda run, rounds, warmup_rounds, **_: [run() for _ in range(rounds + warmup_rounds)],
         keep=kept.__setitem__,
     )
     module.bench_issue_in_turns(bench, model)
@@ -121,6 +121,7 @@ def test_the_benchmark_issues_the_cases_of_the_sweep(model, monkeypatch):
     assert built[0].label == f"{model}-inference-bf16-eager-b1-{layout}nvidia-h200"
     assert {(case.mode, case.benchmark, case.input) for case in built} == {("eager", "bench_tandem", "device")}
     assert len(kept[TABLE]) == 8 * len(built)
+    assert {row["round"] for row in kept[TABLE]} == set(range(1, 9))
     bench.device = "cpu"
     with pytest.raises(pytest.skip.Exception, match="nothing is issued ahead"):
         module.bench_issue_in_turns(bench, model)
