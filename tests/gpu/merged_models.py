@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from joulemark.merged import MergedModel, merge
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.paths import Executed
-from joulemark.merged.plan import relative_error
+from joulemark.merged.questions import relative_error
 from joulemark.merged_bench.subjects import NETWORKS, images, network
 from joulemark.workloads.precision import set_fp32
 

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from joulemark.merged import cache, merge  # noqa: E402
 from joulemark.merged.bricks import Parameters, run_plain  # noqa: E402
 from joulemark.merged.paths import Executed, library_paths  # noqa: E402
-from joulemark.merged.plan import relative_error  # noqa: E402
+from joulemark.merged.questions import relative_error  # noqa: E402
 from joulemark.merged.rates import measure_rates  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged.stopwatch import race  # noqa: E402

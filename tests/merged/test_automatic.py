@@ -116,7 +116,8 @@ class Wide(nn.Module):
 
 def test_a_variant_may_be_as_far_off_as_the_model_itself_is_and_not_much_further():
     """Else of a model that amplifies what is rounded no variant would be right, and nothing merged."""
-    from joulemark.merged.plan import Setting, relative_error
+    from joulemark.merged.plan import Setting
+    from joulemark.merged.questions import relative_error
     from joulemark.merged.whole import Referee
 
     torch.manual_seed(0)
@@ -369,7 +370,7 @@ class Wrapped(nn.Module):
 @pytest.fixture
 def simulated_gpu(monkeypatch):
     """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
-    from joulemark.merged import automatic, plan, whole
+    from joulemark.merged import automatic, plan, questions, whole
 
     times: dict[str, float] = {}
     tried: list[str] = []
@@ -379,9 +380,9 @@ def simulated_gpu(monkeypatch):
         return {name: times.get(name, 1.0) for name in modules}
 
     monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
-    example = plan._example
+    example = questions.example
     monkeypatch.setattr(
-        plan, "_example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
+        questions, "example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
     )
     monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
     monkeypatch.setattr(plan, "build_all", lambda *_: None)

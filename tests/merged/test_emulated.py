@@ -12,7 +12,7 @@ from torch import nn
 from joulemark.merged import cache, merge
 from joulemark.merged.families import known_families
 from joulemark.merged.paths import Executed
-from joulemark.merged.plan import relative_error
+from joulemark.merged.questions import relative_error
 from tests.merged.fakes import RATES
 
 SLOW_MEMORY = replace(RATES, multiprocessors=2, shared_bytes=228 * 1024)

@@ -18,7 +18,7 @@ from joulemark.merged import MergedSequence, cache, merge
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.paths import Executed
-from joulemark.merged.plan import relative_error
+from joulemark.merged.questions import relative_error
 from joulemark.merged_bench.subjects import condition, images
 from joulemark.workloads import networks
 from tests.merged.every_kernel import rare

@@ -37,8 +37,8 @@ def go(out, codes=None, seconds=360.0, gpus=1):
 def test_blocks_come_first_and_every_limit_is_told(tmp_path):
     ran = go(tmp_path)
     names = [name for name, *_ in ran]
-    assert sorted(names[:2]) == ["blocks", "build blocks"]  # side by side
-    assert names[2:5] == ["more blocks", "build numerics", "numerics"]
+    assert "build blocks" in names  # beside the others, in a thread of its own
+    assert [one for one in names if one != "build blocks"][:4] == ["blocks", "more blocks", "build numerics", "numerics"]
     assert {"build blocks", "blocks"} <= set(json.loads((tmp_path / "campaign.json").read_text()))
     for _, command, left in ran:
         assert not any("{" in part and "left" in part for part in command)

@@ -9,7 +9,7 @@ import torch
 from torchvision import models
 
 from joulemark.merged.graph import trace
-from joulemark.merged.plan import relative_error
+from joulemark.merged.questions import relative_error
 from joulemark.merged_bench.subjects import condition, images
 from joulemark.workloads.models import settle_batch_norms
 from joulemark.workloads.networks import BasicBlock

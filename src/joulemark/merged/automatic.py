@@ -21,8 +21,9 @@ from joulemark.merged.families import Family, known_families
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import cudnn_tuning, format_of
-from joulemark.merged.plan import Choice, Planner, Setting, fused_by_cudnn, rewrite
+from joulemark.merged.plan import Choice, Planner, Setting
 from joulemark.merged.rates import RatesError, learn, rates_of
+from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.whole import Referee, Replayed, compiled

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, fx
 
 from joulemark.merged import cache
-from joulemark.merged.bricks import Parameters, run_plain
 from joulemark.merged.cost import Candidate, Point, Prediction, Rates, kind_of, predict
 from joulemark.merged.families import Family, Offer, Problem, limits_of, offers
 from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
@@ -33,8 +32,9 @@ from joulemark.merged.kernels import Description, Kernel, KernelError, build
 from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.seconds import fitted
-from joulemark.merged.paths import LIBRARY, OWN, Executed, cudnn_tuning, kind_of_path, library_paths
-from joulemark.merged.sequence import Sequence, Shape
+from joulemark.merged.paths import OWN, Executed, cudnn_tuning, kind_of_path, library_paths
+from joulemark.merged.questions import Given, added_to, ends, example, gate_of, question, relative_error
+from joulemark.merged.sequence import Shape
 from joulemark.merged.stopwatch import race
 
 DEPTH = 6
@@ -56,8 +56,6 @@ _FOR_LAYERS = 0.6
 """Share of the time for measuring that layers alone may take."""
 _NO_MEMORY = "out of memory when it was measured"
 _COMPILERS = max(2, min(16, os.cpu_count() or 2))
-Given = tuple[Tensor, Tensor | None, Tensor | None]
-"""Input, what is added, gate."""
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
 
@@ -295,7 +293,7 @@ class Planner:
             build_all((trial.kernel for *_, trial in unseen if trial.kernel), self.setting.device)
         self._compile_own((segment, trial) for _, segment, trial in unseen)
         for _, segment, trial in unseen:
-            self._tried(segment, trial, *_question(segment, self.setting.device))
+            self._tried(segment, trial, *question(segment, self.setting.device))
         return {choice: trial.problem for choice, _, trial in unseen if trial.problem is not None}
 
     def _compile_own(self, trials: Iterable[tuple[Segment, _Trial]]) -> None:
@@ -433,7 +431,7 @@ class Planner:
                 )
         if form is not None:
             capability = self.setting.capability
-            for offer in offers(self.setting.families, _problem(segment, self.setting, form)):
+            for offer in offers(self.setting.families, problem_of(segment, self.setting, form)):
                 if capability is None or offer.kernel.runs_on(capability):
                     trials.append(self._offered(segment, offer))
         return trials
@@ -501,7 +499,7 @@ class Planner:
         return library + chosen
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
-        given, expected = _question(segment, self.setting.device)
+        given, expected = question(segment, self.setting.device)
         tried = {one.path: self._tried(segment, one, given, expected) for one in trials}
         calls = {path: call for path, call in tried.items() if call is not None}
         with torch.no_grad():
@@ -519,14 +517,6 @@ class Planner:
             said = str(error).strip().splitlines()
             trial.problem = f"{type(error).__name__}: {said[0] if said else ''}"
         return None
-
-
-def _question(segment: Segment, device: torch.device) -> tuple[Given, Tensor]:
-    """What a segment is tried on, and what its first and last image must give."""
-    x = _example(segment, device, segment.parameters[0].weight.dtype)
-    added, gate = _added(segment, x), _gate(segment, x)
-    opened = _ends(x) if gate is None else _ends(x) * _ends(gate)
-    return (x, added, gate), run_reference(segment, opened, None if added is None else _ends(added))
 
 
 def _text_of(trial: _Trial) -> str | None:
@@ -558,9 +548,9 @@ def compiled_as(segment: Segment, path: str) -> tuple[object, ...]:
 def _run_small(segment: Segment, path: str, device: torch.device) -> None:
     """Run a path once for one image, so that its kernel is compiled; that it cannot be is told when it is measured."""
     with suppress(Exception), torch.no_grad(), torch.cuda.device(device):
-        x = _example(segment, device, segment.parameters[0].weight.dtype, batch=1)
+        x = example(segment, device, segment.parameters[0].weight.dtype, batch=1)
         module = Executed(segment.sequence, segment.parameters, path, segment.adds is not None)
-        module.run(x, _added(segment, x), _gate(segment, x))
+        module.run(x, added_to(segment, x), gate_of(segment, x))
 
 
 def _heaviest_first(segments: Iterable[Segment]) -> list[Segment]:
@@ -590,60 +580,11 @@ def _checked(
     module = Executed(segment.sequence, segment.parameters, one.path, segment.adds is not None, one.kernel)
     with torch.no_grad():
         out = module.run(*given)
-        error = relative_error(_ends(out), expected)
+        error = relative_error(ends(out), expected)
     limit = TOLERANCE[form] if form is not None else 1e-9
     if not error <= limit:
         raise KernelError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
     return lambda: module.run(*given)
-
-
-def _ends(tensor: Tensor) -> Tensor:
-    """The first and the last image, which lie in the first and last bricks; both of two, the one of one."""
-    ends: Tensor = tensor if len(tensor) <= 2 else torch.cat([tensor[:1], tensor[-1:]])
-    return ends
-
-
-def relative_error(out: Tensor, expected: Tensor) -> float:
-    """Frobenius norm of the difference over that of ``expected``; NaN counts as wrong, it compares false."""
-    wanted = expected.to(torch.float64 if expected.dtype == torch.float64 else torch.float32)
-    return float((out.to(wanted.dtype) - wanted).norm() / wanted.norm().clamp_min(1e-30))
-
-
-def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
-    """The segment layer by layer in torch's operators, in float32 where the model's format is narrower."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-
-    def widen(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(wide)
-
-    parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
-    with torch.no_grad(), cudnn_tuning(False):
-        return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
-
-
-def _example(segment: Segment, device: torch.device, dtype: torch.dtype, batch: int | None = None) -> Tensor:
-    """Random input of a segment's shape, channels-last, of another batch where one is given."""
-    dimensions = segment.sequence.dimensions
-    shape = (batch or segment.batch, segment.sequence.channels(0), *segment.size)
-    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-    x = torch.randn(shape, device=device).to(dtype)
-    return x.contiguous(memory_format=formats.get(dimensions, torch.contiguous_format))
-
-
-def _added(segment: Segment, x: Tensor) -> Tensor | None:
-    if segment.adds is None:
-        return None
-    size = segment.sequence.sizes(segment.size)[-1]
-    shape = (x.shape[0], segment.sequence.channels(len(segment.sequence.layers)), *size)
-    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-    memory = formats.get(segment.sequence.dimensions, torch.contiguous_format)
-    return torch.randn(shape, device=x.device).to(x.dtype).contiguous(memory_format=memory)
-
-
-def _gate(segment: Segment, x: Tensor) -> Tensor | None:
-    if segment.gate is None:
-        return None
-    return torch.rand((*x.shape[:2], *(1,) * (x.dim() - 2)), device=x.device).to(x.dtype)
 
 
 def _known(choice: Choice) -> float:
@@ -657,7 +598,8 @@ def _choice(names: tuple[str, ...], segment: Segment, trial: _Trial, apart: floa
     )
 
 
-def _problem(segment: Segment, setting: Setting, form: Format) -> Problem:
+def problem_of(segment: Segment, setting: Setting, form: Format) -> Problem:
+    """What families are asked for a segment."""
     description = Description(segment.sequence, form, segment.adds is not None)
     gpu = setting.gpu if setting.rates is None else setting.rates.gpu
     return Problem(description, segment.size, segment.batch, limits_of(setting.rates), gpu)
@@ -679,63 +621,3 @@ def build_all(kernels: Iterable[Kernel], device: torch.device, deadline: float =
 def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
     """What identifies units in every copy of a graph."""
     return tuple(one.convolution.name for one in units)
-
-
-def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:
-    """Every convolution that ends in a ReLU by cuDNN's fused kernels, the others as torch has them."""
-    choices = []
-    for unit in (unit for chain in find_chains(graph)[0] for unit in chain):
-        segment = range_segment([unit])
-        assert segment is not None
-        path = "fused" if unit.activation == "relu" else "library"
-        choices.append(Choice(unit_names([unit]), segment.name, path, "unmerged", None, None, None, None, "asked for"))
-    return choices
-
-
-def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | None:
-    """The kernel that a choice names; None for a library's path.
-
-    Raises:
-        KernelError: no family offers it any more.
-    """
-    if kind_of_path(choice.path) in LIBRARY:
-        return None
-    assert setting.form is not None
-    named = [one for one in setting.families if one.name == choice.path.partition("/")[0]]
-    for offer in offers(named, _problem(segment, setting, setting.form)):
-        if offer.path == choice.path:
-            return offer.kernel
-    raise KernelError(f"{choice.path} is offered no more: clear the cache at {cache.folder()}")
-
-
-def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) -> None:
-    """Put one module in the place of each range that was chosen."""
-    chains, _ = find_chains(graph)
-    units = {one.convolution.name: one for chain in chains for one in chain}
-    # All before the first is replaced: a unit remembers the nodes that it adds.
-    segments = [(choice, range_segment([units[name] for name in choice.units])) for choice in choices]
-    replaced: dict[fx.Node, fx.Node] = {}
-    for number, (choice, segment) in enumerate(segments):
-        assert segment is not None, f"{choice.name} is no range of this graph"
-        adds = segment.adds
-        module = Executed(
-            segment.sequence, segment.parameters, choice.path, adds is not None, kernel_of(choice, segment, setting)
-        )
-        name = f"executed_{number}"
-        graph.add_submodule(name, module)
-        last = segment.nodes[-1]
-        arguments = [segment.source] if adds is None else [segment.source, adds]
-        gate = {} if segment.gate is None else {"gate": replaced.get(segment.gate, segment.gate)}
-        with graph.graph.inserting_after(last):
-            new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments), gate)
-        last.replace_all_uses_with(new)
-        replaced[last] = new
-        new.meta = dict(last.meta)
-        for node in reversed(segment.nodes):
-            graph.graph.erase_node(node)
-    graph.graph.lint()
-    graph.delete_all_unused_submodules()
-    graph.recompile()
-
-
-__all__ = ["Choice", "Planner", "Sequence", "Setting", "fused_by_cudnn", "kernel_of", "relative_error", "rewrite"]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from joulemark.merged.plan import TOLERANCE, Setting, relative_error
+from joulemark.merged.plan import TOLERANCE, Setting
+from joulemark.merged.questions import relative_error
 from joulemark.merged.stopwatch import race
 
 _WARM_UP = 3

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.merged.executor import BUDGET_S
-from joulemark.merged.plan import relative_error
+from joulemark.merged.questions import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.limits import TooLong, within
