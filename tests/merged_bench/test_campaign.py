@@ -37,13 +37,13 @@ def go(out, codes=None, seconds=360.0, gpus=1):
 def test_blocks_come_first_and_every_limit_is_told(tmp_path):
     ran = go(tmp_path)
     names = [name for name, *_ in ran]
-    assert "build blocks" in names  # beside the others, in a thread of its own
-    assert [one for one in names if one != "build blocks"][:4] == ["blocks", "more blocks", "build numerics", "numerics"]
+    names.remove("build blocks")  # beside the others, in a thread of its own
+    assert names[:4] == ["blocks", "more blocks", "build numerics", "numerics"]
     assert {"build blocks", "blocks"} <= set(json.loads((tmp_path / "campaign.json").read_text()))
     for _, command, left in ran:
         assert not any("{" in part and "left" in part for part in command)
         assert 0 < left <= 360
-    _, command, left = ran[names.index("blocks")]
+    _, command, left = next(one for one in ran if one[0] == "blocks")
     assert 340 < left < 350  # all but what the fit takes
     assert float(command[command.index("--limit") + 1]) == pytest.approx(left - 4, abs=1)
 
