@@ -1,14 +1,26 @@
-"""The environment of the processes that scripts in this folder start."""
+"""The processes that scripts in this folder start: their environment, their end."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_GRACE_S = 5.0
 
 
 def environment(**more: str) -> dict[str, str]:
     """This process's own, with the checkout's package and benches ahead of what else is on the path."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more}
+
+
+def end_process(child: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
+    child.terminate()
+    try:
+        child.wait(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

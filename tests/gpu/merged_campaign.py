@@ -31,7 +31,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from children import environment
+from children import end_process, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "tests" / "gpu" / "merged_kernels.py"
@@ -76,7 +76,6 @@ _NO_END_S = 1e6
 _STARTS = 4
 """Of a command, at most, that a CUDA error ends."""
 
-_GRACE_S = 5.0
 
 NO_TIME, ENDED = "time was up", "it was ended"
 _CUT, _CUDA_ERROR = 3, 4
@@ -233,16 +232,6 @@ class Campaign:
         with self._kept:
             self.done[stage.name] = what
             self.path.write_text(json.dumps(self.done, indent=1) + "\n")
-
-
-def end_process(child: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
-    child.terminate()
-    try:
-        child.wait(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 def run_here(out: Path, gpus: int = 1) -> Run:

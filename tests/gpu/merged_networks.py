@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 
-from children import environment
+from children import end_process, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
@@ -40,7 +40,6 @@ CACHES = {
     "TRITON_CACHE_DIR": "joulemark-triton",
 }
 _CUDA_ERROR = 4
-_GRACE_S = 5.0
 _LEAST_S = 120.0
 """No job begins with less time than this."""
 
@@ -101,16 +100,6 @@ def work(waiting: Queue[Job], gpu: int, out: Path, end: float, run: Run, more: S
             # The part knows which rival it was; a new process goes on behind it.
             code = run(job, command_of(job, out, left, more), gpu, left)
         print(f"== {job.name} on GPU {gpu}: {code}, {time.monotonic() - begin:.0f} s", flush=True)
-
-
-def end_process(child: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
-    child.terminate()
-    try:
-        child.wait(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 def run_here(out: Path, gpus: int) -> Run:

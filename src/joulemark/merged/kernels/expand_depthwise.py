@@ -41,33 +41,7 @@ _WARPS, _TURNS = 16, 16
 
 @dataclass(frozen=True)
 class Plan(Cut):
-    """How the front of an inverted residual is cut.
-
-    Args:
-        height: of a brick of the output.
-        width: of a brick of the output.
-        tiles: of 16 positions, one above the other, that a warp computes.
-        groups: of warps, which take the chunks of hidden channels in turns.
-        buffers: 2 lets a warp expand the next chunk while others still read the last one; 1 takes less shared memory.
-        resident: blocks of a multiprocessor that registers must suffice for.
-        narrow: a tile is 8 positions in each of two rows, not 16 in one.
-        together: tiles of pixels that share each load of the expansion's weights.
-        parts: blocks that share a brick: they take the chunks in turns.
-    """
-
-    height: int
-    width: int
-    tiles: int
-    groups: int = 1
-    buffers: int = 2
-    resident: int = 1
-    narrow: bool = False
-    together: int = 1
-    parts: int = 1
-
-    def bricks(self, out: Shape, batch: int) -> int:
-        """Of an output of spatial size ``out``."""
-        return batch * -(-out[0] // self.height) * -(-out[1] // self.width)
+    """How the front of an inverted residual is cut; the parts of a brick take its chunks in turns."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Their text is ``device/expansion.cuh``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, product_fragments, sum_bytes
 from joulemark.merged.kernels.seconds import Counts
 from joulemark.merged.kernels.tiling import Tiled
-from joulemark.merged.sequence import Conv
+from joulemark.merged.sequence import Conv, Shape
 
 CHUNK = 32  # hidden channels at a time
 ACTIVATIONS = ("none", "relu", "relu6", "silu")
@@ -23,13 +24,35 @@ KEPT_STEPS = 4  # of the expansion's weights, in registers over a chunk; more wo
 _ALIGNMENT = 16
 
 
+@dataclass(frozen=True)
 class Cut(Tiled):
-    """Of a plan, what the expansion depends on besides the brick: fields of its plans."""
+    """How layers that begin with an expansion and a depthwise are cut; the plans of their families.
 
-    groups: int
-    buffers: int
-    together: int
-    parts: int
+    Args:
+        height: of a brick of the output.
+        width: of a brick of the output.
+        tiles: of 16 positions, one above the other, that a warp computes.
+        groups: of warps, which take the chunks of hidden channels in turns.
+        buffers: 2 lets a warp expand the next chunk while others still read the last one; 1 takes less shared memory.
+        resident: blocks of a multiprocessor that registers must suffice for.
+        narrow: a tile is 8 positions in each of two rows, not 16 in one.
+        together: tiles of pixels that share each load of the expansion's weights.
+        parts: blocks that share a brick; each family says what of it they share.
+    """
+
+    height: int
+    width: int
+    tiles: int
+    groups: int = 1
+    buffers: int = 2
+    resident: int = 1
+    narrow: bool = False
+    together: int = 1
+    parts: int = 1
+
+    def bricks(self, out: Shape, batch: int) -> int:
+        """Of an output of spatial size ``out``."""
+        return batch * -(-out[0] // self.height) * -(-out[1] // self.width)
 
 
 class Expanding:

@@ -39,35 +39,13 @@ _SPARED = 8
 
 @dataclass(frozen=True)
 class Plan(Cut):
-    """How an inverted residual is cut.
+    """How an inverted residual is cut; each part of a brick makes a part of the output's channels.
 
     Args:
-        height: of a brick of the output.
-        width: of a brick of the output.
-        tiles: of 16 positions, one above the other, that a warp computes.
-        groups: of warps, which take the chunks of hidden channels in turns.
-        buffers: 2 lets a warp expand the next chunk while others still read the last one; 1 takes less shared memory.
-        resident: blocks of a multiprocessor that registers must suffice for.
-        narrow: a tile is 8 positions in each of two rows, not 16 in one.
-        together: tiles of pixels that share each load of the expansion's weights.
-        parts: blocks that share a brick: each makes a part of the output's channels.
         ahead: a block takes brick after brick and brings the next one's input while it computes.
     """
 
-    height: int
-    width: int
-    tiles: int
-    groups: int = 1
-    buffers: int = 2
-    resident: int = 1
-    narrow: bool = False
-    together: int = 1
-    parts: int = 1
     ahead: bool = False
-
-    def bricks(self, out: Shape, batch: int) -> int:
-        """Of an output of spatial size ``out``."""
-        return batch * -(-out[0] // self.height) * -(-out[1] // self.width)
 
 
 @dataclass(frozen=True)
