@@ -155,16 +155,21 @@ def test_each_cell_has_a_proof_and_one_that_cannot_be_decoded_is_no_end():
 def test_stretches_are_sampled_where_the_order_says_so():
     device = Device()
     one = beside(device)
-    seen = []
+    seen, following = [], islice(order(), 1, None)
 
     class Stretches:
         steps, step_s = 1, 0.001
 
+        cold = True
+
         def lead(self):
-            assert not device.on
+            assert not seen or device.on != seen[-1], "once after each change"
+            self.cold = False
 
         def time(self):
+            assert not self.cold, "a sampler was made in between: the first step on either side is not timed"
             seen.append(device.on)
+            self.cold = next(following) != device.on
             return (1.01 if device.on else 1.0), 0.5
 
     found = script.alternate(Stretches(), one, time.monotonic() + 60, lambda found: len(found) >= 64)

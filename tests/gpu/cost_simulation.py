@@ -22,7 +22,7 @@ SWITCH_S = 0.1
 """Assumed to make and close a sampler without decoding; with the largest buffers it takes 0.3 s on an H200."""
 RUNS = 3
 """Runs beside one sampler, where it bears that."""
-STRETCH_S = 0.03
+STRETCH_S = 0.06
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -21,7 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import numpy as np
 from paired import FEWEST, QUAD, Estimate, estimate, order, ratios
 
 LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/2"
-STRETCH_S = 0.03
+STRETCH_S = 0.06
 """About the time of a stretch, which has one step at least."""
 NARROW, FEWEST_QUADS = 0.004, 8
 """Half-width at which a cell ends before its time."""
@@ -193,7 +193,7 @@ class Stretches:
         self.steps = max(1, round(STRETCH_S / self.step_s))
 
     def lead(self) -> None:
-        """A step that is not kept: the first one after a pause is another."""
+        """A step that is not kept: the first one after a pause takes longer."""
         self._step.run()
         self._fence()
 
@@ -215,7 +215,8 @@ def alternate(
 ) -> list[tuple[float, float]]:
     """Stretches in :func:`paired.order` until a time on ``monotonic``, or until there are enough of them.
 
-    However slow they are, there are so many that they have an interval.
+    However slow they are, there are so many that they have an interval. Each change of sides is followed by a step that
+    is not kept, so that what making a sampler leaves behind (cold caches of the host) is no part of a step's cost.
     """
     found: list[tuple[float, float]] = []
     plan = order()
@@ -224,11 +225,8 @@ def alternate(
         row = [on]
         while (following := next(plan)) == on:
             row.append(following)
-        one.lead()
-        if on:
-            with beside.sampling((len(row) * one.steps + 1) * one.step_s):
-                found += [one.time() for _ in row]
-        else:
+        with beside.sampling((len(row) * one.steps + 1) * one.step_s) if on else nullcontext():
+            one.lead()
             found += [one.time() for _ in row]
         on = following
     return found
