@@ -134,3 +134,16 @@ def test_a_broken_entry_leaves_the_bare_rates():
     for path in cache.folder().glob("reached-*.json"):
         path.write_text('{"often": 3}')
     assert rates.rates_of(CPU) == RATES
+
+
+def test_the_cache_lies_below_the_users_home_where_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, "~/kept")
+    cache.write("rates", "key", [1])
+    assert (tmp_path / "kept" / "rates-key.json").read_text() == "[1]"
+
+
+def test_an_entry_without_end_counts_as_none():
+    cache.write("rates", "key", [1])
+    (cache.folder() / "rates-key.json").write_text("[" * 100_000)
+    assert cache.read("rates", "key") is None

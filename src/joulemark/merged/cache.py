@@ -25,7 +25,7 @@ def folder() -> Path:
     """$JOULEMARK_MERGED_CACHE, or the user's cache folder."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulemark" / "merged"
 
 
@@ -66,7 +66,7 @@ def read(kind: str, key: str) -> Any:
     path = folder() / f"{kind}-{key}.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
