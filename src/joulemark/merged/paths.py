@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from threading import Lock
 from typing import Any
 
 import torch
@@ -70,12 +71,37 @@ def cudnn_tuning(on: bool) -> Iterator[None]:
     Where times count it does, when paths are measured as well as when they run. Where only an output counts it need
     not: each shape costs it a fraction of a second.
     """
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = on
+    before = _tuning.begin(on)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        _tuning.end(before)
+
+
+class _Tuning:
+    """cuDNN's setting belongs to the process: what the user had set comes back behind the last of all threads."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.users = Lock(), 0, False
+
+    def begin(self, on: bool) -> bool:
+        """Set it; what it was."""
+        with self.lock:
+            before = bool(torch.backends.cudnn.benchmark)
+            if not self.inside:
+                self.users = before
+            self.inside += 1
+            torch.backends.cudnn.benchmark = on
+            return before
+
+    def end(self, before: bool) -> None:
+        """Set it back."""
+        with self.lock:
+            self.inside -= 1
+            torch.backends.cudnn.benchmark = before if self.inside else self.users
+
+
+_tuning = _Tuning()
 
 
 def kind_of_path(path: str) -> str:
