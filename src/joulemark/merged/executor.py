@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
 from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family
-from joulemark.merged.graph import Segment, find_segments, trace
+from joulemark.merged.graph import Segment, find_segments, told, trace
+from joulemark.merged.in_place import NotMergeable
 from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.sequence import Sequence, Shape
 
@@ -207,7 +208,6 @@ def merge(
     segments, left = find_segments(graph)
     replaced: dict[fx.Node, fx.Node] = {}
     decisions = [_replace(graph, number, one, strategy, edge, replaced) for number, one in enumerate(segments)]
-    graph.graph.eliminate_dead_code()
     graph.delete_all_unused_submodules()
     graph.recompile()
     decisions += [Decision(name, "plain", why) for name, why in left.items()]
@@ -218,9 +218,10 @@ def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphMo
     """The model as a graph, or why torch.fx cannot make one."""
     try:
         return trace(model, inputs)
+    except NotMergeable as error:
+        return str(error)
     except Exception as error:  # torch.fx raises whatever the model's own code does with a proxy
-        said = str(error).strip().splitlines()
-        return f"torch.fx cannot trace it: {type(error).__name__}: {said[0] if said else ''}"
+        return f"torch.fx cannot trace it: {told(error)}"
 
 
 def untraced(model: nn.Module, why: str) -> MergedModel:

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
+from torch.fx.passes.shape_prop import TensorMetadata
 from torch.nn import functional as F
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.folding import folded
+from joulemark.merged.in_place import NotMergeable, Shapes, Tracer, keep_apart
 from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -92,24 +93,52 @@ class Unit:
         return self.nodes[-1]
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
     """An inference copy of a model as a graph with shapes: batch norms folded, dropouts and identities gone.
 
     Raises:
         Exception: whatever torch.fx raises for a model whose control flow depends on data.
+        NotMergeable: what no graph holds: hooks of the model itself, weights or buffers that change in a call; it
+            changes what it also reads through a view; or it fails on the example.
     """
-    graph = fx.symbolic_trace(copy.deepcopy(model).eval())
-    ShapeProp(graph).propagate(*example_inputs)
+    if _has_hooks(model):
+        raise NotMergeable("the whole model has hooks, which no graph holds")
+    copied = copy.deepcopy(model).eval()
+    before = _state(copied)
+    graph = fx.GraphModule(copied, Tracer().trace(copied))
+    try:
+        Shapes(graph).run(*(one.clone() if isinstance(one, Tensor) else one for one in example_inputs))
+    except Exception as error:  # whatever the model's own operations raise
+        raise NotMergeable(f"it fails on the example inputs: {told(error)}") from error
+    changed = [name for name, now in _state(copied).items() if before.get(name) != now]
+    if changed:
+        raise NotMergeable(f"each call changes its {changed[0]!r}")
     for node in list(graph.graph.nodes):
-        module = module_of(node)
-        if isinstance(module, _NOTHING) or _is_stochastic_depth(node):
+        if isinstance(module_of(node), _NOTHING) or _is_stochastic_depth(node):
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
-        elif isinstance(module, _BATCH_NORMS):
+    keep_apart(graph, module_of)
+    for node in list(graph.graph.nodes):
+        module = module_of(node)
+        if isinstance(module, _BATCH_NORMS):
             _fold(graph, node, module)
     graph.graph.lint()
     graph.recompile()
     return graph
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0] if said else ''}"
+
+
+def _state(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Per weight and buffer what tells that it was changed: which tensor it is, and how often that was written."""
+    held = (*model.named_parameters(), *model.named_buffers())
+    return {name: (id(one), 0 if one.is_inference() else one._version) for name, one in held}
 
 
 def _is_stochastic_depth(node: fx.Node) -> bool:
@@ -316,6 +345,9 @@ def _padding(module: nn.Conv2d) -> tuple[int, ...]:
 
 def _unsuited(node: fx.Node) -> str | None:
     module = cast(nn.Conv2d, module_of(node))
+    shape = cast(fx.Node, node.args[0]).meta["tensor_meta"].shape
+    if len(shape) != module.weight.dim():
+        return f"its input of {tuple(shape)} is an image without a batch"
     if module.padding_mode != "zeros":
         return f"padding_mode={module.padding_mode!r}: bricks know zeros only"
     if module.padding == "same" and any(
@@ -326,10 +358,15 @@ def _unsuited(node: fx.Node) -> str | None:
 
 
 def module_of(node: fx.Node) -> nn.Module | None:
-    """The module that a node calls; None for any other node."""
-    if node.op != "call_module":
+    """The module that a node calls; None for any other node, and for a module whose hooks do more than its class."""
+    if node.op != "call_module" or node.graph.owning_module is None:
         return None
-    return node.graph.owning_module.get_submodule(str(node.target)) if node.graph.owning_module else None
+    module: nn.Module = node.graph.owning_module.get_submodule(str(node.target))
+    return None if _has_hooks(module) else module
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_convolution(node: fx.Node) -> bool:
