@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -147,3 +149,88 @@ def test_without_convolutions_it_says_so():
 def test_wrong_arguments_are_refused(more, said):
     with pytest.raises(ValueError, match=said):
         merge(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), **more)
+
+
+@pytest.mark.parametrize("given", [{"strategy": "padded"}, {}], ids=["padded", "auto"])
+def test_images_without_a_batch_are_left_with_the_reason(given):
+    model, x = settled(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)), 2, 9, 9)
+    merged = merge(model, x, **given)
+    torch.testing.assert_close(merged(x), model(x))
+    assert "its input of (2, 9, 9) is an image without a batch" in merged.explain()
+    assert merged.failed is None
+
+
+def test_an_image_without_a_batch_behind_others_is_refused():
+    model, x = settled(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)), 1, 2, 9, 9)
+    with pytest.raises(ValueError, match=r"2 spatial dimensions got an input of \(9,\)"):
+        merge(model, x, "padded")(x[0])
+
+
+def test_an_example_that_the_model_does_not_take_is_said_to_be(capfd):
+    merged = merge(nn.Conv2d(2, 2, 3), torch.ones(1, 5, 9, 9))
+    assert merged.explain().startswith("Conv2d: plain (it fails on the example inputs: RuntimeError: Given groups=1")
+    assert merged(torch.ones(1, 2, 9, 9)).shape == (1, 2, 7, 7)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_inputs_by_name_and_of_other_kinds():
+    class Scaled(Block):
+        def forward(self, x, scale=None, shift=0):
+            y = super().forward(x)
+            return (y if scale is None else y * scale) + shift
+
+    model, x = settled(Scaled(4), 2, 4, 9, 9)
+    for strategy in ("padded", "auto"):
+        merged = merge(model, x, strategy)
+        torch.testing.assert_close(merged(x=x), model(x))
+        torch.testing.assert_close(merge(model, (x, None, 2), strategy)(x, shift=2), model(x, shift=2))
+        with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+            merged(x, size=2)
+
+
+class Trained(Sorted):
+    """What a trained model does, and what no trace can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(2), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(super().forward(x)))
+
+
+def test_a_model_in_training_comes_back_for_inference_and_goes_on_training():
+    model, x = Trained().train(), torch.ones(4, 2)
+    merged = merge(model, x)
+    assert merged.failed is not None
+    torch.testing.assert_close(merged(x), copy.deepcopy(model).eval()(x))
+    assert model.training
+    assert int(model.norm.num_batches_tracked) == 0
+
+
+def test_merged_parts_stay_as_they_are():
+    model, x = settled(Block(4), 2, 4, 9, 9)
+    merged = merge(model, x, "padded")
+    again = merge(merged, x)
+    assert again.explain() == "MergedModel: plain (it is merged already)"
+    around = nn.Sequential(merged, nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).double().eval()
+    torch.testing.assert_close(again(x), model(x))
+    whole = merge(around, x, "padded")
+    assert whole.explain() == "1 … 2: padded, bricks of 16×16 (asked for)"
+    torch.testing.assert_close(whole(x), around(x))
+
+
+def test_what_was_merged_in_inference_mode_runs_outside_of_it():
+    model, x = settled(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)), 1, 2, 9, 9)
+    with torch.inference_mode():
+        merged = merge(model, x)
+    torch.testing.assert_close(merged(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "said"),
+    [(torch.relu, torch.ones(1), "merge got a builtin"), (nn.ReLU(), {"x": torch.ones(1)}, "example_inputs of dict")],
+)
+def test_what_is_no_model_or_no_example_is_refused(model, example, said):
+    with pytest.raises(TypeError, match=said):
+        merge(model, example)

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Sequence as List
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -132,10 +134,23 @@ class MergedModel(nn.Module):
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
         self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's output."""
+        if named:
+            inputs = self._in_order(inputs, named)
         with cudnn_tuning(True) if self.tuned else nullcontext():
             return self.inner(*inputs)
+
+    def _in_order(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """All inputs by position: what replays a graph knows no names.
+
+        Raises:
+            TypeError: the model's ``forward`` takes no such input.
+        """
+        of = next((one for one in self.inner.modules() if isinstance(one, fx.GraphModule)), self.inner)
+        bound = inspect.signature(of.forward).bind(*inputs, **named)
+        bound.apply_defaults()
+        return bound.args
 
     def explain(self) -> str:
         """What was merged and how, what was not and why, a line each; then what was measured of the whole.
@@ -179,7 +194,7 @@ def merge(
     reference of kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
 
     Args:
-        model: in evaluation mode or not; it is not changed.
+        model: in evaluation mode or not; it is not changed. Later changes of its weights do not reach the copy.
         example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch).
         strategy: see above.
         edge: positions of a brick per dimension, one number or one for each dimension; for ``padded`` and
@@ -191,11 +206,19 @@ def merge(
 
     Raises:
         ValueError: an unknown strategy, or an edge below 1.
+        TypeError: what is no module, or example inputs that are neither a tensor nor a tuple.
     """
     if strategy not in _STRATEGIES:
         raise ValueError(f"merge got strategy={strategy!r}: give one of {', '.join(_STRATEGIES)}")
     if min((edge,) if isinstance(edge, int) else edge) < 1:
         raise ValueError(f"merge got edge={edge}: a brick holds at least one position")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"merge got a {type(model).__name__}: give a torch.nn.Module")
+    if not isinstance(example_inputs, (Tensor, tuple, list)):
+        got = type(example_inputs).__name__
+        raise TypeError(
+            f"merge got example_inputs of {got}: give a tensor, or a tuple in the order of forward's arguments"
+        )
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     if strategy in ("auto", "kernels"):
         from joulemark.merged.automatic import merge_automatically
@@ -216,6 +239,8 @@ def merge(
 
 def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule | str:
     """The model as a graph, or why torch.fx cannot make one."""
+    if isinstance(model, MergedModel):
+        return "it is merged already"
     try:
         return trace(model, inputs)
     except NotMergeable as error:
@@ -225,7 +250,10 @@ def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphMo
 
 
 def untraced(model: nn.Module, why: str) -> MergedModel:
-    """The model as it is, with the reason."""
+    """The model as it is, with the reason; a copy in evaluation mode of one that trains."""
+    if any(one.training for one in model.modules()):
+        with suppress(Exception):  # what cannot be copied stays the model itself
+            model = copy.deepcopy(model).eval()
     return MergedModel(model, [Decision(type(model).__name__, "plain", why)], failed=why)
 
 

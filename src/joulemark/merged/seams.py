@@ -33,7 +33,8 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int
         inputs: of the model.
     """
     arranged = tuple(
-        one.contiguous(memory_format=FORMATS[one.dim()]) if one.dim() in FORMATS else one for one in inputs
+        one.contiguous(memory_format=FORMATS[one.dim()]) if isinstance(one, Tensor) and one.dim() in FORMATS else one
+        for one in inputs
     )
     ShapeProp(graph).propagate(*arranged)
     count = 0

@@ -104,8 +104,10 @@ class Sequence:
         """Spatial size of every tensor for an input of spatial ``size``.
 
         Raises:
-            ValueError: an intermediate would be empty, or a residual does not fit.
+            ValueError: another number of dimensions, an intermediate would be empty, or a residual does not fit.
         """
+        if len(size) != self.dimensions:
+            raise ValueError(f"a sequence of {self.dimensions} spatial dimensions got an input of {tuple(size)}")
         out = [tuple(size)]
         for number, layer in enumerate(self.layers):
             out.append(layer.output_size(out[-1]))
