@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from joulemark.merged.kernels import Description, build
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels import Description, KernelError, build
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.inverted_residual_warpgroup import (
@@ -63,6 +65,35 @@ def test_against_float64(case: str) -> None:
     kernel = inverted_residual_warpgroup(description, plan)
     for descending in (False, True):  # copies land late in the one, at once in the other
         assert error_of(kernel, shape, descending=descending, resident=1) < (1e-2 if form == "bf16" else 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "weight", "bias", "said"),
+    [
+        (1, 1e-6, 0.0, "its depthwise's are 0.0"),
+        (1, 2e4, 0.0, "its depthwise may sum up to"),
+        (1, 1.0, 1e5, "its depthwise may sum up to"),
+        (2, 1e-9, 0.0, "its projection's are 1 off"),
+        (2, 1e6, 0.0, "its projection's are inf off"),
+        (2, float("nan"), 0.0, "its projection's are nan off"),
+        (0, 1e-9, 1e9, None),
+        (2, 1.0, 1e9, None),
+    ],
+)
+def test_halves_hold_no_weights_that_fp16_loses(layer: int, weight: float, bias: float, said: str | None) -> None:
+    sequence = sequence_of(16, 32, 16)
+    kernel = inverted_residual_warpgroup(Description(sequence), Plan(4, 8, 1, 32, narrow=True, halves=True))
+    given = [
+        Parameters(torch.randn(one.out_channels, one.in_channels // one.groups, *one.kernel).bfloat16(), None)
+        for one in sequence.layers
+    ]
+    old = given[layer].weight
+    given[layer] = Parameters(old * weight, torch.full((len(old),), bias).bfloat16())
+    if said is None:
+        kernel.pack(given)
+        return
+    with pytest.raises(KernelError, match=said):
+        kernel.pack(given)
 
 
 @pytest.mark.parametrize("name", first(2, sorted(MOBILENET_V2, key=["160-320", "64"].__contains__, reverse=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 from torch import fx
@@ -42,7 +43,7 @@ def kernel_of(choice: Choice, segment: Segment, setting: Setting) -> Kernel | No
 
 
 def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) -> None:
-    """Put one module in the place of each range that was chosen."""
+    """Put one module in the place of each range that was chosen; what its kernel cannot hold is left, and told of."""
     chains, _ = find_chains(graph)
     units = {one.convolution.name: one for chain in chains for one in chain}
     # All before the first is replaced: a unit remembers the nodes that it adds.
@@ -51,9 +52,12 @@ def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) 
     for number, (choice, segment) in enumerate(segments):
         assert segment is not None, f"{choice.name} is no range of this graph"
         adds = segment.adds
-        module = Executed(
-            segment.sequence, segment.parameters, choice.path, adds is not None, kernel_of(choice, segment, setting)
-        )
+        kernel = kernel_of(choice, segment, setting)
+        try:
+            module = Executed(segment.sequence, segment.parameters, choice.path, adds is not None, kernel)
+        except KernelError as error:
+            warnings.warn(f"{choice.name} runs in torch's operators: {error}", stacklevel=2)
+            continue
         name = f"executed_{number}"
         graph.add_submodule(name, module)
         last = segment.nodes[-1]

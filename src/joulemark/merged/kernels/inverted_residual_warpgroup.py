@@ -17,7 +17,7 @@ from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import inverted_residual
-from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.compile import KernelError, device_text
 from joulemark.merged.kernels.description import Description, Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
@@ -27,6 +27,11 @@ from joulemark.merged.kernels.tiling import Tiled
 from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
 
+_LARGEST = torch.finfo(torch.float16).max
+_ROUNDING = 2.0**-9
+"""Of a number in bf16, at most."""
+_LEAST = 1e-30
+"""Stands for zero where something is divided by."""
 _HEAD = 512
 """Bytes of a block's shared memory for barriers and zeros."""
 _MOST_OCTETS = 32
@@ -291,8 +296,23 @@ def halves_unsuited(description: Description) -> str | None:
     return None
 
 
+def lost_in_halves(parameters: List[Parameters]) -> str | None:
+    """What fp16 loses of an inverted residual's weights, as they are, that bf16 would hold; None where it holds them.
+
+    What stands behind ReLU6 is at most 6, so the largest sum of a depthwise is known; that of a matrix product is fp32.
+    """
+    _, depthwise, projection = parameters
+    for what, weight in (("depthwise", depthwise.weight), ("projection", projection.weight)):
+        lost = float((weight.half().float() - weight.float()).norm() / weight.float().norm().clamp_min(_LEAST))
+        if not lost <= _ROUNDING:
+            return f"its {what}'s are {lost:.2g} off in fp16"
+    sums = 6 * depthwise.weight.float().abs().flatten(1).sum(1)
+    largest = float((sums if depthwise.bias is None else sums + depthwise.bias.float().abs()).max())
+    return None if largest <= _LARGEST else f"its depthwise may sum up to {largest:.3g}, and fp16 ends at {_LARGEST:g}"
+
+
 def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
-    """The kernel of an inverted residual.
+    """The kernel of an inverted residual; with ``halves`` it packs no weights that fp16 loses (``KernelError``).
 
     Raises:
         ValueError: the sequence is none, or the plan does not fit together.
@@ -321,6 +341,9 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
     def pack(parameters: List[Parameters]) -> Tensor:
+        lost = lost_in_halves(parameters) if plan.halves else None
+        if lost:
+            raise KernelError(f"{name} does not suit these weights: {lost}")
         return _pack(geometry, description.dtype, parameters)
 
     return Kernel(
