@@ -12,8 +12,10 @@ first, 4 a CUDA error: start again. As a benchmark of ``pytest --bench`` each ne
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,22 +40,78 @@ def show(path):
     from joulemark.merged_bench.published import brickdl_table
     from joulemark.report.markdown import render
 
-    document = json.loads(Path(path).read_text(encoding="utf-8"))
-    print(render([gains_table(document), brickdl_table(document)]), end="")
-    return 0
+    document = read(path)
+    with told_as_no_document(path):
+        tables = [gains_table(document), brickdl_table(document)]
+    print(render(tables), end="")
 
 
 def join(out, *parts):
-    """Several files as one."""
+    """Several files as one; a file that is there is replaced when all are joined."""
     from joulemark.errors import ConfigurationError
     from joulemark.merged_bench.networks import joined
 
+    documents = [read(one) for one in parts]
+    with told_as_no_document(", ".join(parts)):
+        whole = joined(documents)
+    part = Path(f"{out}.part")
     try:
-        whole = joined([json.loads(Path(one).read_text(encoding="utf-8")) for one in parts])
+        part.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        raise ConfigurationError(f"{out} cannot be written: {error.strerror}", "choose another") from error
+
+
+def read(path):
+    """A file of measured rows.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no such file.
+    """
+    from joulemark.errors import ConfigurationError
+
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}", "give a file that --out has written") from error
+    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
+        raise ConfigurationError(f"{path} holds no rows", "give a file that --out has written")
+    return document
+
+
+@contextmanager
+def told_as_no_document(name):
+    """What else a file lacks, as one error."""
+    from joulemark.errors import ConfigurationError
+
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"{name} is no document of merged networks ({why})", "give a file that --out has written"
+        ) from error
+
+
+def batches(text):
+    """Batch sizes out of ``1,32``."""
+    found = [int(one) if one.isdecimal() else 0 for one in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} are no batch sizes: give numbers from 1, as 1,32")
+    return found
+
+
+def of_files(what, *paths):
+    """Tables of a file, or files as one; 2 where the use is wrong."""
+    from joulemark.errors import ConfigurationError
+
+    try:
+        if len(paths) < 2 if what == "join" else len(paths) != 1:
+            raise ConfigurationError(f"{what} of {len(paths)} files", "give table FILE, or join OUT PART…")
+        (join if what == "join" else show)(*paths)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    Path(out).write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return 0
 
 
@@ -63,21 +121,18 @@ def main(argv=None):
     from joulemark.merged_bench.subjects import NETWORKS, network
 
     given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["table"] and len(given) == 2:
-        return show(given[1])
-    if given[:1] == ["join"] and len(given) > 2:
-        return join(*given[1:])
+    if given[:1] in (["table"], ["join"]):
+        return of_files(*given)
 
     def chosen(args):
-        batches = [int(one) for one in args.batches.split(",")]
         names = args.network.split(",") if args.network else NETWORKS
-        return [network(name, batch) for name in names for batch in batches]
+        return [network(name, batch) for name in names for batch in args.batches]
 
     def more(parser):
         parser.add_argument(
             "--network", default="", metavar="NAMES", help=f"of the zoo; by default {', '.join(NETWORKS)}"
         )
-        parser.add_argument("--batches", default="1,32,128", metavar="N,…", help="batch sizes")
+        parser.add_argument("--batches", type=batches, default="1,32,128", metavar="N,…", help="batch sizes")
 
     return command.main("networks", chosen, rivals.FOR_NETWORKS, given, more, __doc__)
 

@@ -1,0 +1,70 @@
+"""The command ``bench_merged.py`` on files and options that are not what it takes."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "bench_inference" / "bench_merged.py"
+
+
+@pytest.fixture(scope="module")
+def main():
+    return runpy.run_path(str(SCRIPT))["main"]
+
+
+ROWS = {"schema": 1, "kind": "networks", "gpu": "a GPU", "rows": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read: "),
+        ("", "cannot be read: Expecting value"),
+        ('{"rows": [', "cannot be read: Expecting value"),
+        ("[" * 100_000, "cannot be read: "),
+        ("[]", "holds no rows"),
+        ("{}", "holds no rows"),
+        ('{"rows": 3}', "holds no rows"),
+        ('{"rows": [3]}', "is no document of merged networks ("),
+        ('{"rows": []}', "is no document of merged networks ("),
+    ],
+)
+@pytest.mark.parametrize("what", ["table", "join"])
+def test_wrong_files_are_told_in_a_line_and_replace_nothing(main, what, text, said, tmp_path, capsys):
+    wrong, out = tmp_path / "wrong.json", tmp_path / "out.json"
+    out.write_text("kept")
+    if text is not None:
+        wrong.write_text(text)
+    assert main([what, str(wrong)] if what == "table" else [what, str(out), str(wrong), str(wrong)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {wrong}")
+    assert said in told
+    assert told.count("\n") == 1
+    assert out.read_text() == "kept"
+
+
+def test_joined_files_go_where_they_can_be_written(main, tmp_path, capsys):
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps({**ROWS, "driver": None, "software": {}, "gpu_uuid": None, "failed": {"unet:x": "why"}}))
+    assert main(["join", str(tmp_path / "none" / "out.json"), str(part)]) == 2
+    assert "out.json cannot be written: No such file or directory" in capsys.readouterr().err
+    assert main(["join", str(tmp_path / "out.json"), str(part)]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["failed"] == {"unet:x": "why"}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out.json", "part.json"]
+
+
+@pytest.mark.parametrize("given", [["table"], ["table", "a", "b"], ["join"], ["join", "out"]])
+def test_too_few_and_too_many_files_are_refused(main, given, capsys):
+    assert main(given) == 2
+    assert "give table FILE, or join OUT PART…" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batches", ["", "x", "0", "-1", "1,", "1.5"])
+def test_batch_sizes_are_numbers_from_one(main, batches, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([f"--batches={batches}", "--out", str(tmp_path / "out.json"), "--device", "cpu", "--tiny"])
+    assert f"{batches!r} are no batch sizes: give numbers from 1" in capsys.readouterr().err
