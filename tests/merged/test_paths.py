@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
-from joulemark.merged.paths import cudnn_tuning
+from joulemark.merged import merge
+from joulemark.merged.paths import Executed, cudnn_tuning
+from tests.merged.fakes import RATES, fake_family
 
 
 def test_the_users_setting_of_cudnn_comes_back_behind_several_threads(monkeypatch):
@@ -15,3 +18,24 @@ def test_the_users_setting_of_cudnn_comes_back_behind_several_threads(monkeypatc
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     assert torch.backends.cudnn.benchmark is False
+
+
+def test_a_part_of_a_batch_that_begins_anywhere_is_taken():
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+
+        def forward(self, x, y):
+            return torch.relu(self.b(torch.relu(self.a(x))) + y)
+
+    def part():
+        whole = torch.randn(3, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+        return whole[1:]
+
+    model, x, y = Added().eval(), part(), part()
+    assert x.data_ptr() % 16
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    merged = merge(model, (x, y), rates=RATES, families=(fake_family(),))
+    assert [one.adds for one in merged.modules() if isinstance(one, Executed) and one.kernel is not None] == [True]
+    torch.testing.assert_close(merged(x, y), model(x, y), rtol=1e-4, atol=1e-5)

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.kernels.kernel import layout
+from joulemark.merged.kernels.kernel import aligned, layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
 LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles", "gather")
@@ -265,6 +265,7 @@ class Recipe:
             return pointwise.epilogue(y.contiguous(memory_format=self.format), bias, residual, layer.activation)
 
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
+        x, added = aligned(x), None if added is None else aligned(added)
         if not x.is_cuda:
             return kernel.run(x, packed, added)
         from joulemark.merged.kernels.launch import loaded, scratch_of

@@ -205,6 +205,11 @@ class Kernel:
         return (launch if x.is_cuda else emulate).run(self, x, weights, residual, out)
 
 
+def aligned(x: Tensor) -> Tensor:
+    """A tensor that begins where kernels read from; a part of a batch need not."""
+    return x.clone(memory_format=torch.preserve_format) if x.data_ptr() % _ALIGNMENT else x
+
+
 def layout(dimensions: int) -> torch.memory_format:
     """The memory format that kernels read and write: channels innermost."""
     return torch.channels_last_3d if dimensions == 3 else torch.channels_last
