@@ -234,3 +234,11 @@ def test_what_was_merged_in_inference_mode_runs_outside_of_it():
 def test_what_is_no_model_or_no_example_is_refused(model, example, said):
     with pytest.raises(TypeError, match=said):
         merge(model, example)
+
+
+def test_names_cannot_command_a_terminal():
+    model = nn.Sequential()
+    for name in ("\x1b[31m<b>", "\u202eéß"):
+        model.add_module(name, nn.Conv2d(1, 1, 1))
+    merged = merge(model, torch.ones(1, 1, 2, 2), "padded")
+    assert merged.explain() == "\\x1b[31m<b> … \\u202eéß: padded, bricks of 16×16 (asked for)"

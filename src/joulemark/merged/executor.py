@@ -163,7 +163,12 @@ class MergedModel(nn.Module):
             told = ", ".join(f"{name} {seconds * 1e3:.4g} ms" for name, seconds in self.times.items())
             lines.append(f"the whole: {self.variant} (measured per call: {told})")
         lines += [f"the whole: not {name} ({why})" for name, why in self.problems.items()]
-        return "\n".join(lines)
+        return "\n".join(_printable(one) for one in lines)
+
+
+def _printable(line: str) -> str:
+    """A line whose names cannot end it or command a terminal."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
 def _line(alike: List[Decision]) -> str:
