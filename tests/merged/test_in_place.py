@@ -23,7 +23,7 @@ class Model(nn.Module):
         self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
         self.act = nn.ReLU(inplace=True)
         self.register_buffer("calls", torch.zeros(()))
-        self.run = run
+        self.run, self.times = run, 0
         self.double().eval()
 
     def forward(self, x):
@@ -87,10 +87,20 @@ def counted(m, x):
     return m.b(m.a(x)) * m.calls
 
 
+def counted_by_a_number(m, x):
+    m.times += 1
+    return m.b(m.a(x)) * m.times
+
+
+def replaced(m, x):
+    m.calls = m.calls + 1
+    return m.b(m.a(x)) * m.calls
+
+
 @pytest.mark.parametrize(
     "run",
     [read_before, read_after, changed_between, result_unused, operator_in_place, operator_of_two_formats,
-     into_the_input, through_a_view, counted],
+     into_the_input, through_a_view, counted, counted_by_a_number, replaced],
 )  # fmt: skip
 @pytest.mark.parametrize("given", [{"strategy": "padded", "edge": 4}, {}], ids=["padded", "auto"])
 def test_what_is_changed_in_place_is_read_as_the_model_reads_it(run, given):
@@ -116,9 +126,10 @@ def test_a_model_that_reads_what_it_changes_through_a_view_stays_as_it_is():
     assert merged.explain() == "Model: plain (its relu changes in place what is also read through a view)"
 
 
-def test_a_model_with_a_state_stays_as_it_is():
-    merged = merge(Model(counted), torch.randn(1, 4, 5, 5, dtype=torch.float64), "padded")
-    assert merged.explain() == "Model: plain (each call changes its 'calls')"
+@pytest.mark.parametrize(("run", "name"), [(counted, "calls"), (counted_by_a_number, "times"), (replaced, "calls")])
+def test_a_model_with_a_state_stays_as_it_is(run, name):
+    merged = merge(Model(run), torch.randn(1, 4, 5, 5, dtype=torch.float64), "padded")
+    assert merged.explain() == f"Model: plain (each call changes its {name!r})"
 
 
 HOOKED = nn.Sequential(

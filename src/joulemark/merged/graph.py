@@ -93,18 +93,34 @@ class Unit:
         return self.nodes[-1]
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
 def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
     """An inference copy of a model as a graph with shapes: batch norms folded, dropouts and identities gone.
 
     Raises:
         Exception: whatever torch.fx raises for a model whose control flow depends on data.
-        NotMergeable: what no graph holds: hooks of the model itself, weights or buffers that change in a call; it
-            changes what it also reads through a view; or it fails on the example.
+        NotMergeable: what no graph holds: hooks of the model itself, weights, buffers or numbers that change in a
+            call; it changes what it also reads through a view; or it fails on the example.
     """
     if _has_hooks(model):
         raise NotMergeable("the whole model has hooks, which no graph holds")
+    with torch.inference_mode(False), torch.no_grad():
+        graph = _with_shapes(model, example_inputs)
+        for node in list(graph.graph.nodes):
+            if isinstance(module_of(node), _NOTHING) or _is_stochastic_depth(node):
+                node.replace_all_uses_with(node.args[0])
+                graph.graph.erase_node(node)
+        keep_apart(graph, module_of)
+        for node in list(graph.graph.nodes):
+            module = module_of(node)
+            if isinstance(module, _BATCH_NORMS):
+                _fold(graph, node, module)
+    graph.graph.lint()
+    graph.recompile()
+    return graph
+
+
+def _with_shapes(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
+    """A copy of a model that no call changes, as a graph that has seen its example."""
     copied = copy.deepcopy(model).eval()
     before = _state(copied)
     graph = fx.GraphModule(copied, Tracer().trace(copied))
@@ -112,20 +128,9 @@ def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModul
         Shapes(graph).run(*(one.clone() if isinstance(one, Tensor) else one for one in example_inputs))
     except Exception as error:  # whatever the model's own operations raise
         raise NotMergeable(f"it fails on the example inputs: {told(error)}") from error
-    changed = [name for name, now in _state(copied).items() if before.get(name) != now]
+    changed = [name for name, now in _state(copied).items() if before.get(name, now) != now]
     if changed:
         raise NotMergeable(f"each call changes its {changed[0]!r}")
-    for node in list(graph.graph.nodes):
-        if isinstance(module_of(node), _NOTHING) or _is_stochastic_depth(node):
-            node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
-    keep_apart(graph, module_of)
-    for node in list(graph.graph.nodes):
-        module = module_of(node)
-        if isinstance(module, _BATCH_NORMS):
-            _fold(graph, node, module)
-    graph.graph.lint()
-    graph.recompile()
     return graph
 
 
@@ -135,10 +140,17 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {said[0] if said else ''}"
 
 
-def _state(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Per weight and buffer what tells that it was changed: which tensor it is, and how often that was written."""
-    held = (*model.named_parameters(), *model.named_buffers())
-    return {name: (id(one), 0 if one.is_inference() else one._version) for name, one in held}
+def _state(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    """What tells that something was changed: a number itself; which tensor it is, and how often that was written."""
+    found: dict[str, tuple[object, ...]] = {
+        f"{path}.{name}".lstrip("."): (value,)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (int, float, str))
+    }
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        found[name] = (id(one), 0 if one.is_inference() else one._version, one)  # held, so that no other has its id
+    return found
 
 
 def _is_stochastic_depth(node: fx.Node) -> bool:
