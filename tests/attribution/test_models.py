@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from attribution_tables import tables
+from attribution_tables import errors_table, figures_table
 
 from joulemark.attribution.recording import read_recording
 
@@ -76,5 +76,9 @@ def test_another_board_says_the_same_of_long_kernels(model):
     assert alone.window in (0, 1)
 
 
-def test_documentation_shows_the_tables_of_what_is_committed():
-    assert tables(json.loads(KEPT.read_text())) in (ROOT / "docs" / "attribution.md").read_text()
+@pytest.mark.parametrize("table", [figures_table, errors_table])
+def test_documentation_shows_the_tables_of_what_is_committed(table):
+    lines = (ROOT / "docs" / "attribution.md").read_text().splitlines()
+    told = list(table(json.loads(KEPT.read_text())))
+    assert len(told) > 10
+    assert told == lines[lines.index(told[0]) :][: len(told)]
