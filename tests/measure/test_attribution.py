@@ -173,7 +173,7 @@ def test_the_device_is_held_until_the_host_is_ahead(held, tmp_path):
     steps = done.windows[0].steps
     assert 1 < steps < 10
     assert all(one.held and one.steps == steps for one in done.windows)
-    assert len(device.waits) == 2 + 3 + 5 + 2 * 4  # to choose, each plain stretch, twice a window with its warm-up
+    assert len(device.waits) == 3 + 3 + 5 + 2 * 4  # to choose, each plain stretch, twice a window with its warm-up
     assert sum(device.waits) == 0.0
     assert min(one.hold_s for one in done.windows) >= (2 * 40e-6 - 15e-6) * steps * 100  # for a host twice as slow
     assert [*done.bare_step_s, *done.plain_step_s, *done.recorded_step_s] == pytest.approx([3e-3] * 12, rel=2e-3)
@@ -182,14 +182,14 @@ def test_the_device_is_held_until_the_host_is_ahead(held, tmp_path):
 
 
 def test_a_host_that_becomes_twice_as_slow_keeps_ahead(held):
-    device, done = held(launches=500, slower=lambda stretch: 1.0 + (stretch >= 9))
+    device, done = held(launches=500, slower=lambda stretch: 1.0 + (stretch >= 10))
     assert sum(device.waits) == 0.0
-    assert len(device.waits) == 2 + 3 + 5 + 2 * 4  # nothing was repeated
+    assert len(device.waits) == 3 + 3 + 5 + 2 * 4  # nothing was repeated
     assert [*done.plain_step_s, *done.recorded_step_s] == pytest.approx([15e-3] * 9, rel=2e-3)
 
 
 def test_the_hold_follows_the_host(held):
-    device, done = held(launches=500, slower=lambda stretch: 1.5 if 9 <= stretch < 12 else 1.0, windows=6)
+    _, done = held(launches=500, slower=lambda stretch: 1.5 if 10 <= stretch < 13 else 1.0, windows=6)
     first, grown, *_, last = (one.hold_s for one in done.windows)
     assert grown == pytest.approx(2 * 500 * 60e-6 - 7.5e-3, rel=0.01)
     assert first == pytest.approx(last)
@@ -198,10 +198,10 @@ def test_the_hold_follows_the_host(held):
 
 def test_a_window_whose_device_waited_is_repeated_with_a_longer_hold(held):
     """In the third window the host becomes four times as slow as before."""
-    device, done = held(launches=300, slower=lambda stretch: 4.0 if stretch >= 13 else 1.0)
-    assert len(device.waits) == 2 + 3 + 5 + 2 * 4 + 2  # that window again, with its warm-up
-    assert device.waits[13] > 1e-3
-    assert [stretch for stretch, waited in enumerate(device.waits) if waited] == [13, 14]  # and in its warm-up
+    device, done = held(launches=300, slower=lambda stretch: 4.0 if stretch >= 14 else 1.0)
+    assert len(device.waits) == 3 + 3 + 5 + 2 * 4 + 2  # that window again, with its warm-up
+    assert device.waits[14] > 1e-3
+    assert [stretch for stretch, waited in enumerate(device.waits) if waited] == [14, 15]  # and in its warm-up
     assert all(one.held for one in done.windows)
     assert [one.number for one in done.windows] == [0, 1, 2, 3]
     steps = done.windows[0].steps * 9e-3
@@ -209,12 +209,19 @@ def test_a_window_whose_device_waited_is_repeated_with_a_longer_hold(held):
     assert "hold" not in done.notes
 
 
+def test_a_first_stretch_whose_device_waited_does_not_coarsen_the_samples(held):
+    device, done = held(launches=500, slower=lambda stretch: 1.0 if stretch else 60.0)
+    assert device.waits[0] > 0.1
+    assert device.beacons[-2] == pytest.approx(BEACONS[-1] * PACE.interval_s)
+    assert [one.hold_s for one in done.windows] == pytest.approx([2 * 500 * 40e-6 - 7.5e-3] * 4, rel=0.01)
+
+
 def test_a_host_that_cannot_keep_ahead_is_said_so(held):
     """At 60 times the time of a kernel for a launch, a hold would have to be far longer than it may be."""
     device, done = held(launches=300, slower=lambda stretch: 60.0, windows=2)
     assert [one.held for one in done.windows] == [False, False]
     assert max(device.holds) == 0.1
-    assert len(device.waits) == 2 + 3 + 3 + 2 * 2 + 6
+    assert len(device.waits) == 3 + 3 + 3 + 2 * 2 + 6
     assert done.notes["hold"].startswith("in 8 stretches and windows the device may have waited")
 
 

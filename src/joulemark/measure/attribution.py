@@ -266,7 +266,7 @@ class _Recorder:
 
     Args:
         interval_s: between samples, now; ``least_interval_s`` is the finest at which they are recorded whole.
-        steps: of each stretch and window; ``steps_s`` of them all on the device.
+        steps: of each stretch and window; ``steps_s`` of them all on the device, as long as it does not wait.
         room: samples of a window for its steps and what holds the device before them.
         hold_s: for which the device is held before the steps, now; 0 for not at all.
         wanted_s: holds with which the host would have been ahead in the latest stretches, were it slower by then.
@@ -333,6 +333,8 @@ class _Recorder:
         done = _Stretch(bench.between(began, ended), issue_s, bench.between(holding, began))
         if self.hold_s and done.tells_of_the_host:
             self.wanted_s.append(_wanted(done.issue_s, done.seconds))
+        if self.hold_s and done.held:
+            self.steps_s = done.seconds
         return done
 
     def plain(self) -> float:
@@ -525,7 +527,7 @@ def _go_ahead(recorder: _Recorder, issue_s: float) -> None:
     recorder.steps = 1
     recorder.wanted_s.append(_wanted(_SLOWER_HOST * issue_s, 0.0))
     recorder.adapt()
-    first = recorder.loop()
+    first = min(recorder.loop(), recorder.loop(), key=lambda done: done.seconds)  # one may have waited for the host
     slow_s = _SLOWER_HOST * min(issue_s, first.issue_s)  # either may have stood before a full queue
     each_s = first.seconds + _wanted(slow_s, first.seconds)
     steps = max(1, int(recorder.room * recorder.least_interval_s / each_s))
