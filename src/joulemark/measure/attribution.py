@@ -53,6 +53,8 @@ _SLOWER_LATER = 2.0
 """By which the host may become slower from one stretch to the next."""
 _LED = 0.5
 """Of the steps' time: the host leads if it has issued all of them before the device has done so much."""
+_FREE = 0.95
+"""Of the hold: a host that is done by then did not stand before a queue that was full until the hold ended."""
 _LEAST_HOLD, _MOST_HOLD_S = 100.0, 0.1
 """In samples: far longer than a beacon. In s: samples of a window with a longer one would be far apart."""
 _LATEST = 6
@@ -257,7 +259,7 @@ class _Stretch:
     @property
     def tells_of_the_host(self) -> bool:
         """Whether the host issued at its own speed, or too slowly; else it may have stood before a full queue."""
-        return self.issue_s <= self.hold_s or not self.held
+        return self.issue_s <= _FREE * self.hold_s or not self.held
 
 
 @dataclass
@@ -525,10 +527,11 @@ def _go_ahead(recorder: _Recorder, issue_s: float) -> None:
         issue_s: of the host for a step, where nothing is held.
     """
     recorder.steps = 1
+    issue_s = min(issue_s, recorder.loop().issue_s)  # behind several steps the queue may have been full
     recorder.wanted_s.append(_wanted(_SLOWER_HOST * issue_s, 0.0))
     recorder.adapt()
     first = min(recorder.loop(), recorder.loop(), key=lambda done: done.seconds)  # one may have waited for the host
-    slow_s = _SLOWER_HOST * min(issue_s, first.issue_s)  # either may have stood before a full queue
+    slow_s = _SLOWER_HOST * min(issue_s, first.issue_s)
     each_s = first.seconds + _wanted(slow_s, first.seconds)
     steps = max(1, int(recorder.room * recorder.least_interval_s / each_s))
     while True:
