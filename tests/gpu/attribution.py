@@ -630,7 +630,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=170.0)
     parser.add_argument("--ncu-seconds", type=float, default=35.0, help="of each part, for the profiled step")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=parts())
-    parser.add_argument("--windows", type=int, default=6, help="of each recording; 6 give a 95 %% interval")
+    parser.add_argument(
+        "--windows", type=int, default=9, help="of each recording; 6 give a 95 %% interval, 9 one without its ends"
+    )
     parser.add_argument("--analyse", action="store_true")
     parser.add_argument("--ncu", help="path of Nsight Compute's command, or of a stand-in")
     parser.add_argument("--bench", help="pkg.mod:function that gives a bench and a step in place of a GPU's")
