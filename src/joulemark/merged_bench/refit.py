@@ -30,10 +30,9 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Counts, fitted
 from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged_bench.judge import GOOD
 
 SCHEMA = "joulemark.merged-model/1"
-GOOD = 1.05
-"""A choice counts as good when it takes at most this much of the best measured time."""
 _SHARED = "launch"
 """A term whose seconds are the same for all families."""
 _LEAST_BLOCKS = 3
