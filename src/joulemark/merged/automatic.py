@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged import cache
+from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
 from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
@@ -26,7 +27,7 @@ from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
-from joulemark.merged.whole import Referee, Replayed, compiled
+from joulemark.merged.whole import Referee, Replayed
 
 _FOR_SEGMENTS = 0.5
 """Share of the budget after which no further segment is measured; compilers take the rest."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from joulemark.collect.pm_sampling import Pace
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
@@ -23,11 +24,13 @@ from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
 from joulemark.merged_bench.prebuild import prebuild
-from joulemark.merged_bench.stage import Stage
+from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
 
 _CUT = 3
 """Exit code: time was up first."""
+_PACE = Pace(most_samples=500)
+"""Totals alone are wanted, and each sample takes CUPTI time to decode."""
 
 
 def main(
@@ -194,6 +197,7 @@ def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
     facts = {"gpu": seen.gpu.name, "gpu_uuid": seen.gpu.uuid, "driver": inventory.driver, "software": software}
     if args.no_counters:
         return Stage(args.device, open_power(seen.gpu.uuid)), facts
-    ladder = importlib.import_module("joulemark.collect.counters").open_counters(seen.gpu.uuid, args.device)
+    counters = importlib.import_module("joulemark.collect.counters")
+    ladder = counters.open_counters(seen.gpu.uuid, args.device, pace=_PACE, wanted=COUNTED)
     why = "; ".join(f"{tier}: {reason}" for tier, reason in ladder.refused.items())
     return Stage(args.device, open_power(seen.gpu.uuid), ladder.source, why or "no hardware counters here"), facts
