@@ -281,21 +281,72 @@ def test_paths_of_a_layer_on_a_cpu_are_torchs_own():
     assert "library" in on_gpu
 
 
-def test_kernels_of_all_ranges_are_compiled_together_before_any_is_measured(monkeypatch):
+def planner_there(model, x, deadline=float("inf")):
+    """A planner as on a GPU, and the model's graph."""
+    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged.plan import Planner, Setting
+
+    setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True, deadline)
+    return Planner(setting), traced_or_reason(model, (x,))
+
+
+def test_what_is_measured_was_compiled_before_each_kernel_once_the_most_hopeful_range_first(simulated_gpu, monkeypatch):
     from joulemark.merged import plan
-    from joulemark.merged.graph import find_chains, range_segment, trace
 
     built: list[str] = []
-    monkeypatch.setattr(plan, "build_all", lambda kernels, *_: built.extend(one.name for one in kernels))
-    model, x = model_and_input()
-    chains, _ = find_chains(trace(model, (x,)))
-    setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
-    planner = plan.Planner(setting, forced=True)
-    found = [range_segment(chain[:2]) for chain in chains if len(chain) > 1]
-    segments = [one for one in found if one is not None]
-    planner._prepare((one, float("inf")) for one in segments)
-    assert len(built) == 2 * len(segments) > 0
-    assert len(set(built)) == len(built)
+    measured: list[set[str]] = []
+
+    def race(calls, _):
+        names = {path.partition("/")[2] for path in calls if "/" in path}
+        assert names <= set(built)
+        measured.append(names)
+        return dict.fromkeys(calls, 1e-3)
+
+    monkeypatch.setattr(plan, "compiler_for", lambda _: lambda kernel: built.append(kernel.name))
+    monkeypatch.setattr(plan, "race", race)
+    planner, graph = planner_there(*model_and_input())
+    planner.plan(graph)
+    ranges = [names for names in measured if names]
+    assert measured[: len(measured) - len(ranges)] == [set()] * (len(measured) - len(ranges)), "layers alone come first"
+    assert len(built) == len(set(built))
+    assert set().union(*ranges) <= set(built)
+    best = [min(one.predicted_s for trials in planner.found.values() for one in trials if one.path.endswith(tuple(names)))
+            for names in ranges]  # fmt: skip
+    assert len(best) > 1
+    assert not planner.cut
+
+
+def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simulated_gpu, monkeypatch):
+    """Of two kernels one takes its compiler for ever: the others are merged, and the plan knows that it was cut."""
+    import time
+    from threading import Event
+
+    from joulemark.merged import plan
+
+    ever = Event()
+    slow: list[str] = []
+
+    def compile_(kernel):
+        if not slow:
+            slow.append(kernel.name)
+        if kernel.name == slow[0]:
+            ever.wait(10.0)
+
+    monkeypatch.setattr(plan, "compiler_for", lambda _: compile_)
+    planner, graph = planner_there(*model_and_input(), deadline=time.monotonic() + 1.0)
+    choices, _ = planner.plan(graph)
+    ever.set()
+    tried = {one.path.partition("/")[2] for trials in planner.found.values() for one in trials if one.measured_s}
+    assert slow[0] not in tried
+    assert planner.cut
+    assert any(one.merged for one in choices)
+
+
+def test_ranges_that_there_is_no_time_to_rank_are_not_merged(simulated_gpu):
+    planner, graph = planner_there(*model_and_input(), deadline=0.0)
+    choices, _ = planner.plan(graph)
+    assert {one.path for one in choices} == {"library"}
+    assert planner.cut
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
@@ -385,7 +436,7 @@ def simulated_gpu(monkeypatch):
         questions, "example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
     )
     monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
-    monkeypatch.setattr(plan, "build_all", lambda *_: None)
+    monkeypatch.setattr(plan, "compiler_for", lambda _: lambda kernel: None)
     monkeypatch.setattr(automatic, "learn", lambda *_: None)
     monkeypatch.setattr(automatic, "Replayed", lambda inner, inputs, pool: Wrapped(inner, "graph"))
     monkeypatch.setattr(automatic, "compiled", lambda inner, mode: Wrapped(inner, mode))
