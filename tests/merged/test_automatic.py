@@ -209,8 +209,10 @@ def test_by_kernels_alone_a_single_layer_is_our_own_kernels_too():
 def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
     model, x = model_and_input()
     given = {"rates": RATES, "families": (fake_family(),), "measure": True}
-    assert not merge(model, x, budget_s=1e-6, **given).cached
+    first = merge(model, x, budget_s=1e-6, **given)
+    assert not first.cached
     assert merge(model, x, budget_s=1e-6, **given).cached
+    assert "the whole: not every range (no time for some layers or ranges" in first.explain()
     again = merge(model, x, budget_s=100.0, **given)
     assert not again.cached
     assert merge(model, x, budget_s=200.0, **given).cached
@@ -496,35 +498,61 @@ def test_as_good_without_a_compiler_is_better(simulated_gpu):
 
 def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu):
     _, tried = simulated_gpu
-    merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=40.0)
+    merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=46.0)
     assert tried == ["launches", "folded", "graph", "folded graph"]
-    assert (
-        merged.problems["compiled"]
-        == merged.problems["folded compiled graph"]
-        == ("no time left to compile within 50 s")
-    )
+    assert merged.problems["compiled"].startswith("no time: compiling is expected to take")
+    assert "of budget_s=50 1 s are left" in merged.problems["folded compiled graph"]
+    assert merged.problems["compiled"] in merged.explain()
     tried.clear()
     merged_there(*model_and_input(3), budget_s=50.0)
     assert "compiled graph" in tried
     assert not any("tuned" in name for name in tried)
 
 
+def automatic_of(calls, budget_s=50.0, spent_s=0.0):
+    """One that has nothing but graphs of so many calls each, as merged and as folded."""
+    import time
+
+    from joulemark.merged import automatic
+
+    def graph(count):
+        made = torch.fx.Graph()
+        node = made.placeholder("x")
+        for _ in range(count):
+            node = made.call_function(torch.relu, (node,))
+        made.output(node)
+        return torch.fx.GraphModule(nn.Module(), made)
+
+    one = object.__new__(_Automatic)
+    one.begin, one.budget_s = time.monotonic() - spent_s, budget_s
+    one.compiling_s, one.graph = dict(automatic._COMPILING_S), graph(calls[1])
+    return one, graph(calls[0])
+
+
 @pytest.mark.parametrize(
-    ("spent_s", "costs", "may"),
+    ("calls", "spent_s", "may", "may_then"),
     [
-        (20.0, {}, True),
-        (20.0, {"compiled": 25.0, "compiled graph": 99.0}, True),
-        (20.0, {"compiled": 31.0}, False),
-        (34.0, {}, False),
+        ((20, 120), 20.0, True, True),  # 6 s, 18 s of the 27.5 s that are left
+        ((20, 120), 35.0, True, False),
+        ((120, 120), 32.0, False, False),
+        ((20, 20), 46.0, False, False),
     ],
 )
-def test_a_compiler_begins_only_if_one_like_the_last_would_end_in_time(spent_s, costs, may):
-    import time
-    from types import SimpleNamespace
+def test_a_compiler_begins_only_if_it_is_expected_to_end_in_time(calls, spent_s, may, may_then):
+    automatic, rewritten = automatic_of(calls, spent_s=spent_s)
+    assert (automatic._why_not_compile("compiled", rewritten) is None) is may
+    assert (automatic._why_not_compile("folded compiled", rewritten) is None) is may_then
 
-    automatic = object.__new__(_Automatic)
-    automatic.begin, automatic.budget_s = time.monotonic() - spent_s, 50.0
-    assert automatic._may_compile(SimpleNamespace(cost_s=costs)) is may
+
+def test_what_a_compiler_took_says_what_the_next_one_takes():
+    automatic, rewritten = automatic_of((20, 120), spent_s=20.0)
+    assert automatic._why_not_compile("folded compiled", rewritten) is None
+    automatic._learn_compiling("compiled", rewritten, 10.0)  # 0.2 s for each of 50: 30 s for 150
+    assert "expected to take 30 s" in automatic._why_not_compile("folded compiled", rewritten)
+    assert automatic._why_not_compile("compiled", rewritten) is None
+    automatic, rewritten = automatic_of((20, 120), spent_s=20.0, budget_s=180.0)
+    automatic._learn_compiling("compiled", rewritten, 50.0)
+    assert automatic._why_not_compile("compiled tuned", rewritten) is None, "each mode has its own"
 
 
 def test_a_compiler_that_warns_is_not_lost_where_warnings_are_errors(simulated_gpu, monkeypatch):

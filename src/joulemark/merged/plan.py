@@ -527,6 +527,7 @@ class Planner:
         kept = cache.read("segment", key)
         if kept is None:
             if not self.setting.in_time:
+                self.cut = True
                 return
             try:
                 self._race(segment, chosen)
