@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 
-from children import end_process, environment
+from children import compilers, end_process, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
@@ -33,12 +33,6 @@ ORDER = (
 )  # fmt: skip
 """Networks with a bar of their own first, those whose compilers take longest last."""
 SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "2")
-CACHES = {
-    "JOULEMARK_KERNEL_CACHE": "joulemark-kernels",
-    "JOULEMARK_MERGED_CACHE": "joulemark-merged-cache",
-    "TORCHINDUCTOR_CACHE_DIR": "joulemark-inductor",
-    "TRITON_CACHE_DIR": "joulemark-triton",
-}
 _CUDA_ERROR = 4
 _LEAST_S = 120.0
 """No job begins with less time than this."""
@@ -109,10 +103,8 @@ def run_here(out: Path, gpus: int) -> Run:
     def run(job: Job, command: tuple[str, ...], gpu: int, left: float) -> int | None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(one) for one in range(gpus)]
-        variables = environment(CUDA_VISIBLE_DEVICES=names[gpu])
+        variables = environment(CUDA_VISIBLE_DEVICES=names[gpu], **compilers())
         variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(2, cores // gpus)))
-        for name, folder in CACHES.items():
-            variables.setdefault(name, f"/var/tmp/{folder}")
         with (out / "logs" / f"{job.name}.log").open("a") as log:
             child = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
             try:

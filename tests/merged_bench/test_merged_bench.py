@@ -115,6 +115,40 @@ def test_no_subject_begins_when_time_is_up(tmp_path):
     assert document.content["rows"] == []
 
 
+def test_a_subject_may_take_as_long_as_the_last_of_its_kind_and_a_shorter_one_goes_before(tmp_path):
+    document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
+    stride2, chain = block("inverted-16-96-24-s2"), block("chain-2x16")
+    assert document.expected_s(chain) == 0
+    took_s = {"inverted-s2": 72.0, "inverted": 30.0, "chain-16": 20.0, "bottleneck": 40.0}
+    rows = [{"subject": name, "group": name, "dtype": "bf16", "took_s": one} for name, one in took_s.items()]
+    document.content["rows"] += rows
+    assert (document.expected_s(stride2), document.expected_s(chain)) == (30.0, 20.0)
+    assert document.expected_s(block("residual")) == 40.0
+    begun: list[str] = []
+    options = replace(QUICK, names=("eager",))
+    assert not measure_all([stride2, chain], document, Stage("cpu"), options, 25.0, begun.append)
+    assert chain.name in begun
+    assert stride2.name not in begun
+
+
+def test_counters_that_a_stage_asks_for_are_its_figures_and_the_sms_activity(monkeypatch):
+    from types import SimpleNamespace
+
+    from joulemark.collect import counters
+
+    asked = {}
+    gpu = SimpleNamespace(gpu=SimpleNamespace(name="NVIDIA H200", uuid="GPU-1"))
+    monkeypatch.setattr(command, "probe_gpus", lambda _: SimpleNamespace(visible=[gpu], driver="580", problem=None))
+    monkeypatch.setattr(command, "open_power", lambda _: None)
+    monkeypatch.setattr(command, "Stage", lambda *told: told)
+    monkeypatch.setattr(counters, "open_counters", lambda *_, **more: asked.update(more) or counters.Ladder(None))
+    command._stage(SimpleNamespace(device="cuda:0", no_counters=False))
+    assert set(asked["wanted"]) == {
+        "sm_active_cycles", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_sectors",
+    }  # fmt: skip
+    assert asked["pace"].interval_for(0.25) == pytest.approx(5e-4)
+
+
 def test_a_subject_that_cannot_be_built_is_kept_with_its_reason(tmp_path):
     def broken():
         raise ConfigurationError("no such network", "choose another")

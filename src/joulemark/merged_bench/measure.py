@@ -353,6 +353,13 @@ class Document:
         """Whether the subject is still to be measured."""
         return not any((row["subject"], row["dtype"]) == (subject.name, dtype) for row in self.content["rows"])
 
+    def expected_s(self, subject: Subject) -> float:
+        """What a subject may take: as long as the last of its kind, or the last one at all; 0 before the first."""
+        kind = _kind(subject.group)
+        took_s = [(_kind(row["group"]) == kind, row["took_s"]) for row in self.content["rows"]]
+        alike = [seconds for same, seconds in took_s if same] or [seconds for _, seconds in took_s]
+        return float(alike[-1]) if alike else 0.0
+
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a row and write the file."""
         failed = self.content["failed"]
@@ -373,6 +380,11 @@ class Document:
         part = self.path.with_name(self.path.name + ".part")
         part.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         part.replace(self.path)
+
+
+def _kind(group: str) -> str:
+    """Of a group the kind of its sequences: ``inverted`` of ``inverted-s2-b1``."""
+    return group.partition("-")[0]
 
 
 class _Attempts:
@@ -425,17 +437,19 @@ def measure_all(
 ) -> bool:
     """Measure what the document lacks; False when time was up first.
 
+    A subject for which no time is left is passed over: a shorter one may still end.
+
     Raises:
         RuntimeError: a CUDA error has left the process unusable; start the command again to go on.
     """
-    begin, longest = time.perf_counter(), 0.0
+    begin, cut = time.perf_counter(), False
     failed = set(document.content["failed"])
     for subject in sorted(subjects, key=lambda one: one.name in failed):
         if not document.lacks(subject, options.dtype):
             continue
-        started = time.perf_counter()
-        if started - begin + longest > limit_s:
-            return False
+        if time.perf_counter() - begin + document.expected_s(subject) > limit_s:
+            cut = True
+            continue
         tell(subject.name)
         attempts = _Attempts(document, subject)
         with _clean():
@@ -455,9 +469,8 @@ def measure_all(
                 tell(f"  out of memory: {first_line(error)}")
                 continue
         document.add(row)
-        longest = max(longest, time.perf_counter() - started)
         tell(line_of(row))
-    return True
+    return not cut
 
 
 def group_gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
