@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from joulemark.merged_bench.assembler import VARIABLE, use_torchs_assembler  # noqa: E402
+from joulemark.merged_bench.assembler import VARIABLE, use_torchs_assembler
 
 
 @pytest.fixture

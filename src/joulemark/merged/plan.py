@@ -586,9 +586,9 @@ def _text_of(trial: _Trial) -> str | None:
         return trial.kernel.source
     if kind_of_path(trial.path) not in OWN:
         return None
-    from joulemark.merged import pointwise
+    from joulemark.merged import pointwise, stem
 
-    return inspect.getsource(pointwise)
+    return inspect.getsource(pointwise) + inspect.getsource(stem)
 
 
 def _shape(segment: Segment) -> tuple[object, ...]:

@@ -65,7 +65,11 @@ def main(
     parser.add_argument("--without", default="", metavar="NAMES", help="rivals to leave out")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument(
-        "--limit", type=float, default=540.0, metavar="S", help="for all: what of a row would not end in time is left out"
+        "--limit",
+        type=float,
+        default=540.0,
+        metavar="S",
+        help="for all: what of a row would not end in time is left out",
     )
     parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
     parser.add_argument("--rival-limit", type=float, default=200.0, metavar="S", help="of building one rival")
