@@ -148,7 +148,12 @@ def check_excitations():
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
     from joulemark.merged.pointwise import squeeze_and_excite
 
-    sizes = ((3, 40, 10, (9, 7), False), (1, 300, 5, (30, 31), True), (2, 7, 3, (1, 1), False))
+    sizes = (
+        (3, 40, 10, (9, 7), False),
+        (1, 300, 5, (30, 31), True),
+        (2, 7, 3, (1, 1), False),
+        (1, 700, 40, (3, 2), True),
+    )
     for batch, channels, squeezed, size, hard in sizes:
         x = torch.randn(batch, channels, *size).contiguous(memory_format=torch.channels_last)
         first = torch.randn(squeezed, channels) / 4, torch.randn(squeezed)

@@ -241,7 +241,7 @@ class _Automatic:
         """Calls in the graph of a variant, and what starting a compiler counts for."""
         inner = self.graph if name.startswith("folded") else rewritten
         assert isinstance(inner, fx.GraphModule)
-        return _STARTING + sum(node.op.startswith("call") for node in inner.graph.nodes)
+        return _STARTING + sum(1 for node in inner.graph.nodes if node.op.startswith("call"))
 
     def _spent(self) -> float:
         return (time.monotonic() - self.begin) / self.budget_s

@@ -38,8 +38,9 @@ _POOLED = 4 * 132
 _GATHERED = 64
 """Taps times channels, at most, that a product takes in one step."""
 _POOL_ROWS, _POOL_LANES = 32, 64
-_EXCITED = 8192
-"""Weights that an excitation takes at a time: 32 for each of its threads."""
+_EXCITED = 32768
+"""Weights that an excitation takes at a time: 64 for each of 512 threads, whose registers hold no more. Each step waits
+for memory, and an image is one program's, so few steps count: three for 1152 channels and 48 squeezed ones."""
 
 
 @triton.jit
@@ -483,6 +484,6 @@ def squeeze_and_excite(
     units, unit = units_of(channels)
     _excite[(batch,)](
         sums, *first, *second, gate, pixels, parts, units, squeezed, unit, NUMBERS[activation], hard, width, lanes,
-        num_warps=8,
+        num_warps=max(4, min(16, width * lanes // 2048)),
     )  # fmt: skip
     return gate

@@ -134,7 +134,7 @@ def stem(layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tenso
 
 def _step(taps: int) -> int:
     """Elements of a row of taps that a product takes, some of them zeros."""
-    return max(16, triton.next_power_of_2(_CHANNELS * taps))
+    return 16 if _CHANNELS * taps <= 16 else 32
 
 
 def _of_three(sizes: Shape, missing: int) -> tuple[int, int, int]:
