@@ -503,6 +503,24 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     assert "deepcam-b128: out of memory" in table.notes
 
 
+def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(tmp_path, capsys):
+    first = network_row("chain-4x16-1024", 1e-3, eager=5e-3, compile=4e-3, padded=2e-3, rows=1.5e-3, own_unmerged=3e-3)
+    second = network_row("chain-2x16-1024", 1e-3, compile=1e-3, dram={"merged": 2e6, "compile": 8e6})
+    first["rivals"]["merged"]["explain"] = ["0 … 2: rows, bricks of 9×8 by stream/stream_2d (measured)", "the whole: x"]
+    rows = [one | {"group": "chain-16"} for one in (first, second)]
+    (tmp_path / "blocks.json").write_text(json.dumps(network_document(*rows, kind="blocks", failed={"a": "no"})))
+    script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
+    assert script["main"](["table", str(tmp_path / "blocks.json")]) == 0
+    said = capsys.readouterr().out
+    assert "| chain-4x16-1024-b32 | 1 ms | 3 ms | compile | 4 ms | 4 × |" in said
+    assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
+    assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00×; 3× is asked for." in said
+    assert "a: no" in said
+    schedules = said.partition("Schedules")[2]
+    assert "| chain-4x16-1024-b32 | 2 ms | – | 1.5 ms | – | 3 ms | rows | 1 ms | 0 … 2: rows by stream |" in schedules
+    assert "chain-2x16" not in schedules
+
+
 def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsys):
     rows = [network_row("unet", 1.0, eager=2.0), network_row("vgg16", 1.0, eager=2.0)]
     parts = [network_document(row, gpu_uuid=f"GPU-{n}") for n, row in enumerate(rows)]

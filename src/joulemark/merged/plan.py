@@ -260,7 +260,8 @@ class Planner:
                 shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
                 known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
                 told = {"path": one.path, "bound": one.prediction.bound, "counts": self._counts(one, segment)}
-                rows.append({**shape, "candidate": candidate, **told, **known})
+                plan = None if one.kernel is None else one.kernel.plan
+                rows.append({**shape, "candidate": candidate, "plan": plan, **told, **known})
         return rows
 
     def _counts(self, trial: _Trial, segment: Segment) -> dict[str, float] | None:
