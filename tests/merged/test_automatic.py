@@ -776,3 +776,34 @@ def test_what_is_and_what_is_not_a_squeeze_and_excitation(model, found):
     assert merged.explain().count("squeeze-and-excitation") == found
     # The product with a gate is in the projection, whatever the gate comes from.
     assert sum("gate" in node.kwargs for node in merged.inner.graph.nodes) == 1
+
+
+class Pooled(nn.Module):
+    """Poolings that a kernel has, and some that none has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.largest = nn.MaxPool2d(3, 2, 1)
+        self.mean = nn.AvgPool2d((2, 3), 1, (1, 0), count_include_pad=False)
+        self.upwards, self.spread = nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, 1, dilation=2)
+
+    def forward(self, x):
+        y = self.upwards(self.spread(self.mean(self.largest(torch.relu(self.first(x))))))
+        return torch.relu(self.second(y))
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_poolings_are_kernels_where_these_are_right(simulated_gpu, monkeypatch, works):
+    from joulemark.merged.pooling import Pooling
+
+    if not works:
+        monkeypatch.setattr(Pooling, "forward", lambda self, x: self.in_operators(x) + (x.shape[0] == 2 and self.own))
+    model, x = Pooled().eval(), torch.randn(3, 3, 33, 29)
+    merged = merged_there(model, x)
+    found = [one for one in merged.modules() if isinstance(one, Pooling)]
+    assert [(one.largest, one.kernel) for one in found] == [(True, (3, 3)), (False, (2, 3))]
+    assert all(one.own for one in found) is works
+    assert [one.name for one in merged.decisions if one.how == "pooling"] == ["largest", "mean"]
+    assert ("largest: pooling (by one kernel)" in merged.explain()) is works
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)

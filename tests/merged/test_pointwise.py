@@ -144,6 +144,25 @@ def check_stems():
         assert not has_rows(Conv(inputs, 8, kernel, ones, (0,) * len(kernel), tuple(dilation * one for one in ones)))
 
 
+def check_poolings():
+    from joulemark.merged.pooling import Pooling
+    from joulemark.merged.windows import pooled
+
+    for channels, size, kernel, stride, padding in (
+        (8, (9, 14), (3, 3), (2, 2), (1, 1)),
+        (70, (6, 5), (2, 2), (2, 2), (0, 0)),
+        (3, (5, 7), (3, 2), (1, 1), (1, 0)),
+        (5, (4, 6, 5), (3, 2, 3), (2, 1, 2), (1, 1, 0)),
+    ):
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(size)]
+        x = torch.randn(2, channels, *size).contiguous(memory_format=memory)
+        for largest, counted in ((True, True), (False, True), (False, False)):
+            module = Pooling(largest, kernel, stride, padding, counted)
+            got = pooled(x, largest, kernel, stride, padding, counted)
+            assert got.is_contiguous(memory_format=memory)
+            torch.testing.assert_close(got, module.in_operators(x), rtol=1e-5, atol=1e-6)
+
+
 def check_excitations():
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
     from joulemark.merged.pointwise import squeeze_and_excite

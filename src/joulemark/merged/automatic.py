@@ -23,6 +23,7 @@ from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Choice, Planner, Setting
+from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
@@ -120,6 +121,7 @@ class _Automatic:
         self.rewritten = copy.deepcopy(self.graph)
         as_convolutions(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
+        self.poolings = self._pooled()
         with cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), inputs)
         self.begin, self.budget_s = begin, budget_s
@@ -134,6 +136,13 @@ class _Automatic:
         self.kept: dict[str, Any] | None = self._kept() if setting.measured else None
         self.cut = False
         self.untried: str | None = None
+
+    def _pooled(self) -> dict[str, str]:
+        """What became of the model's poolings; nothing where there is no kernel for them."""
+        if self.setting.device.type != "cuda":
+            return {}
+        dtype = next(one.dtype for one in self.inputs if one.is_floating_point())
+        return replace_poolings(self.rewritten, self.inputs[0].device, dtype)
 
     def _kept(self) -> dict[str, Any] | None:
         """The plan on the disk; None without one, or where it was cut short and there is more time now."""
@@ -167,6 +176,7 @@ class _Automatic:
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:
         decisions = [_decision(one) for one in choices]
         decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
+        decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
         decisions += [Decision(name, "plain", why) for name, why in left.items()] + self.refused
         if not decisions:
             decisions = [nothing_in(self.model)]
