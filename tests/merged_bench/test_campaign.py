@@ -117,9 +117,19 @@ def test_stages_that_were_cut_or_met_a_cuda_error_are_left(tmp_path):
     assert [one.name for one in planned if campaign.is_left(one)] == ["blocks", "numerics"]
 
 
-def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
-    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
-    items = kernels["everything"]("^numerics wide .*bf16")
+@pytest.fixture(scope="module")
+def kernels():
+    return runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
+
+
+@pytest.fixture(scope="module")
+def numerics(kernels):
+    """All checks of numerics; to choose their plans takes seconds."""
+    return kernels["everything"]("^numerics")
+
+
+def test_numerics_go_on_behind_the_records_that_are_there(kernels, numerics, tmp_path):
+    items = [one for one in numerics if re.search("^numerics wide .*bf16", kernels["label"](one))]
     path = tmp_path / "merged-kernels.json"
     assert kernels["kept"](path, items) == []
     records = [{"label": kernels["label"](one)} for one in items]
@@ -206,9 +216,8 @@ def test_a_probe_that_time_has_cut_says_so(tmp_path):
         assert is_left(tmp_path, 8, block) is left
 
 
-def test_the_samples_match_checks_of_every_family():
-    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
-    labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
+def test_the_samples_match_checks_of_every_family(kernels, numerics):
+    labels = [kernels["label"](one) for one in numerics]
     for pattern, families in (("SAMPLE", 12), ("SANITIZED", 12), ("RACED", 11)):
         found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
         assert len({one.split()[1] for one in found}) == families, pattern

@@ -519,6 +519,7 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     schedules = said.partition("Schedules")[2]
     assert "| chain-4x16-1024-b32 | 2 ms | – | 1.5 ms | – | 3 ms | rows | 1 ms | 0 … 2: rows by stream |" in schedules
     assert "chain-2x16" not in schedules
+    assert "merged takes at most 5% longer than the fastest of them in 1 of 1 blocks." in schedules
 
 
 def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsys):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from joulemark.merged_bench.judge import GOOD
 from joulemark.merged_bench.networks import unit
 from joulemark.records import Table
 
@@ -46,6 +47,7 @@ def schedules_table(document: Mapping[str, Any]) -> Table:
     notes = (
         "Times per call in bursts: the fastest kernels of one schedule wherever it has any, whatever merging takes.",
         "bricks: padded, over activations that lie in bricks.",
+        *_choices(told),
     )
     title = f"Schedules of blocks side by side ({document['gpu']})"
     return Table(columns, tuple(cells), frozenset(range(1, 1 + len(_SCHEDULES))), notes, title)
@@ -80,6 +82,17 @@ def _schedules(row: Mapping[str, Any]) -> list[str]:
         _time(row["rivals"], "merged"),
         "; ".join(f"{one[1]}: {one[2]} by {one[3]}" for one in runs) or "–",
     ]
+
+
+def _choices(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How often merging took what is as fast as the fastest schedule by itself."""
+    costs = [
+        merged / min(_timed(row).values())
+        for row in rows
+        if (merged := row["rivals"].get("merged", {}).get("burst_s")) is not None
+    ]
+    good = sum(cost <= GOOD for cost in costs)
+    return [f"merged takes at most {GOOD - 1:.0%} longer than the fastest of them in {good} of {len(costs)} blocks."]
 
 
 def _timed(row: Mapping[str, Any]) -> dict[str, float]:

@@ -30,10 +30,9 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Counts, fitted
 from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged_bench.judge import GOOD
 
 SCHEMA = "joulemark.merged-model/1"
-GOOD = 1.05
-"""A choice counts as good when it takes at most this much of the best measured time."""
 _SHARED = "launch"
 """A term whose seconds are the same for all families."""
 _LEAST_BLOCKS = 3
@@ -83,7 +82,7 @@ def points_of(document: Mapping[str, Any]) -> list[Timed]:
         for one in block["kernels"]:
             depth = one.get("depth", len(layers))
             kernel = _made(one["family"], Description(Sequence(layers[:depth]), block["format"]), one["plan"])
-            counts = kernel.counts(tuple(block["size"]), block["batch"], Device())
+            counts = _counted(kernel, block["size"], block["batch"])
             launches = len(layers) // depth
             whole = {term: count * launches for term, count in counts.items()}
             name = kernel.name if launches == 1 else f"{launches} x {kernel.name}"
@@ -100,6 +99,11 @@ def _made(family: str, description: Description, plan: Mapping[str, Any]) -> Ker
     module: Any = importlib.import_module(f"joulemark.merged.kernels.{family}")
     kernel: Kernel = getattr(module, family)(description, module.Plan(**{k: _tupled(v) for k, v in plan.items()}))
     return kernel
+
+
+def _counted(kernel: Kernel, size: Iterable[int], batch: int) -> Counts:
+    assert kernel.counts is not None, f"{kernel.name} was measured and counts nothing"
+    return kernel.counts(tuple(size), batch, Device())
 
 
 def _tupled(value: Any) -> Any:
@@ -135,8 +139,7 @@ def _candidate(block: str, one: Mapping[str, Any]) -> Timed:
         return Timed(block, family, name, one["counts"], one["measured_s"], shared)
     layers = [Conv(**{key: _tupled(value) for key, value in layer.items()}) for layer in one["layers"]]
     kernel = _made(family, Description(Sequence(tuple(layers)), one["form"]), one["plan"])
-    assert kernel.counts is not None
-    counts = kernel.counts(tuple(one["size"]), one["batch"], Device())
+    counts = _counted(kernel, one["size"], one["batch"])
     problem = _problem(layers, one["size"], one["batch"], one["form"])
     return Timed(block, family, name, counts, one["measured_s"], shared, problem)
 
