@@ -501,6 +501,9 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     assert cells["drn_26-b32"][-1] == "0.98×: not measured"
     assert any("batch 32" in note and "1.219× (2)" in note for note in table.notes)
     assert "deepcam-b128: out of memory" in table.notes
+    assert not any("time was up" in note for note in table.notes)
+    cut = gains_table(network_document({**rows[1], "cut": True}))
+    assert "unet-b32: time was up before all rivals were built." in cut.notes
 
 
 def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(tmp_path, capsys):

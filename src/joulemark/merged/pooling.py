@@ -80,15 +80,15 @@ def pooling_of(node: fx.Node) -> Pooling | None:
     if largest is None or len(node.args) != 1 or node.kwargs or module.ceil_mode:
         return None
     dimensions = 2 if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d)) else 3
-    sizes = [_each(one, dimensions) for one in (module.kernel_size, module.stride, module.padding)]
-    if prod(sizes[0]) > _MOST_TAPS:
+    kernel, stride, padding = (_each(one, dimensions) for one in (module.kernel_size, module.stride, module.padding))
+    if prod(kernel) > _MOST_TAPS:
         return None
     if largest:
         plain = _each(module.dilation, dimensions) == (1,) * dimensions and not module.return_indices
-        return Pooling(True, *sizes) if plain else None
+        return Pooling(True, kernel, stride, padding) if plain else None
     if module.divisor_override is not None:
         return None
-    return Pooling(False, *sizes, counted=module.count_include_pad)
+    return Pooling(False, kernel, stride, padding, module.count_include_pad)
 
 
 def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
