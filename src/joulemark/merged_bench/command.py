@@ -152,7 +152,9 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     if unknown:
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
     ends_s = time.perf_counter() + args.limit
-    use_torchs_assembler()
+    assembler = use_torchs_assembler()
+    if assembler is not None:
+        print(f"Triton assembles by {assembler}", flush=True)
     stage, facts = _stage(args)
     options = Options(
         args.dtype,
