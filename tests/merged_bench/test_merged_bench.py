@@ -501,6 +501,9 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     assert cells["drn_26-b32"][-1] == "0.98×: not measured"
     assert any("batch 32" in note and "1.219× (2)" in note for note in table.notes)
     assert "deepcam-b128: out of memory" in table.notes
+    assert not any("time was up" in note for note in table.notes)
+    cut = gains_table(network_document({**rows[1], "cut": True}))
+    assert "unet-b32: time was up before all rivals were built." in cut.notes
 
 
 def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(tmp_path, capsys):
@@ -555,6 +558,34 @@ def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
     row = measure_subject(block("residual"), Stage("cpu"), options)
     assert row["rivals"]["compile"] == {"missing": {"all": "it was not built within 0.3 s"}}
     assert row["gains"]["best_rival"] == "eager"
+
+
+def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is_more(tmp_path, monkeypatch):
+    """A rival overruns the time of the run: those before it have their figures, those behind it none."""
+    import time
+
+    def endless(task):
+        time.sleep(60.0)
+
+    monkeypatch.setitem(rivals.RIVALS, "compile", endless)
+    options = replace(QUICK, names=("merged", "eager", "compile", "jit"), sustain_best=0, steady_unmerged=False)
+    subject, document = block("residual"), Document(tmp_path / "m.json", "blocks", {"gpu": "cpu", "gpu_uuid": None})
+    measure_subject(subject, Stage("cpu"), replace(options, names=("merged",)))  # what is imported at first use
+    short = replace(options, ends_s=time.perf_counter() + options.measuring_s + 1.0)
+    assert measure_all([subject], document, Stage("cpu"), short, 600.0, lambda _: None)
+    (row,) = document.content["rows"]
+    jsonschema.Draft202012Validator({**SCHEMA, **SCHEMA["$defs"]["row"]}).validate(row)
+    assert row["cut"]
+    assert row["gains"]["burst"] > 0
+    assert row["rivals"]["compile"]["missing"]["all"].startswith("it was not built within")
+    assert row["rivals"]["jit"]["missing"]["all"].startswith("no time left after")
+    assert document.lacks(subject, "fp32")
+    monkeypatch.setitem(rivals.RIVALS, "compile", rivals.RIVALS["eager"])
+    assert measure_all([subject], document, Stage("cpu"), options, 600.0, lambda _: None)
+    (row,) = document.content["rows"]
+    assert not row["cut"]
+    assert all(row["rivals"][name]["burst_s"] > 0 for name in options.names)
+    assert not document.lacks(subject, "fp32")
 
 
 def test_a_rival_that_fails_in_its_rounds_costs_itself_alone(monkeypatch):

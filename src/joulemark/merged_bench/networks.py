@@ -64,6 +64,7 @@ def gains_table(document: Mapping[str, Any]) -> Table:
         _FLOOR,
         "asked: the gain that is asked for, and whether burst and sustained reach it.",
         *_means(rows),
+        *(f"{row['subject']}: time was up before all rivals were built." for row in rows if row.get("cut")),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
     ]
     title = f"Networks merged, against their best rival ({document['gpu']})"
