@@ -4,6 +4,8 @@ python bench_inference/bench_merged.py --network mobilenet_v2 --batches 1,32,128
 
 python bench_inference/bench_merged.py table results/nvidia-h200/merged.json   # gains, and BrickDL's table beside ours
 
+python bench_inference/bench_merged.py table results/nvidia-h200/merged-blocks.json   # gains, schedules side by side
+
 python bench_inference/bench_merged.py join OUT.json PART.json…   # files of several GPUs of one machine as one
 
 One command per network; it goes on with a file that is there. Exit codes: 0 done, 2 wrong use or no GPU, 3 time was up
@@ -35,14 +37,17 @@ def bench_merged(bench, workload):
 
 
 def show(path):
-    """The tables of a file, in Markdown."""
-    from joulemark.merged_bench.networks import gains_table
+    """The tables of a file of networks or of blocks, in Markdown."""
+    from joulemark.merged_bench import blocks, networks
     from joulemark.merged_bench.published import brickdl_table
     from joulemark.report.markdown import render
 
     document = read(path)
     with told_as_no_document(path):
-        tables = [gains_table(document), brickdl_table(document)]
+        if document["kind"] == "blocks":
+            tables = [blocks.gains_table(document), blocks.schedules_table(document)]
+        else:
+            tables = [networks.gains_table(document), brickdl_table(document)]
     print(render(tables), end="")
 
 
@@ -89,7 +94,7 @@ def told_as_no_document(name):
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigurationError(
-            f"{name} is no document of merged networks ({why})", "give a file that --out has written"
+            f"{name} is no document of merged execution ({why})", "give a file that --out has written"
         ) from error
 
 

@@ -302,6 +302,15 @@ class _IssueTurn(TypedDict):
     round: Count
     issue_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
     step_s: NotRequired[Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]]
+    sm_clock_hz: NotRequired[Amount | None]
+
+
+class _BusyTurn(TypedDict):
+    case_id: str
+    batch_size: Positive
+    replayed: bool
+    busy_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)] | None
+    sm_clock_hz: NotRequired[Amount | None]
 
 
 class KnownTables(TypedDict, total=False):
@@ -313,6 +322,7 @@ class KnownTables(TypedDict, total=False):
     levels: list[_Level]
     reference: list[_Reference]
     issue_turns: list[_IssueTurn]
+    busy_turns: list[_BusyTurn]
 
 
 @dataclass(frozen=True)

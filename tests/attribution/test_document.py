@@ -238,8 +238,12 @@ def test_names_from_a_recording_are_shown_harmless(run):
 def test_a_roofline_is_shown_and_drawn(run, tmp_path):
     found = document_of(*with_references(run))
     assert "roofs, both measured here: 800 TFLOP/s" in formats.render(attribution_view.tables(found))
+    for name in ("dram_read_bytes", "dram_write_bytes"):
+        found["classes"][1]["counters"][name]["interval"] = [0.0, 1e9]
     attribution_plot.draw(found, tmp_path / "a.svg")
-    assert "FLOP per byte of DRAM" in (tmp_path / "a.svg").read_text()
+    drawn = (tmp_path / "a.svg").read_text()
+    for text in ("FLOP per byte of DRAM", "roofs, both measured: 800 TFLOP/s", "no place: elementwise"):
+        assert text in drawn
 
 
 @pytest.mark.parametrize("damage", ["no folder", "no recording", "cut samples", "not a number", "other schema"])

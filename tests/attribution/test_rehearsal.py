@@ -153,6 +153,9 @@ def test_all_parts_one_after_the_other(script, out, ncu):
     slower = steps["recorded_s"] / steps["bare_s"] - 1
     assert found["recording"]["slowdown_from_bare"] == pytest.approx(slower)
     assert flushed["checks"] == {}
+    figures, errors = (table.splitlines() for table in script.tables({"models": models}).split("\n\n"))
+    assert figures[0] == "| | MobileNetV2 | held to |"  # the others were not recorded
+    assert [line.split(" | ")[1] for line in errors[2:]] == ["tensor_gemm", "elementwise"]  # both have all launches
     assert models["resnet50"]["why"]["message"] == "not recorded"
     assert script.checks_of(models["resnet50"]) == [None]
     assert ran(out, NCU[:3], ncu) == ""  # all are done: nothing is begun again

@@ -33,7 +33,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,8 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from attribution_tables import tables
 
 from joulemark.attribution.against import ASKED, Function, compare, functions_of, largest_error
 from joulemark.attribution.recording import read_recording, read_series
@@ -607,54 +609,6 @@ def checks_of(found: Mapping[str, Any]) -> list[bool | None]:
     return [ok for checks in told for ok in checks.values()]
 
 
-def errors_table(found: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of Markdown: per model and class, all launches, what attribution says over what Nsight Compute does.
-
-    A cell is relative to Nsight Compute with caches kept; behind a stroke, flushed.
-    """
-    heads = (
-        "model",
-        "class",
-        "launches",
-        "time",
-        "DRAM bytes",
-        "tensor activity",
-        "its time",
-        "its reads",
-        "its writes",
-    )
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{' --- |' * len(heads)}"
-    for model, one in found["models"].items():
-        if one["ncu"] is None or any(one["ncu"][caches]["compared"] is None for caches in CACHES):
-            continue
-        kept, flushed = ({row["class"]: row for row in one["ncu"][name]["compared"]["classes"]} for name in CACHES)
-        for name, row in kept.items():
-            other = flushed.get(name)
-            if other and other["launches"] == row["launches"]:
-                yield f"| {model} | {name} | {row['launches']} | {row['time_s'] * 1e3:.2f} ms | {beside(row, other)} |"
-
-
-def beside(kept: Mapping[str, Any], flushed: Mapping[str, Any]) -> str:
-    """The cells of a class: errors, then how a flush changes what Nsight Compute itself says."""
-
-    def percent(error: float | None) -> str:
-        return "–" if error is None else f"{error:+.1%}".replace("%", " %")
-
-    def changed(of: Callable[[Mapping[str, Any]], float]) -> str:
-        return percent(of(flushed) / of(kept) - 1 if of(kept) else None)
-
-    times = [percent(one["ncu_time_s"] / kept["time_s"] - 1) for one in (kept, flushed)]
-    cells = (
-        f"{percent(kept['dram_error'])} / {percent(flushed['dram_error'])}",
-        f"{kept['tensor']:.4f}, {kept['ncu_tensor']:.4f} ({percent(kept['tensor_error'])})",
-        " / ".join(times),
-        changed(lambda row: row["ncu_dram_read_bytes"]),
-        changed(lambda row: row["ncu_dram_bytes"] - row["ncu_dram_read_bytes"]),
-    )
-    return " | ".join(cells)
-
-
 def summary(found: Mapping[str, Any]) -> Any:
     """A model's figures without its tables."""
     if found["recording"] is None:
@@ -676,7 +630,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=170.0)
     parser.add_argument("--ncu-seconds", type=float, default=35.0, help="of each part, for the profiled step")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=parts())
-    parser.add_argument("--windows", type=int, default=6, help="of each recording; 6 give a 95 %% interval")
+    parser.add_argument(
+        "--windows", type=int, default=9, help="of each recording; 6 give a 95 %% interval, 9 one without its ends"
+    )
     parser.add_argument("--analyse", action="store_true")
     parser.add_argument("--ncu", help="path of Nsight Compute's command, or of a stand-in")
     parser.add_argument("--bench", help="pkg.mod:function that gives a bench and a step in place of a GPU's")
@@ -699,7 +655,7 @@ def main() -> int:
         found = analyse(options.out)
         (options.out / "attribution-ncu.json").write_text(dumps(found))
         show(options.out)
-        print("\n".join(errors_table(found)))
+        print(tables(found))
         print(json.dumps({model: summary(one) for model, one in found["models"].items()}, indent=1))
         return 0 if all(all(checks_of(one)) for one in found["models"].values()) else 1
     else:

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 
-from children import end_process, environment
+from children import compilers, end_process, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
@@ -32,16 +32,12 @@ ORDER = (
     "resnet3d_34", "deepcam", "inception_v4",
 )  # fmt: skip
 """Networks with a bar of their own first, those whose compilers take longest last."""
-SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "2")
-CACHES = {
-    "JOULEMARK_KERNEL_CACHE": "joulemark-kernels",
-    "JOULEMARK_MERGED_CACHE": "joulemark-merged-cache",
-    "TORCHINDUCTOR_CACHE_DIR": "joulemark-inductor",
-    "TRITON_CACHE_DIR": "joulemark-triton",
-}
+SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "1")
 _CUDA_ERROR = 4
-_LEAST_S = 120.0
+_LEAST_S = 90.0
 """No job begins with less time than this."""
+_STARTING_S = 20.0
+"""Of a job, until its clock runs, and from its last row to its end."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +71,16 @@ def command_of(job: Job, out: Path, left: float, more: Sequence[str]) -> tuple[s
     """What is run for a job that may take ``left`` seconds."""
     part = str(out / "parts" / f"{job.name}.json")
     what = ("--network", job.network, "--batches", job.batches, "--out", part)
-    return (sys.executable, str(SCRIPT), *what, "--limit", f"{left - 10:.0f}", *SHORT, *more)
+    return (sys.executable, str(SCRIPT), *what, "--limit", f"{left - _STARTING_S:.0f}", *SHORT, *more)
 
 
 def done(job: Job, out: Path) -> bool:
-    """Whether a job's part holds a row for each of its batches: a process to find that out takes a GPU's time."""
+    """Whether a job's part holds a whole row for each of its batches: a process to find out takes a GPU's time."""
     part = out / "parts" / f"{job.name}.json"
     if not part.exists():
         return False
-    there = {row["subject"] for row in json.loads(part.read_text(encoding="utf-8"))["rows"]}
+    rows = json.loads(part.read_text(encoding="utf-8"))["rows"]
+    there = {row["subject"] for row in rows if not row.get("cut")}
     return {f"{job.network}-b{batch}" for batch in job.batches.split(",")} <= there
 
 
@@ -109,10 +106,8 @@ def run_here(out: Path, gpus: int) -> Run:
     def run(job: Job, command: tuple[str, ...], gpu: int, left: float) -> int | None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(one) for one in range(gpus)]
-        variables = environment(CUDA_VISIBLE_DEVICES=names[gpu])
+        variables = environment(CUDA_VISIBLE_DEVICES=names[gpu], **compilers())
         variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(2, cores // gpus)))
-        for name, folder in CACHES.items():
-            variables.setdefault(name, f"/var/tmp/{folder}")
         with (out / "logs" / f"{job.name}.log").open("a") as log:
             child = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
             try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -168,9 +166,10 @@ def test_halves_take_bounded_activations_and_are_offered_beside_tensor_cores_and
     assert not any(plan.halves for plan in candidates(silu, (7, 7), 64, Device()))
     plans = candidates(Description(sequence_of(160, 960, 160), "bf16"), (7, 7), 64, Device())
     kinds = {(plan.groups, plan.halves) for plan in plans if plan.split == 2}
-    assert kinds >= {(1, False), (1, True), (2, True), (3, True), (3, False)}
-    assert [plan.early for plan in plans[:5]] == [False, True, False, True, False]
-    assert [replace(plan, early=True) for plan in plans[0:4:2]] == plans[1:4:2]
+    assert kinds >= {(1, True), (2, True), (3, True), (3, False)}
+    assert all(plan.early for plan in plans)  # at most two blocks of each are on a multiprocessor
+    many = candidates(Description(sequence_of(32, 192, 32), "bf16"), (56, 56), 64, Device())
+    assert not any(plan.early for plan in many)
 
 
 def test_groups_shorten_what_waits_in_turn_and_multiply_as_much() -> None:

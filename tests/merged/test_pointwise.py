@@ -113,11 +113,66 @@ def check_gathered():
     assert not gathers(Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1)))
 
 
+def check_stems():
+    from joulemark.merged.bricks import Parameters, run_plain
+    from joulemark.merged.sequence import Conv, Sequence
+    from joulemark.merged.stem import has_rows, rows_of, stem
+
+    for inputs, outputs, kernel, stride, padding, size, activation, tile in (
+        (3, 24, (7, 7), (2, 2), (3, 3), (13, 18), "relu", (32, 16)),
+        (4, 5, (5, 8), (1, 3), (0, 2), (9, 21), "none", (16, 16)),
+        (2, 40, (3, 5, 7), (1, 2, 2), (1, 2, 3), (4, 9, 11), "leaky", (16, 32)),
+        (3, 16, (3, 3, 3), (2, 1, 1), (1, 1, 1), (5, 6, 7), "silu", (16, 16)),
+        (1, 8, (4, 4), (4, 4), (0, 0), (8, 13), "gelu", (16, 16)),
+    ):
+        ones = (1,) * len(kernel)
+        layer = Conv(inputs, outputs, kernel, stride, padding, ones, activation=activation)
+        assert has_rows(layer)
+        sequence = Sequence((layer,))
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(kernel)]
+        x = torch.randn(2, inputs, *size).contiguous(memory_format=memory)
+        weight, bias = torch.randn(outputs, inputs, *kernel), torch.randn(outputs)
+        for given in (bias, None):
+            expected = run_plain(
+                sequence, [Parameters(weight.double(), None if given is None else given.double())], x.double()
+            )
+            out = torch.full(expected.shape, float("nan")).contiguous(memory_format=memory)
+            got = stem(layer, x, rows_of(weight), given, out, tile)
+            torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    for inputs, kernel, dilation in ((8, (7, 7), 1), (3, (3, 1), 1), (3, (7, 9), 1), (3, (7, 7), 2), (3, (97,), 1)):
+        ones = (1,) * len(kernel)
+        assert not has_rows(Conv(inputs, 8, kernel, ones, (0,) * len(kernel), tuple(dilation * one for one in ones)))
+
+
+def check_poolings():
+    from joulemark.merged.pooling import Pooling
+    from joulemark.merged.windows import pooled
+
+    for channels, size, kernel, stride, padding in (
+        (8, (9, 14), (3, 3), (2, 2), (1, 1)),
+        (70, (6, 5), (2, 2), (2, 2), (0, 0)),
+        (3, (5, 7), (3, 2), (1, 1), (1, 0)),
+        (5, (4, 6, 5), (3, 2, 3), (2, 1, 2), (1, 1, 0)),
+    ):
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(size)]
+        x = torch.randn(2, channels, *size).contiguous(memory_format=memory)
+        for largest, counted in ((True, True), (False, True), (False, False)):
+            module = Pooling(largest, kernel, stride, padding, counted)
+            got = pooled(x, largest, kernel, stride, padding, counted)
+            assert got.is_contiguous(memory_format=memory)
+            torch.testing.assert_close(got, module.in_operators(x), rtol=1e-5, atol=1e-6)
+
+
 def check_excitations():
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
     from joulemark.merged.pointwise import squeeze_and_excite
 
-    sizes = ((3, 40, 10, (9, 7), False), (1, 300, 5, (30, 31), True), (2, 7, 3, (1, 1), False))
+    sizes = (
+        (3, 40, 10, (9, 7), False),
+        (1, 300, 5, (30, 31), True),
+        (2, 7, 3, (1, 1), False),
+        (1, 700, 40, (3, 2), True),
+    )
     for batch, channels, squeezed, size, hard in sizes:
         x = torch.randn(batch, channels, *size).contiguous(memory_format=torch.channels_last)
         first = torch.randn(squeezed, channels) / 4, torch.randn(squeezed)
@@ -131,7 +186,9 @@ def check_excitations():
 
 
 def test_every_kernel_gives_what_torch_gives():
-    run_interpreted("check_epilogues", "check_depthwise", "check_products", "check_gathered", "check_excitations")
+    run_interpreted(
+        "check_epilogues", "check_depthwise", "check_products", "check_gathered", "check_stems", "check_excitations"
+    )
 
 
 def test_tiles_are_no_larger_than_what_they_cover():

@@ -29,8 +29,8 @@ ROWS = {"schema": 1, "kind": "networks", "gpu": "a GPU", "rows": []}
         ("[]", "holds no rows"),
         ("{}", "holds no rows"),
         ('{"rows": 3}', "holds no rows"),
-        ('{"rows": [3]}', "is no document of merged networks ("),
-        ('{"rows": []}', "is no document of merged networks ("),
+        ('{"rows": [3]}', "is no document of merged execution ("),
+        ('{"rows": []}', "is no document of merged execution ("),
     ],
 )
 @pytest.mark.parametrize("what", ["table", "join"])

@@ -87,13 +87,13 @@ def test_the_first_blocks_are_blocks_and_groups_and_those_with_a_bar_are_among_t
 
     ordered = chosen_of(BLOCKS, first=",".join((*CAMPAIGN["TABLE"], *CAMPAIGN["FIRST"])))
     table = chosen_of(BLOCKS, first=",".join(CAMPAIGN["TABLE"]), alone=True)
-    assert [one.name for one in table] == list(CAMPAIGN["TABLE"]) == [one.name for one in ordered[:11]]
+    assert [one.name for one in table] == list(CAMPAIGN["TABLE"]) == [one.name for one in ordered[: len(table)]]
     assert sum(one.group.startswith("chain-") for one in table) >= 4  # bricks in memory beside channels-last
     assert sorted(one.name for one in ordered) == sorted(one.name for one in BLOCKS)
     kinds = [one.group.partition("-")[0] for one in ordered[:5]]
     assert kinds == ["inverted", "chain", "chain", "bottleneck", "chain3d"]
     last = max(n for n, one in enumerate(ordered) if one.group in ("inverted", "inverted-s2"))
-    assert last < 26
+    assert last < 31
 
 
 @pytest.mark.parametrize(("code", "left"), [(0, False), (1, False), (3, True), (4, True), (None, True)])
@@ -117,9 +117,19 @@ def test_stages_that_were_cut_or_met_a_cuda_error_are_left(tmp_path):
     assert [one.name for one in planned if campaign.is_left(one)] == ["blocks", "numerics"]
 
 
-def test_numerics_go_on_behind_the_records_that_are_there(tmp_path):
-    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
-    items = kernels["everything"]("^numerics wide .*bf16")
+@pytest.fixture(scope="module")
+def kernels():
+    return runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
+
+
+@pytest.fixture(scope="module")
+def numerics(kernels):
+    """All checks of numerics; to choose their plans takes seconds."""
+    return kernels["everything"]("^numerics")
+
+
+def test_numerics_go_on_behind_the_records_that_are_there(kernels, numerics, tmp_path):
+    items = [one for one in numerics if re.search("^numerics wide .*bf16", kernels["label"](one))]
     path = tmp_path / "merged-kernels.json"
     assert kernels["kept"](path, items) == []
     records = [{"label": kernels["label"](one)} for one in items]
@@ -206,9 +216,8 @@ def test_a_probe_that_time_has_cut_says_so(tmp_path):
         assert is_left(tmp_path, 8, block) is left
 
 
-def test_the_samples_match_checks_of_every_family():
-    kernels = runpy.run_path(str(SCRIPTS / "merged_kernels.py"))
-    labels = [kernels["label"](one) for one in kernels["everything"]("^numerics")]
+def test_the_samples_match_checks_of_every_family(kernels, numerics):
+    labels = [kernels["label"](one) for one in numerics]
     for pattern, families in (("SAMPLE", 12), ("SANITIZED", 12), ("RACED", 11)):
         found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
         assert len({one.split()[1] for one in found}) == families, pattern
@@ -240,6 +249,25 @@ def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
     main = runpy.run_path(given[1])["main"]
     assert main([*command, "--only", "no such block", "--device", "cpu"]) == 0
     capsys.readouterr()
+
+
+CHILDREN = runpy.run_path(str(SCRIPTS / "children.py"))
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_compilers_share_their_caches_and_one_assembler(bundled, tmp_path, monkeypatch):
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(CHILDREN["importlib"].util, "find_spec", lambda _: found)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    for name in ("TRITON_PTXAS_PATH", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    if bundled:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "ptxas").touch()
+    variables = CHILDREN["compilers"]()
+    assert variables["TRITON_CACHE_DIR"] == "mine"
+    assert variables["TORCHINDUCTOR_CACHE_DIR"] == "/var/tmp/joulemark-inductor"
+    assert variables.get("TRITON_PTXAS_PATH") == (str(tmp_path / "bin" / "ptxas") if bundled else None)
 
 
 NETWORKS = runpy.run_path(str(SCRIPTS / "merged_networks.py"))

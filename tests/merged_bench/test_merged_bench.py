@@ -115,6 +115,40 @@ def test_no_subject_begins_when_time_is_up(tmp_path):
     assert document.content["rows"] == []
 
 
+def test_a_subject_may_take_as_long_as_the_last_of_its_kind_and_a_shorter_one_goes_before(tmp_path):
+    document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
+    stride2, chain = block("inverted-16-96-24-s2"), block("chain-2x16")
+    assert document.expected_s(chain) == 0
+    took_s = {"inverted-s2": 72.0, "inverted": 30.0, "chain-16": 20.0, "bottleneck": 40.0}
+    rows = [{"subject": name, "group": name, "dtype": "bf16", "took_s": one} for name, one in took_s.items()]
+    document.content["rows"] += rows
+    assert (document.expected_s(stride2), document.expected_s(chain)) == (30.0, 20.0)
+    assert document.expected_s(block("residual")) == 40.0
+    begun: list[str] = []
+    options = replace(QUICK, names=("eager",))
+    assert not measure_all([stride2, chain], document, Stage("cpu"), options, 25.0, begun.append)
+    assert chain.name in begun
+    assert stride2.name not in begun
+
+
+def test_counters_that_a_stage_asks_for_are_its_figures_and_the_sms_activity(monkeypatch):
+    from types import SimpleNamespace
+
+    from joulemark.collect import counters
+
+    asked = {}
+    gpu = SimpleNamespace(gpu=SimpleNamespace(name="NVIDIA H200", uuid="GPU-1"))
+    monkeypatch.setattr(command, "probe_gpus", lambda _: SimpleNamespace(visible=[gpu], driver="580", problem=None))
+    monkeypatch.setattr(command, "open_power", lambda _: None)
+    monkeypatch.setattr(command, "Stage", lambda *told: told)
+    monkeypatch.setattr(counters, "open_counters", lambda *_, **more: asked.update(more) or counters.Ladder(None))
+    command._stage(SimpleNamespace(device="cuda:0", no_counters=False))
+    assert set(asked["wanted"]) == {
+        "sm_active_cycles", "dram_read_bytes", "dram_write_bytes", "l2_bytes", "l1_sectors",
+    }  # fmt: skip
+    assert asked["pace"].interval_for(0.25) == pytest.approx(5e-4)
+
+
 def test_a_subject_that_cannot_be_built_is_kept_with_its_reason(tmp_path):
     def broken():
         raise ConfigurationError("no such network", "choose another")
@@ -467,6 +501,28 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     assert cells["drn_26-b32"][-1] == "0.98×: not measured"
     assert any("batch 32" in note and "1.219× (2)" in note for note in table.notes)
     assert "deepcam-b128: out of memory" in table.notes
+    assert not any("time was up" in note for note in table.notes)
+    cut = gains_table(network_document({**rows[1], "cut": True}))
+    assert "unet-b32: time was up before all rivals were built." in cut.notes
+
+
+def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(tmp_path, capsys):
+    first = network_row("chain-4x16-1024", 1e-3, eager=5e-3, compile=4e-3, padded=2e-3, rows=1.5e-3, own_unmerged=3e-3)
+    second = network_row("chain-2x16-1024", 1e-3, compile=1e-3, dram={"merged": 2e6, "compile": 8e6})
+    first["rivals"]["merged"]["explain"] = ["0 … 2: rows, bricks of 9×8 by stream/stream_2d (measured)", "the whole: x"]
+    rows = [one | {"group": "chain-16"} for one in (first, second)]
+    (tmp_path / "blocks.json").write_text(json.dumps(network_document(*rows, kind="blocks", failed={"a": "no"})))
+    script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
+    assert script["main"](["table", str(tmp_path / "blocks.json")]) == 0
+    said = capsys.readouterr().out
+    assert "| chain-4x16-1024-b32 | 1 ms | 3 ms | compile | 4 ms | 4 × |" in said
+    assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
+    assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00×; 3× is asked for." in said
+    assert "a: no" in said
+    schedules = said.partition("Schedules")[2]
+    assert "| chain-4x16-1024-b32 | 2 ms | – | 1.5 ms | – | 3 ms | rows | 1 ms | 0 … 2: rows by stream |" in schedules
+    assert "chain-2x16" not in schedules
+    assert "merged takes at most 5% longer than the fastest of them in 1 of 1 blocks." in schedules
 
 
 def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsys):
@@ -502,6 +558,34 @@ def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
     row = measure_subject(block("residual"), Stage("cpu"), options)
     assert row["rivals"]["compile"] == {"missing": {"all": "it was not built within 0.3 s"}}
     assert row["gains"]["best_rival"] == "eager"
+
+
+def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is_more(tmp_path, monkeypatch):
+    """A rival overruns the time of the run: those before it have their figures, those behind it none."""
+    import time
+
+    def endless(task):
+        time.sleep(60.0)
+
+    monkeypatch.setitem(rivals.RIVALS, "compile", endless)
+    options = replace(QUICK, names=("merged", "eager", "compile", "jit"), sustain_best=0, steady_unmerged=False)
+    subject, document = block("residual"), Document(tmp_path / "m.json", "blocks", {"gpu": "cpu", "gpu_uuid": None})
+    measure_subject(subject, Stage("cpu"), replace(options, names=("merged",)))  # what is imported at first use
+    short = replace(options, ends_s=time.perf_counter() + options.measuring_s + 1.0)
+    assert measure_all([subject], document, Stage("cpu"), short, 600.0, lambda _: None)
+    (row,) = document.content["rows"]
+    jsonschema.Draft202012Validator({**SCHEMA, **SCHEMA["$defs"]["row"]}).validate(row)
+    assert row["cut"]
+    assert row["gains"]["burst"] > 0
+    assert row["rivals"]["compile"]["missing"]["all"].startswith("it was not built within")
+    assert row["rivals"]["jit"]["missing"]["all"].startswith("no time left after")
+    assert document.lacks(subject, "fp32")
+    monkeypatch.setitem(rivals.RIVALS, "compile", rivals.RIVALS["eager"])
+    assert measure_all([subject], document, Stage("cpu"), options, 600.0, lambda _: None)
+    (row,) = document.content["rows"]
+    assert not row["cut"]
+    assert all(row["rivals"][name]["burst_s"] > 0 for name in options.names)
+    assert not document.lacks(subject, "fp32")
 
 
 def test_a_rival_that_fails_in_its_rounds_costs_itself_alone(monkeypatch):

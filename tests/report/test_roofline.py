@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from joulemark.attribution.stored import check
 from joulemark.cli import main
 from joulemark.errors import UnreadableInput
 from joulemark.report import attribution_plot, documents, page, render
-from joulemark.report.attribution_view import class_title, unplaced
+from joulemark.report.attribution_view import class_title, placed, unplaced
 from joulemark.report.evidence import Document, gather
 from joulemark.report.page import pictures
 from joulemark.report.page.roofline import roofline
@@ -101,6 +102,15 @@ def test_a_counter_without_interval_gives_a_place_without_one(document):
     assert ends_of(entry) == {}
 
 
+def test_a_class_that_may_have_moved_no_byte_has_no_place(document):
+    some = copy.deepcopy(document)
+    for name in ("dram_read_bytes", "dram_write_bytes"):
+        some["classes"][0]["counters"][name]["interval"][0] = 0.0
+    assert ends_of(some["classes"][0])["flop_per_byte"][1] == math.inf
+    assert placed(some) == some["classes"][1:]
+    assert "GEMM and convolution on tensor cores: its DRAM bytes cannot be told from none" in next(unplaced(some))
+
+
 def test_steps_of_one_name_are_told_apart_by_their_files(evidence, document):
     section = roofline(evidence(document, document))
     assert [one.title for one in section.figures] == [f"{LABEL} ({at}/attribution.json)" for at in (0, 1)]
@@ -121,6 +131,7 @@ def test_a_class_has_one_colour_and_no_two_share_one():
 def test_kernels_with_and_without_tensor_cores_have_different_names():
     assert class_title({"class": "other", "uses_tensor_cores": True}) == "other, on tensor cores"
     assert class_title({"class": "other", "uses_tensor_cores": False}) == "other"
+    assert class_title({"class": "other", "uses_tensor_cores": None}) == "other, perhaps on tensor cores"
     assert class_title({"class": "tensor_gemm", "uses_tensor_cores": True}) == "GEMM and convolution on tensor cores"
 
 

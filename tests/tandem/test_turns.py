@@ -11,7 +11,7 @@ import pytest
 
 from joulemark.report import formats, tandem_view
 from joulemark.tandem import in_turns
-from joulemark.tandem.turns import FEWEST_ROUNDS, TABLE, compare, exposed
+from joulemark.tandem.turns import BUSY_TABLE, FEWEST_ROUNDS, TABLE, compare, exposed
 
 from .conftest import run_of
 from .test_document import document
@@ -147,16 +147,130 @@ def test_exposed_overhead_that_rises_is_found_between_its_batches():
     assert exposed([{**row, "step_s": None} for row in rows], BUSY) is None
 
 
+@pytest.fixture
+def timed(issued):
+    """The run of the turns with step times: the host's 4 ms or the device's work, which is 2 % faster in this run.
+
+    Between two kernels a step waits 20 µs in all, at batch 256 100 µs; at batch 8 the host needs 0.5 ms more.
+    """
+    (record,) = issued.records
+    rows = []
+    for row in record.tables[TABLE]:
+        batch = row["batch_size"]
+        gaps_s = 1e-4 if batch == 256 else 2e-5
+        step_s = max(4e-3 + 5e-4 * (batch == 8), own_busy_s(batch)) + gaps_s
+        rows.append({**row, "step_s": step_s, "sm_clock_hz": 1.7e9})
+    return with_tables(issued, {TABLE: rows})
+
+
+def with_tables(run, tables, run_id=None):
+    (record,) = run.records
+    run_id = run_id or run.run_id
+    return replace(run, run_id=run_id, records=(replace(record, run_id=run_id, tables=tables),))
+
+
+def own_busy_s(batch):
+    """Of a step in the run of the turns; in the sweep it is 2 % longer."""
+    return 0.98 * (4e-4 + 9e-5 * batch)
+
+
+def worked(run, busy_s=own_busy_s, without=()):
+    """Rows of busy times of the cases that a run had in turns, and why ``without`` have none."""
+    cases = {row["batch_size"]: row["case_id"] for row in run.records[0].tables[TABLE]}
+    return [
+        {
+            "case_id": case_id, "batch_size": batch, "replayed": False, "busy_s": None if batch in without else
+            busy_s(batch), "sm_clock_hz": 1.9e9, "reason": "no time" if batch in without else None,
+        }
+        for batch, case_id in cases.items()
+    ]  # fmt: skip
+
+
+def test_the_busy_time_of_the_run_of_the_turns_counts(sweep, timed):
+    """Neither the sweep's, which is 2 % longer, nor that of another run that was profiled, too."""
+    other = with_tables(timed, {BUSY_TABLE: worked(timed, lambda batch: 1.05 * own_busy_s(batch))}, "o" * 32)
+    later = replace(
+        other, records=tuple(replace(one, case=replace(one.case, params={"a": 1})) for one in other.records)
+    )
+    own = with_tables(timed, {**timed.records[0].tables, BUSY_TABLE: worked(timed)})
+    found = document(sweep, own, later)
+    turns = found["series"][0]["exposed_in_turns"]
+    told = {one["batch_size"]: one for one in turns["batches"]}
+    assert [*told] == [1, 4, 8, 16, 32, 64, 128, 256]
+    assert all(one["busy_s"] == pytest.approx(own_busy_s(batch)) for batch, one in told.items())
+    assert {(one["busy_from"], one["sm_clock_hz"], one["busy_sm_clock_hz"]) for one in told.values()} == {
+        ("profiled", 1.7e9, 1.9e9)
+    }
+    assert told[128]["exposed_s"] == pytest.approx(2e-5)
+    assert told[1]["exposed_s"] == pytest.approx(4.02e-3 - own_busy_s(1))
+    assert {one["doubt_s"] for one in turns["changes"]} == {None}
+    assert turns["note"] is None
+    replays = [{**one, "replayed": True, "busy_s": 1.01 * own_busy_s(one["batch_size"])} for one in worked(timed)[-1:]]
+    both = with_tables(timed, {**timed.records[0].tables, BUSY_TABLE: [*replays, *worked(timed)]})
+    last = document(sweep, both)["series"][0]["exposed_in_turns"]["batches"][-1]
+    assert (last["busy_from"], last["busy_s"]) == ("replayed", pytest.approx(1.01 * own_busy_s(256)))
+
+
+def test_a_rise_says_where_it_is_and_whether_the_share_rises(sweep, timed):
+    own = with_tables(timed, {**timed.records[0].tables, BUSY_TABLE: worked(timed)})
+    found = document(sweep, own)
+    turns = found["series"][0]["exposed_in_turns"]
+    assert turns["rises"] == [
+        {"batch_sizes": [4, 8], "where": "below the crossover", "share_rises": False, "in_doubt": False},
+        {"batch_sizes": [128, 256], "where": "at the floor", "share_rises": True, "in_doubt": False},
+    ]
+    change = next(one for one in turns["changes"] if one["batch_sizes"] == [4, 8])
+    assert change["change_s"] == pytest.approx(5e-4 - own_busy_s(8) + own_busy_s(4))
+    assert change["share_change"] < 0
+    text = formats.render(tandem_view.tables(found), "markdown")
+    assert (
+        "rises from 4 to 8 (below the crossover, no larger share of the step), from 128 to 256 (at the floor)" in text
+    )
+
+
+def test_a_rise_above_the_floor_lies_beyond_the_crossover_once_the_kernels_hide_the_host(sweep, timed):
+    rows = [
+        {**row, "step_s": row["step_s"] + 5e-3 * (row["batch_size"] == 256)} for row in timed.records[0].tables[TABLE]
+    ]
+    turns = document(sweep, with_tables(timed, {TABLE: rows, BUSY_TABLE: worked(timed)}))["series"][0][
+        "exposed_in_turns"
+    ]
+    assert turns["rises"][-1] == {
+        "batch_sizes": [128, 256], "where": "beyond the crossover", "share_rises": True, "in_doubt": False,
+    }  # fmt: skip
+
+
+def test_without_its_own_a_batch_has_the_busy_time_of_another_run_and_its_changes_are_in_doubt(sweep, timed):
+    own = with_tables(timed, {**timed.records[0].tables, BUSY_TABLE: worked(timed, without=(256,))})
+    found = document(sweep, own)
+    turns = found["series"][0]["exposed_in_turns"]
+    assert [one["busy_from"] for one in turns["batches"]] == ["profiled"] * 7 + ["other_run"]
+    busy_s = found["series"][0]["rows"][-1]["metrics"]["gpu_busy_s"]["value"]
+    assert turns["batches"][-1]["busy_s"] == busy_s
+    assert [one["doubt_s"] for one in turns["changes"]] == [None] * 6 + [pytest.approx(0.02 * busy_s)]
+    assert turns["note"] == (
+        "busy time of another run at batch 256, assumed to differ by 2%; of the run of the turns: no time"
+    )
+    assert turns["note"] in formats.render(tandem_view.tables(found), "markdown")
+    rows = [
+        {**row, "step_s": row["step_s"] + 8e-4 * (row["batch_size"] == 256)} for row in timed.records[0].tables[TABLE]
+    ]
+    risen = with_tables(timed, {TABLE: rows, BUSY_TABLE: worked(timed, without=(256,))})
+    rise = document(sweep, risen)["series"][0]["exposed_in_turns"]["rises"][-1]
+    assert (rise["batch_sizes"], rise["in_doubt"]) == ([128, 256], True)
+
+
 def test_the_document_says_what_is_exposed_in_turns(sweep, issued):
     assert "were not issued in turns" in document(sweep, issued)["series"][0]["exposed_in_turns"]["note"]
     (record,) = issued.records
     rows = [{**row, "step_s": row["issue_s"] + 1e-3 * (row["batch_size"] == 16)} for row in record.tables[TABLE]]
-    timed = replace(issued, records=(replace(record, tables={TABLE: rows}),))
-    found = document(sweep, timed)
+    found = document(sweep, with_tables(issued, {TABLE: rows}))
     turns = found["series"][0]["exposed_in_turns"]
-    assert [8, 16] in turns["rises"]
+    assert [8, 16] in [one["batch_sizes"] for one in turns["rises"]]
     assert [one["batch_size"] for one in turns["batches"]] == [1, 4, 8, 16, 32, 64, 128, 256]
-    assert "rises from 8 to 16" in formats.render(tandem_view.tables(found), "markdown")
+    assert {one["busy_from"] for one in turns["batches"]} == {"other_run"}
+    assert "it profiled none of them" in turns["note"]
+    assert "rises from 8 to 16 (below the crossover" in formats.render(tandem_view.tables(found), "markdown")
 
 
 def test_a_batch_that_is_other_work_is_said_to_be(sweep, issued):
@@ -191,7 +305,8 @@ def test_figures_that_cannot_be_leave_their_batch_out():
         names = ("operators_per_step", "launches_per_step", "gpu_busy_s")
         return {"batch_size": batch, "metrics": {name: {"value": number} for name in names}}
 
-    for function in (in_turns.issue, in_turns.exposed):
-        found = function([row(1, 1e-3), row(8, -1e-3)], issued)
+    rows = [row(1, 1e-3), row(8, -1e-3)]
+    impossible = [{"batch_size": 8, "replayed": False, "busy_s": seconds, "reason": ""} for seconds in (0, None)]
+    for found in (in_turns.issue(rows, issued), in_turns.exposed(rows, issued, [impossible])):
         assert found["batches"] == []
         assert "fewer than two of the batches" in found["note"]

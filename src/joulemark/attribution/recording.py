@@ -52,6 +52,7 @@ class RecordedWindow:
         seconds: that the work took.
         own_trace: whether it has a trace of its own, in which spinning kernels mark the steps.
         hold_s: for which a kernel that spins held the device before the steps, while the host went ahead.
+        held: whether it then led so far that the device waited for no launch; None where it held none, or none told.
     """
 
     number: int
@@ -62,6 +63,7 @@ class RecordedWindow:
     seconds: float | None = None
     own_trace: bool = False
     hold_s: float = 0.0
+    held: bool | None = None
 
     @property
     def file(self) -> str:

@@ -6,6 +6,7 @@ Architectures*, Communications of the ACM 52 (4), 2009.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,8 +115,9 @@ def point(roofs: Roofs, entry: Mapping[str, Json]) -> dict[str, Json] | None:
 def ends_of(entry: Mapping[str, Json]) -> dict[str, tuple[float, float]]:
     """Intervals of where a class stands: of ``flop_per_byte`` and ``flop_per_s``.
 
-    They hold where the intervals of all counters behind them hold; the roofs are taken as they are. Empty where the
-    class stands nowhere, or a counter behind it has no interval.
+    They hold where the intervals of all counters behind them hold; the roofs are taken as they are. FLOP per byte have
+    no upper end where no byte may have moved. Empty where the class stands nowhere, or a counter behind it has no
+    interval.
 
     Args:
         entry: of the class in the document.
@@ -127,10 +129,10 @@ def ends_of(entry: Mapping[str, Json]) -> dict[str, tuple[float, float]]:
     flop = _ends([(place["tensor_flop"], counters.get("pipe_tensor_cycles")),
                   (place["vector_flop_at_most"], counters.get("pipe_fma_instructions"))])  # fmt: skip
     moved = _ends([(cell["value"], cell) for cell in (counters.get(name) for name in _DRAM) if cell is not None])
-    if flop is None or moved is None or not moved[0] > 0 or not entry["time_s"] > 0:
+    if flop is None or moved is None or not moved[1] > 0 or not entry["time_s"] > 0:
         return {}
     return {
-        "flop_per_byte": (flop[0] / moved[1], flop[1] / moved[0]),
+        "flop_per_byte": (flop[0] / moved[1], flop[1] / moved[0] if moved[0] > 0 else math.inf),
         "flop_per_s": (flop[0] / entry["time_s"], flop[1] / entry["time_s"]),
     }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,12 +47,24 @@ _FILLED = 0.85
 """Of the samples that a window may give: its steps may be slower beside both instruments."""
 _BARE = 3
 """Stretches without instruments before the first session of the profiler, which leaves the host slower."""
-_SLOWER_HOST = 1.25
-"""By which the profiler slows the issue of a step; steps that waited for an H200's host took 15 to 29 % longer."""
-_LEAST_HOLD, _MOST_HELD_STEPS = 100.0, 1.2
-"""In samples: far longer than a beacon. In steps: the device's queue holds some 1,000 launches, one large step."""
+_SLOWER_HOST = 2.0
+"""By which the profiler slows the issue of a step: an H200's host launched every 15 µs, every 26 to 45 beside it."""
+_SLOWER_LATER = 2.0
+"""By which the host may become slower from one stretch to the next."""
+_LED = 0.5
+"""Of the steps' time: the host leads if it has issued all of them before the device has done so much."""
+_FREE = 0.95
+"""Of the hold: a host that is done by then did not stand before a queue that was full until the hold ended."""
+_LEAST_HOLD, _MOST_HOLD_S = 100.0, 0.1
+"""In samples: far longer than a beacon. In s: samples of a window with a longer one would be far apart."""
+_LATEST = 6
+"""Stretches by which the hold is chosen: two turns of one without instruments, a warm-up and a window."""
+_MOST_REPEATS = 6
+"""Of stretches and windows of a recording, together, in which the device may have waited although it was held."""
 _MOST_LOST = 3
 """Windows that may be lost before the first one is read."""
+_COARSER = 1.01
+"""Samples so much further apart than asked for are not those that were asked for; less is rounding."""
 _HOST_STEPS = 2
 _REFERENCE_S = 0.03
 _STREAM_BYTES = 2**29
@@ -78,7 +91,8 @@ class Plan:
         host: whether to record in which operator and module's forward each kernel is launched.
         dtype: number format of the reference product.
         ahead: whether the device is held before the steps of each stretch and window, until the host is so far ahead
-            that it need not wait for it: their kernels are then back to back, as where the device is the limit.
+            that it need not wait for it: their kernels are then back to back, as where the device is the limit. Windows
+            then hold as few steps as the host can issue meanwhile: record more of them.
         limit_s: no window is begun after so much time.
     """
 
@@ -220,9 +234,45 @@ class TorchBench:
         return {"product": (product.run, product.flops), "stream": (lambda: array.add_(1.0), None)}
 
 
+@dataclass(frozen=True)
+class _Stretch:
+    """Steps between two fences.
+
+    Args:
+        seconds: of the steps on the device.
+        issue_s: of the host, from the begin of the hold until all was issued.
+        hold_s: for which the device was held before the steps.
+    """
+
+    seconds: float
+    issue_s: float
+    hold_s: float
+
+    @property
+    def held(self) -> bool:
+        """Whether the host had issued everything before the device was half through.
+
+        Then the device waited for no launch, if each half of the launches takes either side about as long.
+        """
+        return self.issue_s <= self.hold_s + _LED * self.seconds
+
+    @property
+    def tells_of_the_host(self) -> bool:
+        """Whether the host issued at its own speed, or too slowly; else it may have stood before a full queue."""
+        return self.issue_s <= _FREE * self.hold_s or not self.held
+
+
 @dataclass
 class _Recorder:
-    """One recording under way."""
+    """One recording under way.
+
+    Args:
+        interval_s: between samples, now; ``least_interval_s`` is the finest at which they are recorded whole.
+        steps: of each stretch and window; ``steps_s`` of them all on the device, as long as it does not wait.
+        room: samples of a window for its steps and what holds the device before them.
+        hold_s: for which the device is held before the steps, now; 0 for not at all.
+        wanted_s: holds with which the host would have been ahead in the latest stretches, were it slower by then.
+    """
 
     bench: Bench
     step: Step
@@ -230,9 +280,14 @@ class _Recorder:
     label: str
     pace: Pace
     interval_s: float
+    least_interval_s: float
+    room: float
     steps: int
+    steps_s: float = 0.0
     hold_s: float = 0.0
-    issue_s: float = math.nan
+    wanted_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    repeats: int = _MOST_REPEATS
+    waited: int = 0
     windows: list[RecordedWindow] = field(default_factory=list)
     bare_s: list[float] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
@@ -256,25 +311,56 @@ class _Recorder:
         write_recording(self.folder, done)
         return done
 
-    def loop(self) -> float:
-        """Steps back to back between two fences, each behind a mark on the device; seconds on the device."""
+    def adapt(self) -> None:
+        """Hold the device as the latest stretches ask for, and sample no finer than a window then fits."""
+        interval_s = max(self.least_interval_s, self.steps_s / self.room)
+        if self.wanted_s:
+            self.hold_s = max(_LEAST_HOLD * interval_s, min(max(self.wanted_s), _MOST_HOLD_S))
+        self.interval_s = max(interval_s, (self.hold_s + self.steps_s) / self.room)
+
+    def loop(self) -> _Stretch:
+        """Steps back to back between two fences, each behind a mark on the device."""
         bench = self.bench
         bench.synchronize()
+        holding, issued = bench.stamp(), time.perf_counter()
         if self.hold_s:
             bench.spin(self.hold_s)
-        began, issued = bench.stamp(), time.perf_counter()
+        began = bench.stamp()
         for _ in range(self.steps):
             bench.spin(0.0)
             self.step.run()
         bench.spin(0.0)
-        self.issue_s, ended = (time.perf_counter() - issued) / self.steps, bench.stamp()
+        issue_s, ended = time.perf_counter() - issued, bench.stamp()
         bench.synchronize()
-        return bench.between(began, ended)
+        done = _Stretch(bench.between(began, ended), issue_s, bench.between(holding, began))
+        if self.hold_s and done.tells_of_the_host:
+            self.wanted_s.append(_wanted(done.issue_s, done.seconds))
+        if self.hold_s and done.held:
+            self.steps_s = done.seconds
+        return done
 
     def plain(self) -> float:
         """A stretch like those of the windows around it, which no instrument sees; its seconds per step."""
-        self.beacons()
-        return self.loop() / self.steps
+        while True:
+            self.adapt()
+            self.beacons()
+            done = self.loop()
+            if not self._once_more(done):
+                return done.seconds / self.steps
+
+    def _once_more(self, done: _Stretch) -> bool:
+        """Whether to repeat a stretch or window, since its device may have waited; noted if that is no longer done."""
+        if not self.hold_s or done.held:
+            return False
+        if self.repeats:
+            self.repeats -= 1
+            return True
+        self.waited += 1
+        self.notes["hold"] = (
+            f"in {self.waited} stretches and windows the device may have waited for the host, although it was held and "
+            f"{_MOST_REPEATS} others were repeated for that"
+        )
+        return False
 
     def beacons(self) -> None:
         """A train, with stretches around it in which nothing runs."""
@@ -285,21 +371,33 @@ class _Recorder:
             wait(_GAP * self.interval_s)
 
     def steps_window(self, group: str) -> None:
-        """A window of steps in a pass of counters, in a session of the profiler."""
+        """A window of steps in a pass of counters, in a session of the profiler, behind a stretch without both."""
+        if len(self.plain_s) == len(self.step_s):  # else there is one, since a window was lost
+            self.plain_s.append(self.plain())
+        done = self._window_in_session(group)
+        while self._once_more(done):
+            self.windows.pop()
+            done = self._window_in_session(group)
+        self.step_s.append(done.seconds / self.steps)
+        self.written()
+
+    def _window_in_session(self, group: str) -> _Stretch:
+        """One window, held as its warm-up beside the profiler asks for."""
+        runs: list[_Stretch] = []
 
         def work() -> float:
             self.beacons()
-            seconds = self.loop()
+            runs.append(self.loop())
             self.beacons()
-            return seconds
+            return runs[-1].seconds
 
-        if len(self.plain_s) == len(self.step_s):  # else there is one, since a window was lost
-            self.plain_s.append(self.plain())
-        window = RecordedWindow(len(self.windows), "steps", group, self.steps, own_trace=True, hold_s=self.hold_s)
+        window = RecordedWindow(len(self.windows), "steps", group, self.steps, own_trace=True)
         with self.bench.profiled(self.folder / window.trace, self.loop, host=False):
-            seconds = self._sampled(window, work)
-        self.step_s.append(seconds / self.steps)
-        self.written()
+            self.adapt()
+            self._sampled(replace(window, hold_s=self.hold_s), work)
+        if self.hold_s:
+            self.windows[-1] = replace(self.windows[-1], held=runs[-1].held)
+        return runs[-1]
 
     def reference(self, role: Role, run: Callable[[], object], flop: float | None) -> None:
         """A window of work at a peak; a reason where it cannot be sampled."""
@@ -320,8 +418,8 @@ class _Recorder:
         except DeviceError as error:
             self.notes["roofline"] = f"the reference {role} was not sampled: {error}"
 
-    def _sampled(self, window: RecordedWindow, work: Callable[[], float]) -> float:
-        """Samples a window, and keeps it; the seconds of its work, of its last run where samples did not fit."""
+    def _sampled(self, window: RecordedWindow, work: Callable[[], float]) -> None:
+        """Samples a window, and keeps it with the seconds of its work, of its last run where samples did not fit."""
         spent = [math.nan]
 
         def run() -> None:
@@ -334,9 +432,10 @@ class _Recorder:
         self.missing |= dict(series.missing)
         self.bench.facts |= {key: series.source[key] for key in _SOURCE_FACTS if key in series.source}
         self.windows.append(replace(window, seconds=spent[-1]))
-        # where this run had to be sampled at a longer interval, later beacons are longer
-        self.interval_s = max(self.interval_s, float(series.source.get("interval_s", self.interval_s)))
-        return spent[-1]
+        # where this run had to be sampled at a longer interval, later ones are, too
+        interval_s = float(series.source.get("interval_s", self.interval_s))
+        if interval_s > _COARSER * self.interval_s:
+            self.interval_s = self.least_interval_s = interval_s
 
 
 def record(
@@ -405,37 +504,54 @@ def _turns(groups: Sequence[str], plan: Plan) -> list[str]:
 
 def _prepared(bench: Bench, step: Step, folder: Path, label: str, plan: Plan, pace: Pace) -> _Recorder:
     """A recorder with as many steps to a window as its samples hold."""
-    recorder = _Recorder(bench, step, folder, label, pace, pace.interval_s, _WARM_STEPS)
-    recorder.loop()
-    step_s, issue_s = recorder.loop() / _WARM_STEPS, recorder.issue_s
-    if plan.ahead:
-        recorder.hold_s = _hold(_WARM_STEPS, issue_s, 0.0)
-        step_s = recorder.loop() / _WARM_STEPS
     beacons = 2 * (sum(BEACONS) + (len(BEACONS) + 2) * _GAP)
     room = _FILLED * pace.most_samples - beacons - 4 * _MARGIN_S / pace.interval_s
-
-    def lasts(steps: int) -> float:
-        return steps * step_s + (_hold(steps, issue_s, step_s) if plan.ahead else 0.0)
-
-    most = max(_FEWEST_STEPS, int(room * pace.interval_s / step_s))
-    fitting = (steps for steps in range(most, _FEWEST_STEPS, -1) if lasts(steps) <= room * pace.interval_s)
-    recorder.steps = next(fitting, _FEWEST_STEPS)
-    recorder.interval_s = max(pace.interval_s, lasts(recorder.steps) / room)
+    recorder = _Recorder(bench, step, folder, label, pace, pace.interval_s, pace.interval_s, room, _WARM_STEPS)
+    recorder.loop()
+    done = recorder.loop()
     if plan.ahead:
-        recorder.hold_s = max(_hold(recorder.steps, issue_s, step_s), _LEAST_HOLD * recorder.interval_s)
+        _go_ahead(recorder, done.issue_s / _WARM_STEPS)
+    else:
+        step_s = done.seconds / _WARM_STEPS
+        recorder.steps = max(_FEWEST_STEPS, int(room * pace.interval_s / step_s))
+        recorder.steps_s = recorder.steps * step_s
+    recorder.adapt()
     return recorder
 
 
-def _hold(steps: int, issue_s: float, step_s: float) -> float:
-    """For how long in s the device must wait so that the host, slowed by the profiler, stays ahead to the last step.
+def _go_ahead(recorder: _Recorder, issue_s: float) -> None:
+    """Choose the first hold, and as many steps as fit behind it and the device's queue takes meanwhile: one at least.
 
     Args:
-        steps: that follow.
-        issue_s: of the host for one.
-        step_s: of the device for one.
+        recorder: to do so for.
+        issue_s: of the host for a step, where nothing is held.
     """
-    slow_s = _SLOWER_HOST * issue_s
-    return max(0.0, min(steps * slow_s - (steps - 1) * step_s, _MOST_HELD_STEPS * slow_s))
+    recorder.steps = 1
+    issue_s = min(issue_s, recorder.loop().issue_s)  # behind several steps the queue may have been full
+    recorder.wanted_s.append(_wanted(_SLOWER_HOST * issue_s, 0.0))
+    recorder.adapt()
+    first = min(recorder.loop(), recorder.loop(), key=lambda done: done.seconds)  # one may have waited for the host
+    slow_s = _SLOWER_HOST * min(issue_s, first.issue_s)
+    each_s = first.seconds + _wanted(slow_s, first.seconds)
+    steps = max(1, int(recorder.room * recorder.least_interval_s / each_s))
+    while True:
+        recorder.steps, recorder.steps_s = steps, steps * first.seconds
+        recorder.wanted_s.clear()
+        recorder.wanted_s.append(_wanted(steps * slow_s, recorder.steps_s))
+        recorder.adapt()
+        if recorder.loop().held or steps == 1:
+            return
+        steps //= 2
+
+
+def _wanted(issue_s: float, seconds: float) -> float:
+    """For how long in s to hold the device so that a host that became slower would still lead (``_Stretch.held``).
+
+    Args:
+        issue_s: of the host for all steps.
+        seconds: of the device for all steps.
+    """
+    return max(0.0, _SLOWER_LATER * issue_s - _LED * seconds)
 
 
 def _record_host(recorder: _Recorder) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged import cache
+from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
 from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
@@ -22,18 +23,24 @@ from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Choice, Planner, Setting
+from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
-from joulemark.merged.whole import Referee, Replayed, compiled
+from joulemark.merged.whole import Referee, Replayed
 
-_FOR_SEGMENTS = 0.5
+_FOR_SEGMENTS = 0.55
 """Share of the budget after which no further segment is measured; compilers take the rest."""
 _FOR_TUNING_S = 180.0
 """A budget from which torch's compiler may tune convolutions too: minutes, for a gain that is seldom one here."""
-_FOR_COMPILING = 0.65
-"""No compiler is started after this share of the budget: it cannot be interrupted."""
+_FOR_COMPILING = 0.95
+"""Share of the budget in which a compiler that begins has to end as expected: it cannot be interrupted."""
+_COMPILING_S = {"default": 0.12, "max-autotune-no-cudagraphs": 0.6}
+"""What a compiler takes for a call in a graph, by mode: guesses, for the first one of a model alone."""
+_UNTRIED = "no time for some layers or ranges: a larger budget_s may merge more"
+_STARTING = 30
+"""As many calls more its start takes."""
 
 
 def merge_automatically(
@@ -114,9 +121,11 @@ class _Automatic:
         self.rewritten = copy.deepcopy(self.graph)
         as_convolutions(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
+        self.poolings = self._pooled()
         with cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), inputs)
         self.begin, self.budget_s = begin, budget_s
+        self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
         kernels = [one.name for one in setting.families]
         shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
@@ -126,6 +135,14 @@ class _Automatic:
         self.key = cache.key_of("plan", cache.code_key(), where, *what)
         self.kept: dict[str, Any] | None = self._kept() if setting.measured else None
         self.cut = False
+        self.untried: str | None = None
+
+    def _pooled(self) -> dict[str, str]:
+        """What became of the model's poolings; nothing where there is no kernel for them."""
+        if self.setting.device.type != "cuda":
+            return {}
+        dtype = next(one.dtype for one in self.inputs if one.is_floating_point())
+        return replace_poolings(self.rewritten, self.inputs[0].device, dtype)
 
     def _kept(self) -> dict[str, Any] | None:
         """The plan on the disk; None without one, or where it was cut short and there is more time now."""
@@ -150,7 +167,8 @@ class _Automatic:
                 self.refused += [Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()]
                 choices, left = planner.plan(self.rewritten)
             return self._finish(choices, left, None)
-        self.cut = not self.setting.in_time
+        if planner.cut:
+            self.cut, self.untried = True, _UNTRIED
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.points(), self.setting.rates, self.setting.device)
         return self._finish(choices, left, None)
@@ -158,6 +176,7 @@ class _Automatic:
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:
         decisions = [_decision(one) for one in choices]
         decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
+        decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
         decisions += [Decision(name, "plain", why) for name, why in left.items()] + self.refused
         if not decisions:
             decisions = [nothing_in(self.model)]
@@ -174,6 +193,8 @@ class _Automatic:
             told = [*_of_the_whole(variant), *decisions]
             return MergedModel(referee.module(variant), told, variant, kept["times"], cached=True)
         self._variants(referee, rewritten)
+        if self.untried is not None:
+            referee.problems["every range"] = self.untried
         variant = referee.judge()
         if self.setting.measured:
             entry = {
@@ -201,16 +222,36 @@ class _Automatic:
         if self.budget_s >= _FOR_TUNING_S:
             names += ["compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph"]
         for name in names:
-            if "compiled" in name and "graph" not in name and not self._may_compile(referee):
+            if name.endswith("graph") or "compiled" not in name:
+                self._build(referee, name, rewritten)
+            elif (why := self._why_not_compile(name, rewritten)) is not None:
                 self.cut = True
-                referee.problems[name] = f"no time left to compile within {self.budget_s:g} s"
-                continue
-            self._build(referee, name, rewritten)
+                referee.problems[name] = why
+            else:
+                begin = time.monotonic()
+                self._build(referee, name, rewritten)
+                self._learn_compiling(name, rewritten, time.monotonic() - begin)
 
-    def _may_compile(self, referee: Referee) -> bool:
-        """Whether a compiler may begin: there is time for one that takes as long as those before it."""
-        taken = [cost for name, cost in referee.cost_s.items() if "compiled" in name and "graph" not in name]
-        return self._spent() <= _FOR_COMPILING and self._spent() + max(taken, default=0.0) / self.budget_s <= 1.0
+    def _why_not_compile(self, name: str, rewritten: nn.Module) -> str | None:
+        """Why a compiler does not begin, since it is not expected to end in time; None where it may."""
+        expected_s = self.compiling_s[_mode(name)] * self._calls(name, rewritten)
+        left_s = _FOR_COMPILING * self.budget_s - (time.monotonic() - self.begin)
+        if expected_s <= left_s:
+            return None
+        return (
+            f"no time: compiling is expected to take {expected_s:.0f} s, and of budget_s={self.budget_s:g} "
+            f"{max(left_s, 0.0):.0f} s are left"
+        )
+
+    def _learn_compiling(self, name: str, rewritten: nn.Module, took_s: float) -> None:
+        """What follows in this mode is expected to take as long for each call."""
+        self.compiling_s[_mode(name)] = took_s / self._calls(name, rewritten)
+
+    def _calls(self, name: str, rewritten: nn.Module) -> int:
+        """Calls in the graph of a variant, and what starting a compiler counts for."""
+        inner = self.graph if name.startswith("folded") else rewritten
+        assert isinstance(inner, fx.GraphModule)
+        return _STARTING + sum(1 for node in inner.graph.nodes if node.op.startswith("call"))
 
     def _spent(self) -> float:
         return (time.monotonic() - self.begin) / self.budget_s

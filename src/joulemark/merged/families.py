@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -146,5 +146,5 @@ def _best_kernels(name: str, problem: Problem) -> list[Kernel]:
     for one in kept:
         sizes = {key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
         kernel: Kernel = getattr(module, name)(problem.description, module.Plan(**sizes))
-        found.setdefault(kernel.name, kernel)
+        found.setdefault(kernel.name, replace(kernel, plan=one))
     return list(found.values())

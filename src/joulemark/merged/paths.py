@@ -10,6 +10,8 @@ A path is a string. Those of a library execute one layer:
   of each at a time;
 - ``gather RxC``: a convolution of few channels and taps, bias, addition and activation in one kernel of our own, R
   positions and C channels at a time;
+- ``rows RxC``: a convolution of three channels, say, and more taps, bias and activation in two kernels of our own
+  (:mod:`joulemark.merged.stem`), R positions and C channels at a time;
 - ``tiles RxC``: a pointwise convolution with gate, bias, addition and activation in one kernel of our own, R pixels and
   C channels at a time.
 
@@ -40,8 +42,8 @@ from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
-LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles", "gather")
-OWN = ("epilogue", "taps", "tiles", "gather")
+LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles", "gather", "rows")
+OWN = ("epilogue", "taps", "tiles", "gather", "rows")
 """Those that hold a kernel of our own."""
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
@@ -146,6 +148,10 @@ def library_paths(
 
         columns = max(16, min(64, 1 << (layer.out_channels - 1).bit_length()))
         sized += [f"gather {rows}x{columns}" for rows in (64, 128) if gathers(layer)]
+    if own and form != "fp32" and not gated and not residual:
+        from joulemark.merged.stem import has_rows, tiles_of
+
+        sized += [f"rows {rows}x{columns}" for rows, columns in tiles_of(layer) if has_rows(layer)]
     possible = {
         "fused": layer.activation == "relu",
         **dict.fromkeys(sized, True),
@@ -206,6 +212,8 @@ class Recipe:
             return _fused(layer, x, residual, weight, bias)
         if kind == "product":
             return _product(layer, x, weight, bias)
+        if kind == "rows":
+            return self._rows(layer, x, weight, bias)
         if kind in ("taps", "gather"):
             return self._sized(layer, x, residual, weight, bias)
         if kind == "epilogue":
@@ -254,6 +262,12 @@ class Recipe:
         run = pointwise.gathered if kind_of_path(self.path) == "gather" else pointwise.depthwise
         with torch.cuda.device(x.device):
             return run(layer, x, weight, bias, residual, self.like(x), self._sizes)
+
+    def _rows(self, layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from joulemark.merged import stem
+
+        with torch.cuda.device(x.device):
+            return stem.stem(layer, x, weight, bias, self.like(x), self._sizes)
 
     def _epilogue(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import pointwise
@@ -312,6 +326,10 @@ class Executed(nn.Module):
             from joulemark.merged import pointwise
 
             weight = pointwise.taps_of(weight)
+        elif kind_of_path(path) == "rows":
+            from joulemark.merged import stem
+
+            weight = stem.rows_of(weight)
         elif sequence.dimensions > 1:
             weight = weight.contiguous(memory_format=self.recipe.format)
         self.register_buffer("weight", weight, persistent=kernel is None)

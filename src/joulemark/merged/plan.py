@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -52,10 +52,12 @@ _ALIKE = 0.08
 """Relative difference of predicted times below which candidates count as equal."""
 _FLOPS_PER_ELEMENT = 400
 """FLOPs in bf16 in the time of an element's way through memory (an H200's 790 TFLOP/s and 4.3 TB/s): for an order."""
+_FOR_RANKING = 0.35
+"""Share of the time in which kernels of ranges are ranked; those that had no turn by then are not merged."""
 _FOR_LAYERS = 0.6
-"""Share of the time for measuring that layers alone may take."""
+"""Share of the time left then that measuring layers alone may take."""
 _NO_MEMORY = "out of memory when it was measured"
-_COMPILERS = max(2, min(16, os.cpu_count() or 2))
+_COMPILERS = max(2, min(16, len(os.sched_getaffinity(0)) - 1))
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
 
@@ -207,6 +209,7 @@ class Planner:
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
         ranges: that were tried.
+        cut: whether time was up before all of them were.
         proved: range and path of what was run once and not measured.
     """
 
@@ -216,13 +219,17 @@ class Planner:
     forced: bool = False
     most: int = _MEASURED
     ranges: dict[str, Segment] = field(default_factory=dict)
+    cut: bool = False
     proved: set[tuple[str, str]] = field(default_factory=set)
 
     def own_choice(self, unit: Unit) -> Choice:
         """The best generated kernel for a single layer; its best path of all where there is none that is right."""
         segment = range_segment([unit])
         assert segment is not None
-        self._prepare([(segment, inf)])
+        compile_ = self._compiler()
+        if compile_ is not None:
+            with Builds(compile_) as builds:
+                builds.wait(self._promised([(segment, inf)]), self.setting.deadline)
         own = self._best(one for one in self._trials(segment, inf) if one.kernel is not None)
         return self._single(unit) if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
 
@@ -253,7 +260,8 @@ class Planner:
                 shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
                 known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
                 told = {"path": one.path, "bound": one.prediction.bound, "counts": self._counts(one, segment)}
-                rows.append({**shape, "candidate": candidate, **told, **known})
+                plan = None if one.kernel is None else one.kernel.plan
+                rows.append({**shape, "candidate": candidate, "plan": plan, **told, **known})
         return rows
 
     def _counts(self, trial: _Trial, segment: Segment) -> dict[str, float] | None:
@@ -262,16 +270,69 @@ class Planner:
         return dict(trial.kernel.counts(segment.size, segment.batch, limits_of(self.setting.rates)))
 
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
-        """A choice for every convolution, and per convolution that no path takes the reason."""
+        """A choice for every convolution, and per convolution that no path takes the reason.
+
+        What is to be measured is ranked first, and compiled beside what comes then; layers alone are measured before
+        ranges, the most hopeful of which come first: time may be up before the last.
+        """
         chains, left = find_chains(graph)
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
-        self._prepare((one, inf) for one in alone)
-        if self.setting.measured:
-            self._compile_own((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
-        self._measure_alone(_heaviest_first(alone))
-        singles = [[self._single(unit) for unit in chain] for chain in chains]
-        self._prepare(one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair))
+        with Builds(self._compiler()) as builds:
+            if self.setting.measured:
+                self._rank(chains, alone, builds)
+                self._compile_own((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
+            self._measure_alone(_heaviest_first(alone), builds)
+            singles = [[self._single(unit) for unit in chain] for chain in chains]
+            if self.setting.measured:
+                self._measure_ranges(chains, singles, builds)
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
+
+    def _compiler(self) -> Callable[[Kernel], object] | None:
+        """What compiles a kernel for the device; None where nothing is measured on a GPU."""
+        if self.setting.device.type != "cuda" or not self.setting.measured:
+            return None
+        return compiler_for(self.setting.device)
+
+    def _rank(self, chains: List[List[Unit]], alone: List[Segment], builds: Builds) -> None:
+        """Rank the kernels of all that may be measured, heavy and long ranges first, and have the best compiled."""
+        begin = time.monotonic()
+        until = begin + _FOR_RANKING * (self.setting.deadline - begin)
+        spans = (chain[first:end] for chain in chains for first, end in self._spans(chain) if end - first > 1)
+        ranges = [one for units in spans if (one := range_segment(list(units))) is not None]
+        for segment in (*alone, *_heaviest_first(ranges)):
+            if len(segment.sequence.layers) > 1 and time.monotonic() > until:
+                self.cut = True
+                break
+            builds.add(self._promised([(segment, inf)]))
+
+    def _measure_ranges(self, chains: List[List[Unit]], singles: List[List[Choice]], builds: Builds) -> None:
+        """Measure ranges that were ranked: what is compiled already first, most saved time as predicted first."""
+        asked: dict[str, tuple[float, Segment, float]] = {}
+        for segment, apart in (one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair)):
+            key = self._key(segment)
+            trials = self.candidates.get(key, self.found.get(key, []))
+            saved = apart - min((one.time_s for one in trials if one.kernel), default=inf)
+            before = asked.get(key, (0.0, segment, apart))[0]
+            asked[key] = (before + saved, segment, apart)
+        hopeful = [one[1:] for one in sorted(asked.values(), key=lambda one: -one[0])]
+        waiting = [one for one in hopeful if not self._measured_if_ready(*one, builds, 0.0)]
+        late = [one for one in waiting if not self._measured_if_ready(*one, builds, self.setting.deadline)]
+        self.cut |= bool(late)
+
+    def _measured_if_ready(self, segment: Segment, apart: float, builds: Builds, deadline: float) -> bool:
+        ready = self._ready(segment, apart, builds, deadline)
+        if ready:
+            self._trials(segment, apart)
+        return ready
+
+    def _ready(self, segment: Segment, apart: float, builds: Builds, deadline: float) -> bool:
+        """Whether a range was ranked and what is to be measured of it is compiled by a deadline."""
+        key = self._key(segment)
+        if key in self.found:
+            return True
+        promising = self._promising(self.candidates.get(key, ()), apart)
+        kernels = [one.kernel for one in promising if one.kernel]
+        return key in self.candidates and builds.wait(kernels, deadline)
 
     def prove(self, graph: fx.GraphModule, choices: Iterable[Choice]) -> dict[Choice, str]:
         """Run once what was chosen and not measured; what fails or is wrong has no part in another plan.
@@ -309,13 +370,13 @@ class Planner:
             wait(started, None if self.setting.deadline == inf else max(self.setting.deadline - time.monotonic(), 0.0))
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _measure_alone(self, segments: List[Segment]) -> None:
+    def _measure_alone(self, segments: List[Segment], builds: Builds) -> None:
         """Measure layers alone, in order, for a part of the time: without any left, no range would be merged."""
         begin = time.monotonic()
         until = begin + _FOR_LAYERS * (self.setting.deadline - begin)
         for segment in segments:
-            if self.setting.measured and time.monotonic() > until:
-                key = self._key(segment)
+            if self.setting.measured and (time.monotonic() > until or not self._ready(segment, inf, builds, until)):
+                self.cut, key = True, self._key(segment)
                 trials = self.candidates.pop(key, None) or self._candidates(segment)
                 self.found[key], self.ranges[key] = trials, segment
             self._trials(segment, inf)
@@ -339,11 +400,6 @@ class Planner:
         """Begin and end of every range of a chain, of one unit and more."""
         for end in range(1, len(chain) + 1):
             yield from ((begin, end) for begin in range(max(0, end - self.setting.depth), end))
-
-    def _prepare(self, segments: Iterable[tuple[Segment, float]]) -> None:
-        """Compile what is going to be measured, all together."""
-        if self.setting.device.type == "cuda" and self.setting.measured:
-            build_all(self._promised(segments), self.setting.device, self.setting.deadline)
 
     def _promised(self, segments: Iterable[tuple[Segment, float]]) -> list[Kernel]:
         """Kernels that are promising for segments not seen yet, each once."""
@@ -385,7 +441,7 @@ class Planner:
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
         segment = range_segment(list(units))
-        if segment is None:
+        if segment is None or (self.setting.measured and not self._is_ranked(segment)):
             return None
         apart = sum(_known(one) for one in singles)
         best = self._best(self._trials(segment, apart))
@@ -393,6 +449,11 @@ class Planner:
             return None
         why = "measured" if best.measured_s is not None else "predicted"
         return _choice(unit_names(units), segment, best, apart, why)
+
+    def _is_ranked(self, segment: Segment) -> bool:
+        """Whether its kernels were ranked while there was time for that."""
+        key = self._key(segment)
+        return key in self.found or key in self.candidates
 
     def _best(self, trials: Iterable[_Trial]) -> _Trial | None:
         """The fastest that works: among those measured where it is measured, else as predicted; None without any.
@@ -467,6 +528,7 @@ class Planner:
         kept = cache.read("segment", key)
         if kept is None:
             if not self.setting.in_time:
+                self.cut = True
                 return
             try:
                 self._race(segment, chosen)
@@ -525,9 +587,9 @@ def _text_of(trial: _Trial) -> str | None:
         return trial.kernel.source
     if kind_of_path(trial.path) not in OWN:
         return None
-    from joulemark.merged import pointwise
+    from joulemark.merged import pointwise, stem
 
-    return inspect.getsource(pointwise)
+    return inspect.getsource(pointwise) + inspect.getsource(stem)
 
 
 def _shape(segment: Segment) -> tuple[object, ...]:
@@ -605,17 +667,49 @@ def problem_of(segment: Segment, setting: Setting, form: Format) -> Problem:
     return Problem(description, segment.size, segment.batch, limits_of(setting.rates), gpu)
 
 
-def build_all(kernels: Iterable[Kernel], device: torch.device, deadline: float = inf) -> None:
-    """Compile kernels for a device, several at a time; what does not compile says so when it is loaded.
+class Builds:
+    """Kernels that are compiled beside what else is done, several at a time, in the order in which they are asked for.
+
+    What does not compile says so when it is loaded. At the end of the context what has not begun is given up.
 
     Args:
-        deadline: on ``time.monotonic``; what is not begun by then is left.
+        compile_: compiles one; None where there is nothing to compile for: then every kernel counts as ready.
     """
+
+    def __init__(self, compile_: Callable[[Kernel], object] | None) -> None:
+        self._compile = compile_
+        self._pool = ThreadPoolExecutor(_COMPILERS)
+        self._begun: dict[str, Future[object]] = {}
+
+    def __enter__(self) -> Builds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, kernels: Iterable[Kernel]) -> None:
+        """Have kernels compiled, each once."""
+        for kernel in kernels:
+            if self._compile is not None and kernel.name not in self._begun:
+                self._begun[kernel.name] = self._pool.submit(self._compile, kernel)
+
+    def wait(self, kernels: List[Kernel], deadline: float = inf) -> bool:
+        """Whether all of these are there by a deadline on ``time.monotonic``."""
+        self.add(kernels)
+        asked = [self._begun[one.name] for one in kernels if one.name in self._begun]
+        return not wait(asked, None if deadline == inf else max(deadline - time.monotonic(), 0.0)).not_done
+
+
+def compiler_for(device: torch.device) -> Callable[[Kernel], object]:
+    """What compiles a kernel for a GPU."""
     architecture = architecture_of(*torch.cuda.get_device_capability(device))
-    with ThreadPoolExecutor(_COMPILERS) as pool:
-        builds = [pool.submit(build, kernel, architecture) for kernel in kernels]
-        wait(builds, None if deadline == inf else max(deadline - time.monotonic(), 0.0))
-        pool.shutdown(wait=True, cancel_futures=True)
+    return lambda kernel: build(kernel, architecture)
+
+
+def build_all(kernels: Iterable[Kernel], device: torch.device) -> None:
+    """Compile kernels for a device, several at a time; what does not compile says so when it is loaded."""
+    with Builds(compiler_for(device)) as builds:
+        builds.wait(list(kernels))
 
 
 def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:

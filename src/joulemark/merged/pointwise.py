@@ -19,7 +19,7 @@ from torch import Tensor
 
 from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv
 
-_NUMBERS: dict[Activation, int] = {
+NUMBERS: dict[Activation, int] = {
     "none": 0,
     "relu": 1,
     "relu6": 2,
@@ -38,12 +38,13 @@ _POOLED = 4 * 132
 _GATHERED = 64
 """Taps times channels, at most, that a product takes in one step."""
 _POOL_ROWS, _POOL_LANES = 32, 64
-_EXCITED = 8192
-"""Weights that an excitation takes at a time: 32 for each of its threads."""
+_EXCITED = 32768
+"""Weights that an excitation takes at a time: 64 for each of 512 threads, whose registers hold no more. Each step waits
+for memory, and an image is one program's, so few steps count: three for 1152 channels and 48 squeezed ones."""
 
 
 @triton.jit
-def _activate(y, activation: tl.constexpr):
+def activate(y, activation: tl.constexpr):
     """The activation of a number, as :data:`joulemark.merged.bricks.ACTIVATIONS` has it."""
     if activation == 1:
         y = tl.maximum(y, 0.0)
@@ -74,7 +75,7 @@ def _epilogue(
         value += tl.load(bias + at % channels, mask=there, other=0.0).to(tl.float32)
     if added:
         value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(y + at, _activate(value, activation).to(y.dtype.element_ty), mask=there)
+    tl.store(y + at, activate(value, activation).to(y.dtype.element_ty), mask=there)
 
 
 def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation: Activation) -> Tensor:
@@ -88,8 +89,8 @@ def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation
     count = y.numel()
     grid = (triton.cdiv(count, _ELEMENTS),)
     _epilogue[grid](
-        y, y if bias is None else bias, y if residual is None else residual, count, *_units(y.shape[1]),
-        bias is not None, residual is not None, _NUMBERS[activation], _ELEMENTS,
+        y, y if bias is None else bias, y if residual is None else residual, count, *units_of(y.shape[1]),
+        bias is not None, residual is not None, NUMBERS[activation], _ELEMENTS,
     )  # fmt: skip
     return y
 
@@ -113,7 +114,7 @@ def _finished(
         total += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)[None, :]
     if added:
         total += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + place, _activate(total, activation).to(out.dtype.element_ty), mask=there)
+    tl.store(out + place, activate(total, activation).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=("units", "height", "width", "out_height", "out_width"))
@@ -183,12 +184,12 @@ def depthwise(
     lanes = min(64, triton.next_power_of_2(channels))
     pixels = max(1, min(pixels, triton.next_power_of_2(out_width)))
     grid = (batch * triton.cdiv(out_height, lines) * triton.cdiv(out_width, pixels), triton.cdiv(channels, lanes))
-    units, unit = _units(channels)
+    units, unit = units_of(channels)
     shape: tuple[Any, ...] = (*layer.kernel, *layer.stride, *layer.padding, *layer.dilation)
     _depthwise[grid](
         x, taps, x if bias is None else bias, x if residual is None else residual, out,
         units, height, width, out_height, out_width, unit, *shape,
-        bias is not None, residual is not None, _NUMBERS[layer.activation], lines, pixels, lanes,
+        bias is not None, residual is not None, NUMBERS[layer.activation], lines, pixels, lanes,
     )  # fmt: skip
     return out
 
@@ -218,10 +219,10 @@ def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int)
         path: see :mod:`joulemark.merged.paths`, one of our own.
         itemsize: bytes of an element.
     """
-    activation, unit = (layer.activation, adds or layer.residual is not None, gated), _units(layer.out_channels)[1]
+    activation, unit = (layer.activation, adds or layer.residual is not None, gated), units_of(layer.out_channels)[1]
     if path.startswith("tiles"):
-        return (path, activation, _units(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
-    if path.startswith("gather"):
+        return (path, activation, units_of(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
+    if path.startswith(("gather", "rows")):
         return (path, activation, unit, layer.in_channels, layer.kernel, layer.stride, layer.padding, layer.dilation)
     if path.startswith("taps"):
         shape = (layer.kernel, layer.stride, layer.padding, layer.dilation)
@@ -229,7 +230,7 @@ def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int)
     return (path, activation, unit)
 
 
-def _units(channels: int) -> tuple[int, int]:
+def units_of(channels: int) -> tuple[int, int]:
     """Channels as a product whose second factor kernels are compiled for: eight neighbours can be loaded at once."""
     return (channels // _OCTET, _OCTET) if channels % _OCTET == 0 else (channels, 1)
 
@@ -265,7 +266,7 @@ def _product(
     place = at * outputs + column[None, :]
     if added:
         total += tl.load(residual + place, mask=there & real, other=0.0).to(tl.float32)
-    tl.store(out + place, _activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+    tl.store(out + place, activate(total, activation).to(out.dtype.element_ty), mask=there & real)
 
 
 def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:
@@ -312,12 +313,12 @@ def product(
     pixels = x.numel() // (inputs * images)
     rows, columns = tile
     grid = (images * triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)
-    (input_units, input_unit), (output_units, output_unit) = _units(inputs), _units(outputs)
+    (input_units, input_unit), (output_units, output_unit) = units_of(inputs), units_of(outputs)
     depth = _depth(inputs, x.dtype.itemsize)
     _product[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
         pixels, input_units, output_units, input_unit, output_unit,
-        bias is not None, residual is not None, gate is not None, _NUMBERS[activation], rows, columns, depth, "tf32",
+        bias is not None, residual is not None, gate is not None, NUMBERS[activation], rows, columns, depth, "tf32",
         num_warps=8 if rows * columns >= 128 * 128 else 4,
     )  # fmt: skip
     return out
@@ -356,7 +357,7 @@ def _gathered(
     position = pixel.to(tl.int64)[:, None] * outputs + column[None, :]
     if added:
         total += tl.load(residual + position, mask=there & real, other=0.0).to(tl.float32)
-    tl.store(out + position, _activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+    tl.store(out + position, activate(total, activation).to(out.dtype.element_ty), mask=there & real)
 
 
 def gathers(layer: Conv) -> bool:
@@ -389,14 +390,14 @@ def gathered(
     out_height, out_width = out.shape[2:]
     rows, columns = tile
     pixels = batch * out_height * out_width
-    units, unit = _units(layer.out_channels)
+    units, unit = units_of(layer.out_channels)
     grid = (triton.cdiv(pixels, rows), triton.cdiv(layer.out_channels, columns))
     shape: tuple[Any, ...] = (*layer.kernel, *layer.stride, *layer.padding, *layer.dilation)
     depth = max(16, triton.next_power_of_2(layer.kernel[0] * layer.kernel[1] * inputs))
     _gathered[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, out,
         pixels, height, width, out_height, out_width, units, unit, inputs, *shape,
-        bias is not None, residual is not None, _NUMBERS[layer.activation], rows, columns, depth, "tf32",
+        bias is not None, residual is not None, NUMBERS[layer.activation], rows, columns, depth, "tf32",
     )  # fmt: skip
     return out
 
@@ -441,7 +442,7 @@ def _excite(
         place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
         weight = tl.load(squeeze + place, mask=there, other=0.0).to(tl.float32)
         hidden += tl.sum(weight * (mean / pixels)[None, :], 1)
-    hidden = _activate(hidden, activation)
+    hidden = activate(hidden, activation)
     for start in range(0, channels, lanes):
         channel = start + tl.arange(0, lanes)
         real = channel < channels
@@ -476,13 +477,13 @@ def squeeze_and_excite(
     across = triton.cdiv(channels, _POOL_LANES)
     parts = max(1, min(triton.cdiv(_POOLED, batch * across), triton.cdiv(pixels, 2 * _POOL_ROWS)))
     sums = torch.empty((batch, parts, channels), dtype=torch.float32, device=x.device)
-    _pool[(batch * parts, across)](x, sums, pixels, parts, *_units(channels), _POOL_ROWS, _POOL_LANES)
+    _pool[(batch * parts, across)](x, sums, pixels, parts, *units_of(channels), _POOL_ROWS, _POOL_LANES)
     gate = torch.empty((batch, channels, *(1,) * (x.dim() - 2)), dtype=x.dtype, device=x.device)
     width = max(16, triton.next_power_of_2(squeezed))
     lanes = max(16, min(_EXCITED // width, triton.next_power_of_2(channels)))
-    units, unit = _units(channels)
+    units, unit = units_of(channels)
     _excite[(batch,)](
-        sums, *first, *second, gate, pixels, parts, units, squeezed, unit, _NUMBERS[activation], hard, width, lanes,
-        num_warps=8,
+        sums, *first, *second, gate, pixels, parts, units, squeezed, unit, NUMBERS[activation], hard, width, lanes,
+        num_warps=max(4, min(16, width * lanes // 2048)),
     )  # fmt: skip
     return gate

@@ -89,12 +89,6 @@ def _signature(inputs: tuple[Tensor, ...]) -> tuple[object, ...]:
     return tuple((one.shape, one.dtype, one.device) for one in inputs)
 
 
-def compiled(module: nn.Module, mode: str = "default") -> nn.Module:
-    """A module under torch's compiler for the shapes of its inputs, without graphs of the compiler's own."""
-    made: nn.Module = torch.compile(module, dynamic=False, mode=mode)
-    return made
-
-
 @dataclass
 class Referee:
     """Measures whole variants of a model against each other and keeps the fastest that is right.

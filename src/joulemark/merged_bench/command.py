@@ -6,12 +6,14 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from joulemark.collect.pm_sampling import Pace
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
@@ -19,15 +21,20 @@ from joulemark.merged.cost import Rates
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
+from joulemark.merged_bench.assembler import use_torchs_assembler
 from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
 from joulemark.merged_bench.prebuild import prebuild
-from joulemark.merged_bench.stage import Stage
+from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
 
 _CUT = 3
 """Exit code: time was up first."""
+_FOR_MERGING = 0.35
+"""Of all the time, at most."""
+_PACE = Pace(most_samples=500)
+"""Totals alone are wanted, and each sample takes CUPTI time to decode."""
 
 
 def main(
@@ -57,7 +64,13 @@ def main(
     parser.add_argument("--rivals", default=",".join(names), metavar="NAMES", help=f"of {', '.join(rivals.EVERY)}")
     parser.add_argument("--without", default="", metavar="NAMES", help="rivals to leave out")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
-    parser.add_argument("--limit", type=float, default=540.0, metavar="S", help="begin no subject that may end later")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=540.0,
+        metavar="S",
+        help="for all: what of a row would not end in time is left out",
+    )
     parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
     parser.add_argument("--rival-limit", type=float, default=200.0, metavar="S", help="of building one rival")
     merge_s = 15.0 if kind == "blocks" else BUDGET_S
@@ -138,6 +151,10 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     unknown = [one for one in (*chosen, *without) if one not in rivals.RIVALS]
     if unknown:
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
+    ends_s = time.perf_counter() + args.limit
+    assembler = use_torchs_assembler()
+    if assembler is not None:
+        print(f"Triton assembles by {assembler}", flush=True)
     stage, facts = _stage(args)
     options = Options(
         args.dtype,
@@ -147,7 +164,8 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         args.turns,
         limit_s=args.subject_limit,
         rival_s=args.rival_limit,
-        merge_s=args.merge_budget,
+        ends_s=ends_s,
+        merge_s=min(args.merge_budget, _FOR_MERGING * args.limit),
         kernels=args.kernels,
         sustain_best=args.sustain_best,
         steady_unmerged=not args.unmerged_bursts_only,
@@ -194,6 +212,7 @@ def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
     facts = {"gpu": seen.gpu.name, "gpu_uuid": seen.gpu.uuid, "driver": inventory.driver, "software": software}
     if args.no_counters:
         return Stage(args.device, open_power(seen.gpu.uuid)), facts
-    ladder = importlib.import_module("joulemark.collect.counters").open_counters(seen.gpu.uuid, args.device)
+    counters = importlib.import_module("joulemark.collect.counters")
+    ladder = counters.open_counters(seen.gpu.uuid, args.device, pace=_PACE, wanted=COUNTED)
     why = "; ".join(f"{tier}: {reason}" for tier, reason in ladder.refused.items())
     return Stage(args.device, open_power(seen.gpu.uuid), ladder.source, why or "no hardware counters here"), facts

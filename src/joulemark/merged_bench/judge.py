@@ -12,7 +12,7 @@ from typing import Any
 from joulemark.merged.cost import Candidate, Point, Rates, fit_reached, predict
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
-_GOOD = 1.05
+GOOD = 1.05
 """A choice counts as good when it takes at most this much of the best measured time."""
 
 
@@ -75,7 +75,7 @@ def judge(document: Mapping[str, Any]) -> dict[str, Any] | None:
         "reached": fit_reached(_thinned([one.point for one in measured]), rates),
         "errors": {family: _error(values) for family, values in sorted(ratios.items())},
         "choices": choices,
-        "good_choices": sum(one["cost"] <= _GOOD for one in choices) / len(choices) if choices else None,
+        "good_choices": sum(one["cost"] <= GOOD for one in choices) / len(choices) if choices else None,
     }
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ from joulemark.workloads import precision
 
 SCHEMA = "joulemark.merged/1"
 _ROTATED_BYTES = 300 * 2**20
+_BURSTS_S, _COUNTED_S = 5.0, 4.0
+"""Of a row's seconds, about: bursts of all its rivals, counters of one."""
 _CHECKED = 2
 """Images whose output is compared with an fp32 reference."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
@@ -48,6 +50,8 @@ class Options:
         most_inputs: that rotate.
         limit_s: after which no further rival of a subject is built.
         rival_s: of building one rival.
+        ends_s: on ``time.perf_counter``, when the last row is to be there: rivals are built until they can still be
+            measured by then.
         merge_s: budget of merging.
         kernels: of a range that a forced schedule measures.
         sustain_best: rivals that get sustained windows beside our own, the fastest in bursts; None for all.
@@ -63,11 +67,18 @@ class Options:
     most_inputs: int = 16
     limit_s: float = 400.0
     rival_s: float = 200.0
+    ends_s: float = inf
     merge_s: float = BUDGET_S
     kernels: int = rivals.EVERY_KERNEL
     sustain_best: int | None = None
     steady_unmerged: bool = True
     tiny: bool = False
+
+    @property
+    def measuring_s(self) -> float:
+        """What measuring a subject's rivals takes, about; its counters are not counted for each rival."""
+        steady = len(self.names) if self.sustain_best is None else self.sustain_best + 1 + self.steady_unmerged
+        return _BURSTS_S + steady * (self.turns * self.sustain_s + _COUNTED_S)
 
 
 class Watch(Protocol):
@@ -103,7 +114,7 @@ def measure_subject(
         RuntimeError: a CUDA error has left the process unusable.
     """
     begin = time.perf_counter()
-    end = begin + options.limit_s
+    end = min(begin + options.limit_s, options.ends_s - options.measuring_s)
     precision.check(options.dtype, stage.device)
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1)
@@ -116,7 +127,7 @@ def measure_subject(
     expected = _reference(reference, xs[0], stage.device)
     precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
-    found, acts = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
+    found, acts, late = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
     spent = {"built": time.perf_counter() - begin}
     with torch.no_grad():
         spent |= _perform(stage, acts, options)
@@ -135,6 +146,7 @@ def measure_subject(
         "rivals": found,
         "gains": _gains(found),
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
+        "cut": bool(late) and end < begin + options.limit_s,
         "took_s": time.perf_counter() - begin,
         "spent_s": spent,
     }
@@ -149,28 +161,35 @@ def _prepare_all(
     end: float,
     tell: Callable[[str], None],
     watch: Watch,
-) -> tuple[dict[str, dict[str, Any]], list[Act]]:
-    """Every rival built, checked and captured until the clock says ``end``, or why it is not."""
+) -> tuple[dict[str, dict[str, Any]], list[Act], list[str]]:
+    """Every rival built, checked and captured until the clock says ``end``, or why it is not; those that were late."""
     found: dict[str, dict[str, Any]] = {}
     acts: list[Act] = []
+    late: list[str] = []
+    begin = time.perf_counter()
     for name in options.names:
-        why = f"no time left after {options.limit_s:g} s" if time.perf_counter() > end else None
+        left_s = end - time.perf_counter()
+        why = f"no time left after {end - begin:.0f} s" if left_s <= 0 else None
+        if why is not None:
+            late.append(name)
         why = why or watch.begins(name)
         if why is not None:
             found[name] = {"missing": {"all": why}}
             continue
         task = rivals.Task(model, xs[0], options.merge_s, options.kernels)
         try:
-            found[name], act = _prepare(name, task, xs, expected, stage, options.rival_s)
+            found[name], act = _prepare(name, task, xs, expected, stage, min(options.rival_s, left_s))
         except SystemExit:  # the process was asked to end: no fault of this rival
             watch.ends(name)
             raise
         watch.ends(name)
         if act is not None:
             acts.append(act)
-        took_s = options.limit_s - (end - time.perf_counter())
+        elif time.perf_counter() >= end:
+            late.append(name)
+        took_s = time.perf_counter() - begin
         tell(f"  {name}: {found[name].get('missing', {}).get('all') or 'built'}, {took_s:.0f} s")
-    return found, acts
+    return found, acts, late
 
 
 def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> tuple[Callable[[], object], int]:
@@ -261,7 +280,7 @@ def _prepare(
     except Unsupported as reason:
         return {"missing": {"all": str(reason)}}, None
     except TooLong:
-        return {"missing": {"all": f"it was not built within {limit_s:g} s"}}, None
+        return {"missing": {"all": f"it was not built within {limit_s:.3g} s"}}, None
     except Exception as reason:  # a compiler or CUDA may raise anything; one rival of many is lost
         if is_poisoned(reason):
             raise Poisoned(name, first_line(reason)) from reason
@@ -350,16 +369,24 @@ class Document:
         self.content = found
 
     def lacks(self, subject: Subject, dtype: str) -> bool:
-        """Whether the subject is still to be measured."""
-        return not any((row["subject"], row["dtype"]) == (subject.name, dtype) for row in self.content["rows"])
+        """Whether the subject is still to be measured; once more where time was up before all its rivals were built."""
+        return not any(_is_of(row, subject.name, dtype) and not row.get("cut") for row in self.content["rows"])
+
+    def expected_s(self, subject: Subject) -> float:
+        """What a subject may take: as long as the last of its kind, or the last one at all; 0 before the first."""
+        kind = _kind(subject.group)
+        took_s = [(_kind(row["group"]) == kind, row["took_s"]) for row in self.content["rows"]]
+        alike = [seconds for same, seconds in took_s if same] or [seconds for _, seconds in took_s]
+        return float(alike[-1]) if alike else 0.0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a row and write the file."""
-        failed = self.content["failed"]
+        """Keep a row, in the place of one that was cut, and write the file."""
+        rows, failed = self.content["rows"], self.content["failed"]
+        rows[:] = [one for one in rows if not _is_of(one, row["subject"], row["dtype"])]
         for name in [one for one in failed if one.partition(":")[0] == row["subject"]]:
             del failed[name]
         other = self.gpu_uuid != self.content.get("gpu_uuid")  # than the one that the file was begun on
-        self.content["rows"].append(dict(row) | ({"gpu_uuid": self.gpu_uuid} if other else {}))
+        rows.append(dict(row) | ({"gpu_uuid": self.gpu_uuid} if other else {}))
         self.write()
 
     def fail(self, subject: Subject, why: str) -> None:
@@ -373,6 +400,15 @@ class Document:
         part = self.path.with_name(self.path.name + ".part")
         part.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         part.replace(self.path)
+
+
+def _is_of(row: Mapping[str, Any], subject: str, dtype: str) -> bool:
+    return (row["subject"], row["dtype"]) == (subject, dtype)
+
+
+def _kind(group: str) -> str:
+    """Of a group the kind of its sequences: ``inverted`` of ``inverted-s2-b1``."""
+    return group.partition("-")[0]
 
 
 class _Attempts:
@@ -425,17 +461,19 @@ def measure_all(
 ) -> bool:
     """Measure what the document lacks; False when time was up first.
 
+    A subject for which no time is left is passed over: a shorter one may still end.
+
     Raises:
         RuntimeError: a CUDA error has left the process unusable; start the command again to go on.
     """
-    begin, longest = time.perf_counter(), 0.0
+    begin, cut = time.perf_counter(), False
     failed = set(document.content["failed"])
     for subject in sorted(subjects, key=lambda one: one.name in failed):
         if not document.lacks(subject, options.dtype):
             continue
-        started = time.perf_counter()
-        if started - begin + longest > limit_s:
-            return False
+        if time.perf_counter() - begin + document.expected_s(subject) > limit_s:
+            cut = True
+            continue
         tell(subject.name)
         attempts = _Attempts(document, subject)
         with _clean():
@@ -455,9 +493,8 @@ def measure_all(
                 tell(f"  out of memory: {first_line(error)}")
                 continue
         document.add(row)
-        longest = max(longest, time.perf_counter() - started)
         tell(line_of(row))
-    return True
+    return not cut
 
 
 def group_gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

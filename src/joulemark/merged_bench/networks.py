@@ -64,6 +64,7 @@ def gains_table(document: Mapping[str, Any]) -> Table:
         _FLOOR,
         "asked: the gain that is asked for, and whether burst and sustained reach it.",
         *_means(rows),
+        *(f"{row['subject']}: time was up before all rivals were built." for row in rows if row.get("cut")),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
     ]
     title = f"Networks merged, against their best rival ({document['gpu']})"
@@ -77,22 +78,23 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     mine = merged.get("burst_s")
     return [
         row["subject"],
-        _unit(mine, 1e3, "ms"),
+        unit(mine, 1e3, "ms"),
         best or "–",
-        _unit(row["rivals"][best].get("burst_s") if best else None, 1e3, "ms"),
-        *(_unit(gains[name], 1, "×") for name in ("burst", "sustained")),
-        _unit(None if energy is None else energy / batch, 1e3, "mJ"),
-        *(_unit(gains[name], 1, "×") for name in ("energy", "dram_bytes")),
+        unit(row["rivals"][best].get("burst_s") if best else None, 1e3, "ms"),
+        *(unit(gains[name], 1, "×") for name in ("burst", "sustained")),
+        unit(None if energy is None else energy / batch, 1e3, "mJ"),
+        *(unit(gains[name], 1, "×") for name in ("energy", "dram_bytes")),
         "–" if floors is None or not mine else f"{floors['layers_s'] / mine:.0%}",
-        *(_unit(merged.get(name), 1, "s") for name in ("merge_s", "merge_cached_s")),
-        _unit(row["rivals"].get("compile", {}).get("build_s"), 1, "s"),
-        _unit(merged.get("peak_bytes"), 2**-30, "GiB"),
+        *(unit(merged.get(name), 1, "s") for name in ("merge_s", "merge_cached_s")),
+        unit(row["rivals"].get("compile", {}).get("build_s"), 1, "s"),
+        unit(merged.get("peak_bytes"), 2**-30, "GiB"),
         _verdict(row),
     ]
 
 
-def _unit(value: float | None, scale: float, unit: str) -> str:
-    return "–" if value is None else f"{value * scale:.3g} {unit}"
+def unit(value: float | None, scale: float, name: str) -> str:
+    """A figure in a cell, in a unit that is ``scale`` to one of SI; a dash where it is missing."""
+    return "–" if value is None else f"{value * scale:.3g} {name}"
 
 
 def asked_of(row: Mapping[str, Any]) -> float:

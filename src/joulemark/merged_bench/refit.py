@@ -25,15 +25,18 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from joulemark.merged.kernels import Description
+from joulemark.merged.kernels import Description, Kernel
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Counts, fitted
 from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged_bench.judge import GOOD
 
 SCHEMA = "joulemark.merged-model/1"
-GOOD = 1.05
-"""A choice counts as good when it takes at most this much of the best measured time."""
+_SHARED = "launch"
+"""A term whose seconds are the same for all families."""
+_LEAST_BLOCKS = 3
+"""On which a family that borrows another's seconds must have been measured to have its own."""
 _TRIED = 3
 """Best predicted kernels of a block of which one should be the best: what a short measured pass would find."""
 
@@ -49,6 +52,7 @@ class Timed:
         counts: of what it does.
         time_s: measured.
         shared: bytes of shared memory of a block: of what counts cannot tell apart the smaller is taken.
+        problem: what it computes; blocks of the same one are one block, whatever files call them.
     """
 
     block: str
@@ -57,13 +61,15 @@ class Timed:
     counts: Counts
     time_s: float
     shared: int
+    problem: str = ""
 
 
 def points_of(document: Mapping[str, Any]) -> list[Timed]:
     """The measured kernels of a document.
 
-    Those of a ``merged-probe.json`` are counted as this version's families count; a kernel of fewer layers than its
-    block was launched once for each part of it. The candidates of a ``merged-blocks.json`` bring their counts along.
+    They are counted as this version's families count; candidates of a ``merged-blocks.json`` that tell no plan bring
+    their counts along. In a ``merged-probe.json`` a kernel of fewer layers than its block was launched once for each
+    part of it.
 
     Raises:
         KeyError: the document holds neither.
@@ -75,22 +81,43 @@ def points_of(document: Mapping[str, Any]) -> list[Timed]:
         layers = tuple(_layer(one) for one in block["layers"])
         for one in block["kernels"]:
             depth = one.get("depth", len(layers))
-            module: Any = importlib.import_module(f"joulemark.merged.kernels.{one['family']}")
-            plan = {key: tuple(value) if isinstance(value, list) else value for key, value in one["plan"].items()}
-            description = Description(Sequence(layers[:depth]), block["format"])
-            kernel = getattr(module, one["family"])(description, module.Plan(**plan))
-            counts = kernel.counts(tuple(block["size"]), block["batch"], Device())
+            kernel = _made(one["family"], Description(Sequence(layers[:depth]), block["format"]), one["plan"])
+            counts = _counted(kernel, block["size"], block["batch"])
             launches = len(layers) // depth
             whole = {term: count * launches for term, count in counts.items()}
-            found.append(
-                Timed(block["name"], one["family"], f"{kernel.name}/{depth}", whole, one["time_s"], kernel.shared)
-            )
+            name = kernel.name if launches == 1 else f"{launches} x {kernel.name}"
+            problem = _problem(layers, block["size"], block["batch"], block["format"])
+            found.append(Timed(block["name"], one["family"], name, whole, one["time_s"], kernel.shared, problem))
     return found
+
+
+def _problem(layers: List[Conv], size: Iterable[int], batch: int, form: str) -> str:
+    return repr((tuple(layers), tuple(size), batch, form))
+
+
+def _made(family: str, description: Description, plan: Mapping[str, Any]) -> Kernel:
+    module: Any = importlib.import_module(f"joulemark.merged.kernels.{family}")
+    kernel: Kernel = getattr(module, family)(description, module.Plan(**{k: _tupled(v) for k, v in plan.items()}))
+    return kernel
+
+
+def _counted(kernel: Kernel, size: Iterable[int], batch: int) -> Counts:
+    assert kernel.counts is not None, f"{kernel.name} was measured and counts nothing"
+    return kernel.counts(tuple(size), batch, Device())
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def latest(found: Iterable[List[Timed]]) -> list[Timed]:
     """All points of several files; a kernel that several have measured as the last of them did."""
-    return list({(one.block, one.family, one.name): one for points in found for one in points}.values())
+    names: dict[str, str] = {}
+    kept: dict[tuple[str, str, str], Timed] = {}
+    for one in (one for points in found for one in points):
+        block = names.setdefault(one.problem or one.block, one.block)  # as the first file calls it
+        kept[block, one.family, one.name] = replace(one, block=block)
+    return list(kept.values())
 
 
 def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
@@ -100,9 +127,21 @@ def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
         for one in (one for rival in row["rivals"].values() for one in rival.get("candidates", ())):
             if one.get("counts") and one["measured_s"]:
                 block = f"{row['subject']}/{len(one['layers'])}x{'x'.join(map(str, one['size']))}"
-                family, shared = one["candidate"]["family"], one["candidate"]["shared"]
-                found[block, one["path"]] = Timed(block, family, one["path"], one["counts"], one["measured_s"], shared)
+                found[block, one["path"]] = _candidate(block, one)
     return list(found.values())
+
+
+def _candidate(block: str, one: Mapping[str, Any]) -> Timed:
+    """Counted as this version counts where its plan is known, else as the version that measured it did."""
+    family, shared = one["candidate"]["family"], one["candidate"]["shared"]
+    name = one["path"].partition("/")[2]
+    if one.get("plan") is None:
+        return Timed(block, family, name, one["counts"], one["measured_s"], shared)
+    layers = [Conv(**{key: _tupled(value) for key, value in layer.items()}) for layer in one["layers"]]
+    kernel = _made(family, Description(Sequence(tuple(layers)), one["form"]), one["plan"])
+    counts = _counted(kernel, one["size"], one["batch"])
+    problem = _problem(layers, one["size"], one["batch"], one["form"])
+    return Timed(block, family, name, counts, one["measured_s"], shared, problem)
 
 
 def _layer(one: Mapping[str, Any]) -> Conv:
@@ -112,24 +151,46 @@ def _layer(one: Mapping[str, Any]) -> Conv:
 
 
 def fit(points: Iterable[Timed]) -> dict[str, dict[str, float]]:
-    """Family → term → seconds; terms that explain nothing are left out."""
-    families: dict[str, list[Timed]] = {}
-    for one in points:
-        families.setdefault(one.family, []).append(one)
-    return {family: _fit(members) for family, members in families.items()}
+    """Family → term → seconds; terms that explain nothing are left out.
 
-
-def _fit(points: List[Timed]) -> dict[str, float]:
-    terms = sorted({term for one in points for term in one.counts})
-    matrix = np.array([[one.counts.get(term, 0.0) / one.time_s for term in terms] for one in points])
+    What a launch costs all families share: a family that was measured in long calls alone could not tell it from them.
+    One that borrows another's seconds goes on with them while it was measured on too few blocks for its own.
+    """
+    members = _enough(points)
+    if not members:
+        return {}
+    columns = sorted({_column(one.family, term) for one in members for term in one.counts})
+    number = {column: n for n, column in enumerate(columns)}
+    matrix = np.zeros((len(members), len(columns)))
+    for row, one in zip(matrix, members, strict=True):
+        for term, count in one.counts.items():
+            row[number[_column(one.family, term)]] = count / one.time_s
     scale = np.maximum(matrix.max(axis=0), 1e-300)
-    solution = nnls(matrix / scale, np.ones(len(points)))[0] / scale
-    return {term: float(f"{seconds:.4g}") for term, seconds in zip(terms, solution, strict=True) if seconds > 0}
+    solution = nnls(matrix / scale, np.ones(len(members)))[0] / scale
+    found: dict[str, dict[str, float]] = {one.family: {} for one in members}
+    for family, term in sorted({(one.family, term) for one in members for term in one.counts}):
+        seconds = solution[number[_column(family, term)]]
+        if seconds > 0:
+            found[family][term] = float(f"{seconds:.4g}")
+    return found
+
+
+def _enough(points: Iterable[Timed]) -> list[Timed]:
+    members = list(points)
+    blocks: dict[str, set[str]] = {}
+    for one in members:
+        blocks.setdefault(one.family, set()).add(one.block)
+    borrow = {family for family in fitted().borrowed if len(blocks.get(family, ())) < _LEAST_BLOCKS}
+    return [one for one in members if one.family not in borrow]
+
+
+def _column(family: str, term: str) -> tuple[str, str]:
+    return ("", term) if term == _SHARED else (family, term)
 
 
 def predicted_s(point: Timed, seconds: Mapping[str, Mapping[str, float]]) -> float:
-    """The time of a kernel by fitted seconds; not a number where its family has none."""
-    found = seconds.get(point.family)
+    """The time of a kernel by fitted seconds, borrowed ones where there are; not a number where its family has none."""
+    found = seconds.get(point.family, seconds.get(fitted().borrowed.get(point.family, "")))
     return float("nan") if found is None else sum(found.get(term, 0.0) * n for term, n in point.counts.items())
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from joulemark.errors import Unsupported
 from joulemark.merged import merge
+from joulemark.merged.compiling import compiled, leave_out_grouped_templates
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.graph import find_chains, trace
@@ -121,15 +122,16 @@ def _jit(task: Task) -> Call:
     return call
 
 
-def _compiled(mode: str) -> Callable[[Task], Call]:
-    def make(task: Task) -> Call:
+def _compiled(mode: str) -> Callable[[Task], Made]:
+    def make(task: Task) -> Made:
         modes.check("compile", "inference", str(task.device))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Graphs are ours, over rotating inputs, for every rival alike.
-            call: Call = torch.compile(task.model, mode=mode, dynamic=False)
+            call: Call = compiled(task.model, mode)
             call(task.x)
-        return call
+        tuned = mode.startswith("max-autotune")
+        return call, None, {"grouped_templates_left_out": leave_out_grouped_templates()} if tuned else {}
 
     return make
 
@@ -283,5 +285,6 @@ OURS = ("merged", "own_unmerged", "padded", "memoized", "rows", "bricks")
 """What is no rival."""
 EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
-FOR_NETWORKS = ("merged", "eager", "fused", "jit", "compile", "xla", "tensorrt")
-"""Merged first: it finds nothing that cuDNN or a compiler has kept of a rival, and is there when time is up."""
+FOR_NETWORKS = ("merged", "eager", "fused", "compile", "jit", "xla", "tensorrt")
+"""Merged first: it finds nothing that cuDNN or a compiler has kept of a rival, and is there when time is up. Then those
+that are fast to build or to run."""

@@ -50,6 +50,8 @@ _BYTES = {
     "l1_bytes": ("l1_sectors", _SECTOR_BYTES),
 }
 """Figure → counter and bytes of one count."""
+COUNTED = ("sm_active_cycles", *(name for name, _ in _BYTES.values()))
+"""Counters that a stage asks for; the first tells that there was work at all."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from joulemark.attribution.roofline import ends_of
 from joulemark.attribution.stored import POOLED
+from joulemark.metrics import format_value
 from joulemark.records import Json
 from joulemark.report.attribution_view import class_title, placed, unplaced
 from joulemark.report.plot import COLOURS, PALETTE, plain, save
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHARES = (("pipe_tensor", "tensor pipe"), ("dram_throughput", "DRAM"), ("issue_active", "issue slots"))
-_AXES = ("flop_per_byte", "flop_per_s")
+_PEAKS = (("flop_per_s", "FLOP/s"), ("bytes_per_s", "B/s"))
 _ROOF = 8
 _COLOUR = {name: at for at, name in zip((1, 3, 5, 4, 0, 2, 7, 9, 10, 6), CLASSES, strict=True)} | {POOLED: 8}
 
@@ -71,6 +72,11 @@ def _draw_roofline(panel: Axes, document: Mapping[str, Any]) -> None:
     draw_roofline(panel, document)
     for entry, colour in zip(entries, class_colours(entries), strict=True):
         panel.scatter([], [], s=40, color=PALETTE[colour], label=plain(class_title(entry)))
+    for entry in document["classes"]:
+        if entry not in entries:
+            panel.scatter([], [], s=0, label=f"no place: {plain(class_title(entry))}")
+    peaks = (format_value(document["roofline"][name], unit, 3) for name, unit in _PEAKS)
+    panel.plot([], [], color=PALETTE[_ROOF], label=f"roofs, both measured: {', '.join(peaks)}")
     panel.set_ylabel("FLOP/s")
     panel.set_title("roofline; areas are shares of kernel time", loc="left", fontsize=10)
     panel.grid(visible=True, linewidth=0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,9 +35,12 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
 
 def class_title(entry: Mapping[str, Any]) -> str:
     """What a reader calls a class."""
-    title = _POOLED if entry["class"] == POOLED else TITLES[entry["class"]]
-    told = entry["class"] != "tensor_gemm" and entry["uses_tensor_cores"]
-    return f"{title}, on tensor cores" if told else title
+    if entry["class"] == POOLED:
+        return _POOLED
+    title, uses = TITLES[entry["class"]], entry["uses_tensor_cores"]
+    if entry["class"] == "tensor_gemm" or uses is False:
+        return title
+    return f"{title}, {'on' if uses else 'perhaps on'} tensor cores"
 
 
 def classes_table(document: Mapping[str, Any]) -> Table:
@@ -50,12 +54,16 @@ def placed(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_placed(document: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """Whether there are roofs, and its FLOP can be told from none."""
-    point = entry["roofline"]
-    if point is None or document["roofline"] is None:
-        return False
-    least, _ = ends_of(entry).get("flop_per_byte", (point["flop_per_byte"], None))
-    return bool(least > 0)
+    """Whether there are roofs, and both its FLOP and its bytes can be told from none."""
+    return document["roofline"] is not None and entry["roofline"] is not None and not _untold(entry)
+
+
+def _untold(entry: Mapping[str, Any]) -> str:
+    """What of a class with FLOP and bytes cannot be told from none; nothing where all can."""
+    place = entry["roofline"]["flop_per_byte"]
+    least, most = ends_of(entry).get("flop_per_byte", (place, place))
+    untold = {"FLOP": not least > 0, "DRAM bytes": most == math.inf}
+    return " and ".join(what for what, is_so in untold.items() if is_so)
 
 
 def unplaced(document: Mapping[str, Any]) -> Iterator[str]:
@@ -69,7 +77,8 @@ def unplaced(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"{class_title(entry)}: its tensor cycles or DRAM bytes were not counted, or it moved none"
         elif not _is_placed(document, entry):
             rate = format_value(point["bytes_per_s"], "B/s", 3)
-            yield f"{class_title(entry)}: its FLOP cannot be told from none; its kernels move {rate} of DRAM"
+            untold = f"its {_untold(entry)} cannot be told from none"
+            yield f"{class_title(entry)}: {untold}; its kernels move {rate} of DRAM"
 
 
 def overview_table(name: str, document: Mapping[str, Any]) -> Table:

@@ -140,8 +140,17 @@ def _exposed_in_turns(series: Mapping[str, Json]) -> Iterator[str]:
         return
     first, last = turns["batches"][0], turns["batches"][-1]
     ends = " to ".join(f"{format_value(one['exposed_s'], 's')} (batch {one['batch_size']})" for one in (first, last))
-    rises = ", ".join(f"from {low} to {high}" for low, high in turns["rises"])
+    rises = ", ".join(map(_rise, turns["rises"]))
     yield f"exposed, batches in turns: {ends}; " + (f"rises {rises}" if rises else "never rises")
+    if turns["note"] is not None:
+        yield f"exposed, batches in turns: {turns['note']}"
+
+
+def _rise(rise: Mapping[str, Json]) -> str:
+    low, high = rise["batch_sizes"]
+    share = "" if rise["share_rises"] else ", no larger share of the step"
+    doubt = ", in doubt" if rise["in_doubt"] else ""
+    return f"from {low} to {high} ({rise['where']}{share}{doubt})"
 
 
 def _causes(rows: Sequence[Mapping[str, Json]]) -> Iterator[str]:

@@ -4,7 +4,8 @@
 """
 
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
-from joulemark.tandem.document import FEW, SCHEMA, crossover_of, exit_code, idle_by_cause, tandem_document
+from joulemark.tandem.document import SCHEMA, crossover_of, exit_code, idle_by_cause, tandem_document
+from joulemark.tandem.in_turns import FEW
 
 __all__ = [
     "FEW",

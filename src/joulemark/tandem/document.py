@@ -13,7 +13,7 @@ from joulemark.metrics import PROFILER, find
 from joulemark.records import Case, Environment, Finding, Json, Record, Row, Run, Value
 from joulemark.tandem import in_turns, turns
 from joulemark.tandem.crossover import Crossover, Point, find_crossover
-from joulemark.tandem.in_turns import EVEN
+from joulemark.tandem.in_turns import EVEN, FEW
 
 SCHEMA = "joulemark/tandem/1"
 METRICS = (
@@ -25,8 +25,6 @@ METRICS = (
     "peak_memory_bytes",
 )
 """Figures of each row."""
-FEW = 0.05
-"""Share of the step under which its exposed overhead no longer matters."""
 
 _MEASURED = ("ok", "flagged")
 _BURST, _QUEUE = 4, 1000
@@ -57,8 +55,8 @@ def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
         key = record.case.series.case_id
         if key in wanted:
             groups.setdefault(key, []).append(record)
-    issued = _issue_turns(records.values())
-    found = [_series(sorted(group, key=_batch_of), issued) for group in groups.values()]
+    issued, worked = (_rows_of(records.values(), table) for table in (turns.TABLE, turns.BUSY_TABLE))
+    found = [_series(sorted(group, key=_batch_of), issued, worked) for group in groups.values()]
     modules = {_module(one.case) for one in profiled if one.case.batch_size is None}
     cells = [one for one in records.values() if one.case.batch_size is None and _module(one.case) in modules]
     used = {one.run_id for group in (*groups.values(), cells) for one in group}
@@ -115,11 +113,11 @@ def _run(run: Run) -> dict[str, Json]:
     }
 
 
-def _issue_turns(records: Iterable[Record]) -> dict[str, list[Row]]:
-    """Run → what its tables ``issue_turns`` hold, in the order of the runs."""
+def _rows_of(records: Iterable[Record], table: str) -> dict[str, list[Row]]:
+    """Run → what its tables of this name hold, in the order of the runs."""
     found: dict[str, list[Row]] = {}
     for one in records:
-        if rows := one.tables.get(turns.TABLE):
+        if rows := one.tables.get(table):
             found.setdefault(one.run_id, []).extend(rows)
     return found
 
@@ -130,16 +128,20 @@ def _of_series(turns_of_run: Iterable[Row], rows: Iterable[Mapping[str, Json]]) 
     return [one for one in turns_of_run if one["case_id"] in cases]
 
 
-def _series(records: Sequence[Record], issued: Mapping[str, list[Row]]) -> dict[str, Json]:
+def _series(
+    records: Sequence[Record], issued: Mapping[str, list[Row]], worked: Mapping[str, list[Row]]
+) -> dict[str, Json]:
     """One model in one mode over its batch sizes.
 
     Args:
         issued: run → tables ``issue_turns``; a series counts by the last run that has its cases.
+        worked: run → tables ``busy_turns``.
     """
     speed_s = _fastest_reference(records)
     rows = [_row(one, speed_s) for one in records]
     crossover = crossover_of(records)
     turned = [_of_series(one, rows) for one in issued.values()]
+    profiled = [_of_series(worked.get(run_id, ()), rows) for run_id in issued]
     return {
         **records[0].case.series_to_json(),
         "rows": rows,
@@ -153,7 +155,7 @@ def _series(records: Sequence[Record], issued: Mapping[str, list[Row]]) -> dict[
         "host_issue_per_operator_in_turns": in_turns.issue(rows, turned),
         "exposed_from_twice_the_crossover": _exposed_beyond(rows, crossover),
         "exposed_rises": _rises(rows),
-        "exposed_in_turns": in_turns.exposed(rows, turned),
+        "exposed_in_turns": in_turns.exposed(rows, turned, profiled),
     }
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from joulemark.records import Row
 
-TABLE = "issue_turns"
+TABLE, BUSY_TABLE = "issue_turns", "busy_turns"
 CONFIDENCE = 0.95
 DRAWS = 2000
 FEWEST_ROUNDS = 5
@@ -62,6 +62,8 @@ class Exposed:
         interval_s: (lo, hi) of each ``exposed_s``, 95 %.
         change_s: from each batch to the next, median over rounds, in s.
         change_interval_s: (lo, hi) of each change, 95 %.
+        share_change: of the share of the step from each batch to the next, median over rounds.
+        share_change_interval: (lo, hi) of each of these, 95 %.
         rounds: in which every batch has its turn.
     """
 
@@ -71,6 +73,8 @@ class Exposed:
     interval_s: list[tuple[float, float]]
     change_s: list[float]
     change_interval_s: list[tuple[float, float]]
+    share_change: list[float]
+    share_change_interval: list[tuple[float, float]]
     rounds: int
 
     @property
@@ -78,6 +82,58 @@ class Exposed:
         """Neighbouring batches of which the larger exposes more, by the whole interval of the change."""
         pairs = zip(pairwise(self.batches), self.change_interval_s, strict=True)
         return [pair for pair, (low, _) in pairs if low > 0]
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Busy time of the device in a step of one batch.
+
+    Args:
+        seconds: in s.
+        source: ``profiled`` or ``replayed`` (a graph of the step) in the run of the turns, or ``other_run``.
+        sm_clock_hz: while it was recorded; None where it is not known.
+    """
+
+    seconds: float
+    source: str
+    sm_clock_hz: float | None = None
+
+
+def busy(rows: Sequence[Row]) -> dict[int, Busy]:
+    """Batch → busy time of a step, a replay's where one was recorded; the median of several processes.
+
+    A replay is recorded where the profiled step waited for the host and the unprofiled one hardly does
+    (:mod:`joulemark.measure.busy_turns`): then the device had another clock in it.
+
+    Args:
+        rows: of the table ``busy_turns``.
+    """
+    known: dict[int, dict[bool, list[Row]]] = {}
+    for row in rows:
+        batch, seconds = row["batch_size"], row["busy_s"]
+        if isinstance(batch, int) and isinstance(seconds, int | float) and seconds > 0:
+            known.setdefault(batch, {}).setdefault(bool(row["replayed"]), []).append(row)
+    found = {}
+    for batch, by_source in known.items():
+        replayed = True in by_source
+        told = by_source[replayed]
+        clock_hz = _numbers(told, "sm_clock_hz")
+        found[batch] = Busy(
+            float(np.median(_numbers(told, "busy_s"))),
+            "replayed" if replayed else "profiled",
+            float(np.median(clock_hz)) if clock_hz else None,
+        )
+    return found
+
+
+def middle(rows: Sequence[Row], batch: int, name: str) -> float | None:
+    """Median over the rounds of what the rows of a batch say; None where none does."""
+    known = _numbers([row for row in rows if row["batch_size"] == batch], name)
+    return float(np.median(known)) if known else None
+
+
+def _numbers(rows: Sequence[Row], name: str) -> list[float]:
+    return [float(value) for row in rows if isinstance(value := row.get(name), int | float)]
 
 
 def exposed(rows: Sequence[Row], busy_s: Mapping[int, float], *, seed: int = 0) -> Exposed | None:
@@ -93,7 +149,7 @@ def exposed(rows: Sequence[Row], busy_s: Mapping[int, float], *, seed: int = 0) 
     if steps is None:
         return None
     left = steps - np.array([busy_s[batch] for batch in batches])
-    change = np.diff(left, axis=1)
+    change, share_change = np.diff(left, axis=1), np.diff(left / steps, axis=1)
     drawn = np.random.default_rng(seed).integers(len(left), size=(DRAWS, len(left)))
     return Exposed(
         batches,
@@ -102,6 +158,8 @@ def exposed(rows: Sequence[Row], busy_s: Mapping[int, float], *, seed: int = 0) 
         _ends(np.median(left[drawn], axis=1)),
         np.median(change, axis=0).tolist(),
         _ends(np.median(change[drawn], axis=1)),
+        np.median(share_change, axis=0).tolist(),
+        _ends(np.median(share_change[drawn], axis=1)),
         len(left),
     )
 

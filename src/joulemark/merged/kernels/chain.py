@@ -160,6 +160,11 @@ class Lines:
         """16-byte chunks of channels per pixel of a tensor's field."""
         return self.padded(self.description.sequence.channels(tensor)) * self.description.itemsize // 16
 
+    @property
+    def chunks_out(self) -> int:
+        """16-byte chunks of channels per pixel of the output."""
+        return -(-self.layers[-1].out_channels * self.description.itemsize // 16)
+
     def _plan_layers(self) -> list[LayerPlan]:
         out: list[LayerPlan] = []
         for layer in self.layers:
@@ -320,8 +325,7 @@ class _Bricks(Lines):
             stores += rows * strips * one.splits * one.tiles
             steps += alone
             chained += alone * one.steps * one.tiles * taps
-        pixels = self.planes * self.height * self.width * self.chunks(0)
-        pixels += prod(self.edge) * -(-self.layers[-1].out_channels * self.description.itemsize // 16)
+        pixels = self.planes * self.height * self.width * self.chunks(0) + prod(self.edge) * self.chunks_out
         slower = 3 if self.description.format == "fp32" else 1
         return {
             "product": each * products * slower, "store": each * stores, "chunk": each * pixels, "step": rounds * steps,

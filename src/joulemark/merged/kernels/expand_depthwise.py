@@ -52,6 +52,7 @@ class _Geometry(Expanding):
     hidden: int
     stride: int
     window: int
+    silus: tuple[bool, bool]
     plan: Plan
     expands = True
 
@@ -203,7 +204,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         4 * limit,
         lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together),
     )
-    # Borrowed seconds add up what more warps would overlap: of each number of warps the best is tried early.
+    # Counts add up what more warps would overlap: of each number of warps the best is tried early.
     return varied(ranked, lambda plan: min(16, plan.resident * plan.warps * plan.groups) // 4)[:limit]
 
 
@@ -222,9 +223,10 @@ def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
 
 
 def _geometry(description: Description, plan: Plan) -> _Geometry:
-    depthwise = description.sequence.layers[1]
+    expansion, depthwise = description.sequence.layers
     channels = description.sequence.channels(0), depthwise.out_channels
-    return _Geometry(*channels, depthwise.stride[0], depthwise.kernel[0], plan)
+    silus = expansion.activation == "silu", depthwise.activation == "silu"
+    return _Geometry(*channels, depthwise.stride[0], depthwise.kernel[0], silus, plan)
 
 
 def _name(geometry: _Geometry) -> str:

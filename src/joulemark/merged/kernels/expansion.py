@@ -58,7 +58,8 @@ class Cut(Tiled):
 class Expanding:
     """What follows from the layers and the plan; the kernels' text derives the same from the same constants.
 
-    Geometries inherit it; ``window`` is taps per dimension of the depthwise, ``expands`` whether there is an expansion.
+    Geometries inherit it; ``window`` is taps per dimension of the depthwise, ``expands`` whether there is an expansion,
+    ``silus`` which of the two end in a SiLU.
     """
 
     channels_in: int
@@ -66,6 +67,7 @@ class Expanding:
     stride: int
     window: int
     expands: bool
+    silus: tuple[bool, bool]
     plan: Cut
 
     @property
@@ -147,6 +149,7 @@ class Expanding:
         steps = share * own * -(-self.turns // plan.together) * (self.steps_in + 1) if self.expands else 0
         again = 1 if self.steps_in <= KEPT_STEPS else -(-self.turns // plan.together)
         loads = 2 * self.steps_in * again * plan.warps if self.expands else 0  # of a chunk's weights of the expansion
+        turns = share * self.turns if self.expands else 0
         return {
             "expand_product": each * expanded * 4 * self.steps_in,
             "expand_tile": each * expanded,
@@ -155,6 +158,7 @@ class Expanding:
             "weight_load": each * chunks * loads,
             "expand_step": rounds * steps,
             "octet_in_turn": rounds * own * 4 * taps,
+            "silu_in_turn": rounds * own * (turns * self.silus[0] + plan.tiles * self.silus[1]),
             "load_in_turn": rounds * self.pixel_tiles * 2 * self.channels_in / (plan.warps * plan.groups),
         }
 

@@ -57,6 +57,7 @@ class _Geometry(Expanding):
     channels_out: int
     stride: int
     expands: bool
+    silus: tuple[bool, bool]
     residual: bool
     plan: Plan
     window = 3
@@ -270,6 +271,7 @@ def _geometry(description: Description, plan: Plan) -> _Geometry:
         projection.out_channels,
         depthwise.stride[0],
         bool(expansion),
+        (any(one.activation == "silu" for one in expansion), depthwise.activation == "silu"),
         projection.residual is not None,
         plan,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +68,7 @@ class Kernel:
         images: whose bricks at the same place a block computes together.
         early: a launch may begin before the kernel in front of it has ended; the text waits for that one's end itself.
         counts: (size of the input, batch, device) → what the busiest multiprocessor does (:mod:`~.seconds`).
+        plan: its family's plan by names, for records; None where nobody has said.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Kernel:
     images: int = 1
     early: bool = False
     counts: Counting | None = field(default=None, repr=False)
+    plan: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def runs_on(self, capability: int) -> bool:
         """Whether a GPU of this compute capability, as 90, has its instructions."""

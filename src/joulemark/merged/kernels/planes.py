@@ -115,6 +115,8 @@ class _Planes(Lines):
         return {
             "product": each * products * slower, "store": each * stores, "step": rounds * steps,
             "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
+            "chunk": each * ((planes + 2 * self.depth) * self.height * self.width * self.chunks(0)
+                             + planes * prod(self.edge[1:]) * self.chunks_out),
         }  # fmt: skip
 
     def source(self, name: str) -> str:

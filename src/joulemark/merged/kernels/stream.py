@@ -132,6 +132,7 @@ class _Stream(Lines):
         bricks = batch * -(-out[0] // self.plan.rows) * -(-out[1] // width)
         rounds = -(-bricks // (device.multiprocessors * self.plan.blocks))
         each = rounds * min(self.plan.blocks, -(-bricks // device.multiprocessors))
+        taken = (height + 2 * self.depth) * self.plan.width  # pixels of the input
         products = stores = chained = 0.0
         for number, one in enumerate(self.parameters):
             rows = height + 2 * (self.depth - number - 1)
@@ -142,7 +143,7 @@ class _Stream(Lines):
         return {
             "product": each * products * slower, "store": each * stores,
             "step": rounds * (height + 2.0 * (self.depth - 1)), "chained_product": rounds * chained * slower,
-            "round": rounds, "launch": 1,
+            "chunk": each * (taken * self.chunks(0) + height * width * self.chunks_out), "round": rounds, "launch": 1,
         }  # fmt: skip
 
     def source(self, name: str) -> str:

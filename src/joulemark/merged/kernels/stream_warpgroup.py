@@ -176,6 +176,9 @@ class Thirds(Lines):
         bricks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
         rounds = -(-bricks // (device.multiprocessors * self.blocks))
         each = rounds * min(self.blocks, -(-bricks // device.multiprocessors))
+        # Pixels of the input and the output of a brick.
+        taken = (length + 2 * self.depth) * prod(n + 2 * self.depth for n in self.edge[1:])
+        left = length * prod(self.edge[1:])
         products = stores = chained = 0.0
         for number, one in enumerate(self.parameters):
             slices = length + 2 * (self.depth - number - 1)
@@ -186,7 +189,7 @@ class Thirds(Lines):
         return {
             "product": each * products, "store": each * stores,
             "step": rounds * (length + 2.0 * self.depth), "chained_product": rounds * chained,
-            "round": rounds, "launch": 1,
+            "chunk": each * (taken * self.chunks(0) + left * self.chunks_out), "round": rounds, "launch": 1,
         }  # fmt: skip
 
     def pack(self, given: List[Parameters]) -> Tensor:

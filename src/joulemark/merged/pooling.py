@@ -1,0 +1,124 @@
+"""Maxima and means over windows, by one kernel in Triton on a GPU.
+
+torch's maximum on a GPU writes where each was found too, eight bytes for a number of two, though nothing reads that
+here. What a compiler is to see stays torch's operator.
+"""
+
+# mypy: disallow-subclassing-any=False
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import importlib.util
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from joulemark.merged.graph import module_of
+from joulemark.merged.sequence import Shape
+
+_MODULES = {nn.MaxPool2d: True, nn.MaxPool3d: True, nn.AvgPool2d: False, nn.AvgPool3d: False}
+_OPERATORS = {(2, True): F.max_pool2d, (3, True): F.max_pool3d, (2, False): F.avg_pool2d, (3, False): F.avg_pool3d}
+_MOST_TAPS = 64
+
+
+class Pooling(nn.Module):
+    """The largest of each window, or its mean, of a channels-last tensor.
+
+    Args:
+        largest: else the mean.
+        kernel, stride, padding: per dimension.
+        counted: whether a mean counts the zeros around the image.
+    """
+
+    def __init__(self, largest: bool, kernel: Shape, stride: Shape, padding: Shape, counted: bool = True) -> None:
+        super().__init__()
+        self.largest, self.kernel, self.stride, self.padding, self.counted = largest, kernel, stride, padding, counted
+        self.own = importlib.util.find_spec("triton") is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, *size] → the same of fewer positions."""
+        if torch.compiler.is_compiling() or not (self.own and x.is_cuda) or x.dtype == torch.float64:
+            return self.in_operators(x)
+        from joulemark.merged.windows import pooled
+
+        with torch.cuda.device(x.device):
+            return pooled(x, self.largest, self.kernel, self.stride, self.padding, self.counted)
+
+    def prove(self, like: Tensor) -> str | None:
+        """Try the kernel on a small tensor; where it fails or is wrong, torch's operator stands in from then on.
+
+        Args:
+            like: [2, channels, *size] of the device and the format.
+
+        Returns:
+            Why the kernel is not used; None where it is.
+        """
+        try:
+            out, expected = self(like), self.in_operators(like)
+            torch.testing.assert_close(out, expected)
+        except Exception as error:  # a compiler of kernels raises anything; torch's operator does the same
+            self.own = False
+            return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+        return None
+
+    def in_operators(self, x: Tensor) -> Tensor:
+        """The same in torch's operators."""
+        operator: Any = _OPERATORS[len(self.kernel), self.largest]
+        more = {} if self.largest else {"count_include_pad": self.counted}
+        out: Tensor = operator(x, self.kernel, self.stride, self.padding, **more)
+        return out
+
+
+def pooling_of(node: fx.Node) -> Pooling | None:
+    """What a node does to its input; None where it is no pooling, or one of a kind that no kernel has."""
+    module: Any = module_of(node)
+    largest = _MODULES.get(type(module))
+    if largest is None or len(node.args) != 1 or node.kwargs or module.ceil_mode:
+        return None
+    dimensions = 2 if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d)) else 3
+    kernel, stride, padding = (_each(one, dimensions) for one in (module.kernel_size, module.stride, module.padding))
+    if prod(kernel) > _MOST_TAPS:
+        return None
+    if largest:
+        plain = _each(module.dilation, dimensions) == (1,) * dimensions and not module.return_indices
+        return Pooling(True, kernel, stride, padding) if plain else None
+    if module.divisor_override is not None:
+        return None
+    return Pooling(False, kernel, stride, padding, module.count_include_pad)
+
+
+def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Put a :class:`Pooling` in the place of each.
+
+    Args:
+        graph: with shapes.
+        device, dtype: of its tensors.
+
+    Returns:
+        Per pooling, as the model calls it, what became of it.
+    """
+    found: dict[str, str] = {}
+    for node in list(graph.graph.nodes):
+        made = pooling_of(node)
+        if made is None:
+            continue
+        channels = cast(fx.Node, node.args[0]).meta["tensor_meta"].shape[1]
+        size = [3 * taps + 1 for taps in made.kernel]
+        like = torch.linspace(-1, 1, 2 * channels * prod(size), device=device).to(dtype).view(2, channels, *size)
+        why = made.prove(like)
+        name = f"pooling_{len(found)}"
+        found[str(node.target)] = "by one kernel" if why is None else f"by torch's operator ({why})"
+        graph.add_submodule(name, made)
+        node.target = name
+    if found:
+        graph.delete_all_unused_submodules()
+        graph.recompile()
+    return found
+
+
+def _each(value: object, dimensions: int) -> Shape:
+    return (value,) * dimensions if isinstance(value, int) else tuple(cast("tuple[int, ...]", value))
