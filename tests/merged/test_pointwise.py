@@ -210,3 +210,14 @@ def test_strips_fit_the_line_and_two_lines_need_taps_without_dilation():
     assert strips_for(layers[0], 112) == ((2, 32), (2, 16), (1, 16))
     assert strips_for(layers[0], 14) == ((2, 16), (1, 16))
     assert strips_for(layers[1], 56) == ((1, 32), (1, 16))
+
+
+def test_windows_over_an_image_without_a_batch_stay_torchs():
+    from joulemark.merged.graph import trace
+    from joulemark.merged.pooling import replace_poolings
+
+    model, x = torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.randn(1, 3, 9, 9)
+    assert list(replace_poolings(trace(model, (x,)), x.device, x.dtype)) == ["0"]
+    alone = trace(model, (x[0],))
+    assert replace_poolings(alone, x.device, x.dtype) == {}
+    assert torch.equal(alone(x[0]), model(x[0]))

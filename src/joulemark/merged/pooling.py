@@ -104,9 +104,10 @@ def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.d
     found: dict[str, str] = {}
     for node in list(graph.graph.nodes):
         made = pooling_of(node)
-        if made is None:
+        meta = cast(fx.Node, node.args[0]).meta.get("tensor_meta") if made is not None else None
+        if made is None or meta is None or len(meta.shape) != 2 + len(made.kernel):  # an image without a batch
             continue
-        channels = cast(fx.Node, node.args[0]).meta["tensor_meta"].shape[1]
+        channels = meta.shape[1]
         size = [3 * taps + 1 for taps in made.kernel]
         like = torch.linspace(-1, 1, 2 * channels * prod(size), device=device).to(dtype).view(2, channels, *size)
         why = made.prove(like)
