@@ -82,7 +82,9 @@ def test_halves_hold_no_weights_that_fp16_loses(layer: int, weight: float, bias:
     sequence = sequence_of(16, 32, 16)
     kernel = inverted_residual_warpgroup(Description(sequence), Plan(4, 8, 1, 32, narrow=True, halves=True))
     given = [
-        Parameters(torch.randn(one.out_channels, one.in_channels // one.groups, *one.kernel).bfloat16(), None)
+        Parameters(
+            torch.empty(one.out_channels, one.in_channels // one.groups, *one.kernel).uniform_(0.5, 1).bfloat16(), None
+        )
         for one in sequence.layers
     ]
     old = given[layer].weight
