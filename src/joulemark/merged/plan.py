@@ -62,6 +62,10 @@ TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
 
 
+_Place = tuple[int, int, int]
+"""Number of a chain, begin and end of a range in it."""
+
+
 @dataclass
 class Setting:
     """For what is planned.
@@ -308,16 +312,40 @@ class Planner:
     def _measure_ranges(self, chains: List[List[Unit]], singles: List[List[Choice]], builds: Builds) -> None:
         """Measure ranges that were ranked: what is compiled already first, most saved time as predicted first."""
         asked: dict[str, tuple[float, Segment, float]] = {}
-        for segment, apart in (one for pair in zip(chains, singles, strict=True) for one in self._ranges(*pair)):
-            key = self._key(segment)
-            trials = self.candidates.get(key, self.found.get(key, []))
-            saved = apart - min((one.time_s for one in trials if one.kernel), default=inf)
-            before = asked.get(key, (0.0, segment, apart))[0]
-            asked[key] = (before + saved, segment, apart)
+        at: dict[_Place, str] = {}
+        for number, pair in enumerate(zip(chains, singles, strict=True)):
+            for begin, end, segment, apart in self._ranges(*pair):
+                key = at[number, begin, end] = self._key(segment)
+                trials = self.candidates.get(key, self.found.get(key, []))
+                saved = apart - min((one.time_s for one in trials if one.kernel), default=inf)
+                before = asked.get(key, (0.0, segment, apart))[0]
+                asked[key] = (before + saved, segment, apart)
         hopeful = [one[1:] for one in sorted(asked.values(), key=lambda one: -one[0])]
-        waiting = [one for one in hopeful if not self._measured_if_ready(*one, builds, 0.0)]
-        late = [one for one in waiting if not self._measured_if_ready(*one, builds, self.setting.deadline)]
-        self.cut |= bool(late)
+        for deadline in (0.0, self.setting.deadline):
+            hopeful = [one for one in hopeful if not self._done_with(*one, builds, deadline, at)]
+        self.cut |= bool(hopeful)
+
+    def _done_with(
+        self, segment: Segment, apart: float, builds: Builds, deadline: float, at: Mapping[_Place, str]
+    ) -> bool:
+        """Whether a range was measured, or needs not be."""
+        key = self._key(segment)
+        if key in self.candidates and self._beaten(key, at):
+            self.found[key], self.ranges[key] = self.candidates.pop(key), segment
+        return self._measured_if_ready(segment, apart, builds, deadline)
+
+    def _beaten(self, key: str, at: Mapping[_Place, str]) -> bool:
+        """Whether a longer range around it takes as measured what it takes itself as predicted: no cut wants it then."""
+        kernels = [one for one in self.candidates[key] if one.kernel and one.problem is None]
+        if not kernels or any(one.counted_s is None for one in kernels):
+            return False
+        least = (1 - _ALIKE) * min(one.time_s for one in kernels)
+        places = [one for one, there in at.items() if there == key]
+        return all(any(self._measured_s(at[one]) <= least for one in at if _is_around(one, place)) for place in places)
+
+    def _measured_s(self, key: str) -> float:
+        best = self._best(self.found.get(key, ()))
+        return inf if best is None or best.measured_s is None else best.measured_s
 
     def _measured_if_ready(self, segment: Segment, apart: float, builds: Builds, deadline: float) -> bool:
         ready = self._ready(segment, apart, builds, deadline)
@@ -381,13 +409,13 @@ class Planner:
                 self.found[key], self.ranges[key] = trials, segment
             self._trials(segment, inf)
 
-    def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[Segment, float]]:
-        """Every range of a chain that may be executed as one, with the time of its layers one by one."""
+    def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[int, int, Segment, float]]:
+        """Every range of a chain that may be executed as one: begin, end, and the time of its layers one by one."""
         for end in range(2, len(chain) + 1):
             for begin in range(max(0, end - self.setting.depth), end - 1):
                 segment = range_segment(list(chain[begin:end]))
                 if segment is not None:
-                    yield segment, sum(_known(one) for one in singles[begin:end])
+                    yield begin, end, segment, sum(_known(one) for one in singles[begin:end])
 
     def wanted(self, graph: fx.GraphModule) -> list[Kernel]:
         """The kernels that a plan of this graph may measure, as far as that is known before anything is measured."""
@@ -647,6 +675,11 @@ def _checked(
     if not error <= limit:
         raise KernelError(f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed")
     return lambda: module.run(*given)
+
+
+def _is_around(other: _Place, place: _Place) -> bool:
+    """Whether a range holds another and more."""
+    return other != place and other[0] == place[0] and other[1] <= place[1] and place[2] <= other[2]
 
 
 def _known(choice: Choice) -> float:

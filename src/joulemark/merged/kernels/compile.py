@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from joulemark.merged.kernels import nvrtc
 from joulemark.merged.kernels.kernel import Kernel
 
 CACHE_VARIABLE = "JOULEMARK_KERNEL_CACHE"
@@ -88,7 +90,7 @@ def build(kernel: Kernel, architecture: str) -> Build:
     """Machine code of a kernel, from the cache where it is there.
 
     Raises:
-        KernelError: cuda-core or NVRTC is missing, or NVRTC refuses the text.
+        KernelError: NVRTC is missing, or NVRTC refuses the text.
     """
     return build_text(kernel.name, full_source(kernel, "prelude.cuh"), architecture)
 
@@ -118,30 +120,32 @@ def build_text(name: str, source: str, architecture: str) -> Build:
     return Build(name, architecture, code, **numbers)
 
 
-def _core() -> Any:
-    try:
-        from cuda import core
-    except ImportError as error:
-        raise KernelError(f"kernels need cuda-core, which is not there ({error}): pip install cuda-core") from error
-    return core
-
-
 @cache
 def _compiler() -> str:
     """The compiler's version, a part of every key."""
     try:
-        from cuda.bindings import nvrtc
+        from cuda.bindings import nvrtc as bindings
     except ImportError as error:
         raise KernelError(f"kernels need cuda-bindings ({error}): pip install cuda-core") from error
-    return ".".join(str(one) for one in nvrtc.nvrtcVersion())
+    return ".".join(str(one) for one in bindings.nvrtcVersion())
 
 
 def _compile(name: str, source: str, architecture: str) -> tuple[bytes, str]:
-    core = _core()
-    options = core.ProgramOptions(name=f"{name}.cu", arch=architecture, std="c++17", ptxas_options=["-v"])
-    log = io.StringIO()
+    """A cubin and the compilers' log, by a process of its own: a thread each for several compiles them at once."""
+    if not sys.executable:  # Python is a part of another program
+        return _compile_here(name, source, architecture)
+    # Not the script's folder: its modules' names are this package's alone. What this process finds the child finds too.
+    command = (sys.executable, "-P", nvrtc.__file__, name, architecture)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    made = subprocess.run(command, input=source.encode(), capture_output=True, env=variables, check=False)
+    told = made.stderr.decode(errors="replace")
+    if made.returncode:
+        raise KernelError(f"NVRTC refuses {name} for {architecture}: {told.strip() or made.returncode}")
+    return made.stdout, told
+
+
+def _compile_here(name: str, source: str, architecture: str) -> tuple[bytes, str]:
     try:
-        code = core.Program(source, "c++", options).compile("cubin", logs=log).code
-    except Exception as error:  # NVRTC's errors have no common type over releases of cuda-core
+        return nvrtc.machine_code(name, source, architecture)
+    except nvrtc.Refused as error:
         raise KernelError(f"NVRTC refuses {name} for {architecture}: {error}") from error
-    return bytes(code), log.getvalue()
