@@ -311,7 +311,7 @@ def _training(collect: str) -> tuple[str, ...]:
 
 def _networks(names: Sequence[str]) -> tuple[str, ...]:
     """All rivals of some networks."""
-    chosen = ("--networks", ",".join(names), "--gpus", "1", "--rival-limit", "120")
+    chosen = ("--networks", ",".join(names), "--gpus", "1")
     return _script("merged_networks.py", "{dir}", "--seconds", "{left}", *chosen)
 
 

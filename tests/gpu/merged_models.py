@@ -11,7 +11,7 @@ Relative errors are of Frobenius norms against fp32 with TF32 off, of weights an
 them the error of the model as it is, and how often both agree with the reference on the largest class, of how many
 classes that occur, and how close the two largest ever come. Networks are those of the benchmark
 (:func:`joulemark.merged_bench.subjects.condition`). Goes on with a file that is there; a case is written as soon as it
-is done. ``--only=-b3-`` has the odd resolutions of all networks.
+is done. Odd resolutions and batch 1 of all networks come first, batch 5 last; ``--only=-b3-`` has the odd ones alone.
 
 Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
 """
@@ -51,14 +51,14 @@ ODD = {
 
 
 def cases(dtype: str) -> list[tuple[str, str, int, tuple[int, ...]]]:
-    """(key, network, batch, shape): an odd resolution at batch 3, the usual one at batch 1 and 5."""
-    found = []
-    for name in NETWORKS:
-        usual = network(name, 1).shape[1:]
-        for batch, shape in ((3, ODD.get(name, (3, 203, 235))), (1, usual), (5, usual)):
-            size = "x".join(str(one) for one in shape)
-            found.append((f"{name}-b{batch}-{size}-{dtype}", name, batch, shape))
-    return found
+    """(key, network, batch, shape): an odd resolution at batch 3 and the usual one at batch 1; then all at batch 5."""
+    usual = {name: network(name, 1).shape[1:] for name in NETWORKS}
+    chosen = [
+        *((name, *one) for name in NETWORKS for one in ((3, ODD.get(name, (3, 203, 235))), (1, usual[name]))),
+        *((name, 5, usual[name]) for name in NETWORKS),
+    ]
+    sizes = ["x".join(map(str, shape)) for *_, shape in chosen]
+    return [(f"{one[0]}-b{one[1]}-{size}-{dtype}", *one) for one, size in zip(chosen, sizes, strict=True)]
 
 
 def reference_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--limit", type=float, default=500.0, help="begin no case after so many seconds")
     parser.add_argument("--auto", default="-b1-", metavar="PART", help="of names of cases merged by auto too")
-    parser.add_argument("--budget", type=float, default=10.0, help="of merging by auto, in s: outputs count, not times")
+    parser.add_argument("--budget", type=float, default=6.0, help="of merging by auto, in s: outputs count, not times")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     options = parser.parse_args(arguments)
     document: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": {}}

@@ -367,6 +367,26 @@ def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simu
     assert any(one.merged for one in choices)
 
 
+@pytest.mark.parametrize(
+    ("counted_s", "whole_s", "places", "beaten"),
+    [
+        (10e-6, 9e-6, [(0, 0, 2)], True),
+        (10e-6, 9.5e-6, [(0, 0, 2)], False),  # within what predictions cannot tell apart
+        (None, 9e-6, [(0, 0, 2)], False),  # predicted by a roofline alone
+        (10e-6, None, [(0, 0, 2)], False),  # the longer one was not measured
+        (10e-6, 9e-6, [(0, 0, 2), (1, 0, 2)], False),  # it stands elsewhere too, by itself
+    ],
+)
+def test_a_range_that_a_longer_one_beats_is_not_measured(simulated_gpu, counted_s, whole_s, places, beaten):
+    from joulemark.merged.plan import _Trial
+
+    planner, _ = planner_there(*model_and_input())
+    kernel = object()
+    planner.candidates["front"] = [_Trial("f/1", "padded", None, kernel, None, counted_s=counted_s)]
+    planner.found["whole"] = [_Trial("f/2", "padded", None, kernel, None, measured_s=whole_s, counted_s=1e-6)]
+    assert planner._beaten("front", {(0, 0, 3): "whole", **dict.fromkeys(places, "front")}) is beaten
+
+
 def test_ranges_that_there_is_no_time_to_rank_are_not_merged(simulated_gpu):
     planner, graph = planner_there(*model_and_input(), deadline=0.0)
     choices, _ = planner.plan(graph)

@@ -542,6 +542,23 @@ def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsy
     assert "files differ in driver" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_compiler_that_does_not_tune_stands_in_for_one_that_was_not_built(monkeypatch, works):
+    def tuned(task):
+        if not works:
+            raise RuntimeError("no")
+        return task.model
+
+    monkeypatch.setitem(rivals.RIVALS, "compile", tuned)
+    monkeypatch.setitem(rivals.RIVALS, "compile_default", lambda task: task.model)
+    options = replace(QUICK, names=("eager", "compile", "compile_default"), sustain_s=0.0)
+    found = measure_subject(block("chain-2x16"), Stage("cpu"), options)["rivals"]
+    assert ("burst_s" in found["compile_default"]) is not works
+    assert ("burst_s" in found["compile"]) is works
+    if works:
+        assert found["compile_default"]["missing"]["all"] == "compile was built, which is stronger"
+
+
 def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
     import time
 

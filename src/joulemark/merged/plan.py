@@ -335,7 +335,7 @@ class Planner:
         return self._measured_if_ready(segment, apart, builds, deadline)
 
     def _beaten(self, key: str, at: Mapping[_Place, str]) -> bool:
-        """Whether a longer range around it takes as measured what it takes itself as predicted: no cut wants it then."""
+        """Whether a longer range around it takes as measured what it takes as predicted: then no cut wants it."""
         kernels = [one for one in self.candidates[key] if one.kernel and one.problem is None]
         if not kernels or any(one.counted_s is None for one in kernels):
             return False

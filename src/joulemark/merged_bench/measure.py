@@ -169,8 +169,9 @@ def _prepare_all(
     begin = time.perf_counter()
     for name in options.names:
         left_s = end - time.perf_counter()
-        why = f"no time left after {end - begin:.0f} s" if left_s <= 0 else None
-        if why is not None:
+        why = _needless(name, acts)
+        if why is None and left_s <= 0:
+            why = f"no time left after {end - begin:.0f} s"
             late.append(name)
         why = why or watch.begins(name)
         if why is not None:
@@ -190,6 +191,12 @@ def _prepare_all(
         took_s = time.perf_counter() - begin
         tell(f"  {name}: {found[name].get('missing', {}).get('all') or 'built'}, {took_s:.0f} s")
     return found, acts, late
+
+
+def _needless(name: str, acts: Sequence[Act]) -> str | None:
+    """Why a rival needs not be built; None where it does."""
+    stronger = rivals.INSTEAD.get(name)
+    return f"{stronger} was built, which is stronger" if any(one.name == stronger for one in acts) else None
 
 
 def step_of(subject: Subject, rival: str, device: str, dtype: str = "bf16") -> tuple[Callable[[], object], int]:

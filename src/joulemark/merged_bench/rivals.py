@@ -285,6 +285,8 @@ OURS = ("merged", "own_unmerged", "padded", "memoized", "rows", "bricks")
 """What is no rival."""
 EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
-FOR_NETWORKS = ("merged", "eager", "fused", "compile", "jit", "xla", "tensorrt")
+INSTEAD = {"compile_default": "compile"}
+"""A rival → a stronger one: built only where that one, if asked for before it, was not."""
+FOR_NETWORKS = ("merged", "eager", "fused", "compile", "compile_default", "jit", "xla", "tensorrt")
 """Merged first: it finds nothing that cuDNN or a compiler has kept of a rival, and is there when time is up. Then those
 that are fast to build or to run."""

@@ -95,6 +95,20 @@ def test_build_is_kept_on_disk(tmp_path, monkeypatch) -> None:
     compile_.build_text.cache_clear()
 
 
+def test_a_build_is_the_same_in_this_process_and_in_one_of_its_own(monkeypatch) -> None:
+    from joulemark.merged.kernels import compile as compile_
+
+    text = ("small", compile_.full_source(small("((float*)a.output)[threadIdx.x] = 1;"), "prelude.cuh"), "sm_90a")
+    alone = compile_._compile(*text)
+    monkeypatch.setattr("sys.executable", "")
+    monkeypatch.setattr(compile_.subprocess, "run", lambda *_, **__: pytest.fail("there is no Python to run"))
+    code, log = compile_._compile(*text)
+    assert code == alone[0]
+    assert compile_._USED.search(log)[0] == compile_._USED.search(alone[1])[0]  # type: ignore[index]
+    with pytest.raises(KernelError, match=r"refuses small for sm_90a: NVRTC_ERROR_COMPILATION: (.|\n)*nonsense"):
+        compile_._compile("small", "nonsense", "sm_90a")
+
+
 def test_spills_are_reported() -> None:
     body = "float v[300]; for (int i = 0; i < 300; i++) v[i] = ((float*)a.input)[i * threadIdx.x];"
     body += "for (int k = 0; k < a.count; k++) UNROLL for (int i = 0; i < 300; i++) v[i] = v[i] * v[(i + 1) % 300] + 1;"
