@@ -316,6 +316,13 @@ def pointwise(inputs: int, outputs: int, activation: str, residual: int | None =
     return Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, residual)
 
 
+def projected(inputs: int, outputs: int) -> Sequence:
+    """A bottleneck that adds a pointwise convolution of its input."""
+    inner = Conv(64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, "relu")
+    last = replace(pointwise(64 + inputs, outputs, "relu"), joined=0)
+    return Sequence((pointwise(inputs, 64, "relu"), inner, last))
+
+
 def block_checks(format_: Format) -> Iterator[Check]:
     """Inverted residuals and bottlenecks of one format, odd sizes: the best ranked plans of another size, where halves
     of bricks hang over the border."""
@@ -338,6 +345,7 @@ def block_checks(format_: Format) -> Iterator[Check]:
     made += [
         ("bottleneck", bottleneck, Sequence(layers), 28),
         ("bottleneck_warpgroup", bottleneck_warpgroup, Sequence(layers), 28),
+        ("bottleneck_warpgroup", bottleneck_warpgroup, projected(64, 256), 28),
     ]
     for family, module, sequence, edge in made:
         description = Description(sequence, format_)

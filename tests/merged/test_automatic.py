@@ -410,6 +410,38 @@ def test_a_pointwise_convolution_as_a_matrix_product(activation, bias, dimension
     torch.testing.assert_close(module(x), run_plain(sequence, parameters, x), rtol=1e-5, atol=1e-5)
 
 
+class Projected(nn.Module):
+    """A bottleneck that changes its channels, and what follows it."""
+
+    def __init__(self, stride=1, bias=True):
+        super().__init__()
+        self.reduce, self.inside = nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 3, stride, 1)
+        self.expand, self.project = nn.Conv2d(4, 8, 1, bias=bias), nn.Conv2d(6, 8, 1, stride)
+        self.next = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        y = self.expand(torch.relu(self.inside(torch.relu(self.reduce(x)))))
+        y = torch.relu(y + self.project(x))
+        return y + self.next(y)
+
+
+@pytest.mark.parametrize(("stride", "bias"), [(1, True), (1, False), (2, True)])
+def test_a_projection_around_a_bottleneck_is_a_part_of_its_last_layer(stride, bias):
+    torch.manual_seed(5)
+    model, x = Projected(stride, bias).eval().requires_grad_(False), torch.randn(2, 6, 9, 11)
+    merged = merge(model, x, "kernels", rates=RATES, families=(fake_family(),))
+    assert merged.failed is None
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+    joined = [
+        one
+        for one in merged.modules()
+        if isinstance(one, Executed) and [layer.joined for layer in one.sequence.layers] == [None, None, 0]
+    ]
+    assert len(joined) == (stride == 1)
+    told = "project … expand" in merged.explain()
+    assert told is (stride == 1)
+
+
 def test_a_compiler_sees_a_segment_as_one_operator():
     model, x = model_and_input()
     merged = merge(model, x, rates=RATES, families=(fake_family(),))
@@ -444,7 +476,7 @@ def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_
     layer = Conv(4, 6, (1, 1), (1, 1), (0, 0), (1, 1), activation="silu")
     made = [Parameters(torch.randn(6, 4, 1, 1), torch.randn(6)) for _ in range(2)]
     first, second = (Executed(Sequence((layer,)), [one], "product", False) for one in made)
-    assert first.number == second.number == 65817252548556652
+    assert first.number == second.number == 3791012528563580
     assert Executed(Sequence((layer,)), made[:1], "library", False).number != first.number
     x = torch.randn(1, 4, 3, 3)
     outs = [torch.ops.joulemark.executed(x, None, None, one.weight, one.bias, one.number) for one in (first, second)]

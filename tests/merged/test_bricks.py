@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,6 +48,16 @@ SEQUENCES = {
             conv(2, 2, activation="relu"),
             conv(2, 6, kernel=1, activation="relu", residual=0),
         )
+    ),
+    "projected bottleneck": Sequence(
+        (
+            conv(3, 2, kernel=1, activation="relu"),
+            conv(2, 2, activation="relu"),
+            replace(conv(5, 6, kernel=1, activation="relu"), joined=0),
+        )
+    ),
+    "joined in the middle": Sequence(
+        (conv(3, 2, activation="relu"), conv(2, 2), replace(conv(4, 3, kernel=1), joined=1), conv(3, 2, residual=2))
     ),
     "inverted residual, stride 2": Sequence(
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from joulemark.merged import cache
@@ -55,6 +57,22 @@ SEQUENCES = {
         ),
         (56, 56),
         {"bottleneck", "bottleneck_warpgroup"},
+    ),
+    "projected bottleneck": (
+        Sequence(
+            (
+                conv(64, 64, 1, activation="relu"),
+                conv(64, 64, activation="relu"),
+                replace(conv(128, 256, 1, activation="relu"), joined=0),
+            )
+        ),
+        (56, 56),
+        {"bottleneck_warpgroup"},
+    ),
+    "joined without a halo": (
+        Sequence((conv(16, 16, activation="relu"), replace(conv(32, 16, 1, activation="relu"), joined=0))),
+        (56, 56),
+        set(),
     ),
     "two wide layers": (
         Sequence((conv(64, 64, activation="relu"),) * 2),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,6 +26,12 @@ def sequence_of(channels: int, middle: int, activation: Activation = "relu", add
     inner = Conv(middle, middle, (3, 3), (1, 1), (1, 1), (1, 1), 1, activation)
     last = pointwise(middle, channels, activation, 0 if added else None)
     return Sequence((pointwise(channels, middle, activation), inner, last))
+
+
+def projected(inputs: int, outputs: int, activation: Activation = "relu") -> Sequence:
+    """With a pointwise convolution of the input added, a part of the last layer."""
+    *before, _ = sequence_of(inputs, 64, activation).layers
+    return Sequence((*before, replace(pointwise(64 + inputs, outputs, activation), joined=0)))
 
 
 def relative_error(
@@ -52,11 +60,13 @@ CASES = {
     "warpgroups": (sequence_of(64, 64), warpgroups.Plan(4, 14, 1, 1), (1, 5, 17)),
     "warpgroups share a brick": (sequence_of(128, 64, "silu"), warpgroups.Plan(4, 28, 2, 2), (3, 5, 30)),
     "warpgroups, no residual": (sequence_of(64, 64, added=False), warpgroups.Plan(2, 16, 2, 1), (2, 3, 15)),
+    "projected": (projected(64, 256), warpgroups.Plan(4, 14, 1, 1), (1, 5, 17)),
+    "projected, shared": (projected(96, 128, "silu"), warpgroups.Plan(4, 28, 2, 2), (3, 5, 30)),
     "64 inside": (sequence_of(128, 64), Plan(4, 16, 4, groups=3), (3, 9, 18)),
 }
 
 
-TELLING = ["two groups", "narrow", "no residual", "warpgroups share a brick", "warpgroups, no residual"]
+TELLING = ["two groups", "narrow", "no residual", "projected", "warpgroups share a brick", "warpgroups, no residual"]
 
 
 @pytest.mark.parametrize("case", first(len(TELLING), [*TELLING, *(one for one in CASES if one not in TELLING)]))
@@ -107,6 +117,16 @@ def test_products_of_warpgroups_build_for_hopper_alone() -> None:
         warpgroups.bottleneck_warpgroup(Description(sequence_of(256, 32), "bf16"), warpgroups.Plan(8, 28))
 
 
+def test_resnets_first_bottleneck_builds_without_spills() -> None:
+    description = Description(projected(64, 256), "bf16")
+    plan = warpgroups.candidates(description, (56, 56), 32, Device())[0]
+    kernel = warpgroups.bottleneck_warpgroup(description, plan)
+    made = build(kernel, "sm_90a")
+    assert (made.spilled, made.stack, made.serialized) == (0, 0, False)
+    # The reduction's 4, the 3×3's 36, and 4 + 4 for 64 channels of the sum.
+    assert products_of_warpgroups(kernel)[0] == 4 + 36 + 8
+
+
 @pytest.mark.parametrize("device", [Device(), Device(108, 164 * 1024, 163 * 1024)])
 def test_candidates_fit_the_device(device: Device) -> None:
     description = Description(sequence_of(256, 64), "bf16")
@@ -140,6 +160,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         (sequence_of(64, 32), "tf32", "in tf32"),
         (sequence_of(512, 128), "bf16", "more than shared memory holds"),
         (sequence_of(64, 16), "bf16", "multiples of 32"),
+        (projected(64, 256), "bf16", "only"),
         (sequence_of(64, 32, "gelu"), "bf16", "activations are"),
         (Sequence((pointwise(64, 32, "relu"), pointwise(32, 64, "relu"))), "bf16", "three layers"),
     ],

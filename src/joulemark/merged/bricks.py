@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -45,8 +46,9 @@ def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor, added
     """
     tensors = [x]
     for number, (layer, given) in enumerate(zip(sequence.layers, parameters, strict=True), 1):
+        x = tensors[-1] if layer.joined is None else torch.cat([tensors[-1], tensors[layer.joined]], 1)
         y = CONVOLUTIONS[sequence.dimensions](
-            tensors[-1], given.weight, given.bias, layer.stride, layer.padding, layer.dilation, layer.groups
+            x, given.weight, given.bias, layer.stride, layer.padding, layer.dilation, layer.groups
         )
         y = y + added if added is not None and number == len(sequence.layers) else y
         tensors.append(_finish(layer, y, None if layer.residual is None else tensors[layer.residual]))
@@ -70,7 +72,11 @@ def run_padded(sequence: Sequence, parameters: list[Parameters], x: Tensor, edge
             added = None
             if layer.residual is not None:
                 added = _within(parts[layer.residual], boxes[layer.residual], target)
-            y = _convolve(sequence, layer, parameters[number], parts[number], boxes[number], target)
+            part, box = parts[number], boxes[number]
+            if layer.joined is not None:
+                other = _within(parts[layer.joined], boxes[layer.joined], target)
+                part, box = torch.cat([_within(part, box, target), other], 1), target
+            y = _convolve(sequence, layer, parameters[number], part, box, target)
             parts.append(_finish(layer, y, added))
         out[_slices(brick)] = parts[-1]
     return out
@@ -96,6 +102,8 @@ def run_memoized(sequence: Sequence, parameters: list[Parameters], x: Tensor, ed
             sources.setdefault(other.tensor, []).append((other.box, kept[need]))
         box = reach(layer, task.box).clipped(sizes[task.tensor - 1])
         part = _gather(sources[task.tensor - 1], box)
+        if layer.joined is not None:  # a pointwise layer, whose input's box is its output's
+            part = torch.cat([part, _gather(sources[layer.joined], task.box)], 1)
         added = None if layer.residual is None else _gather(sources[layer.residual], task.box)
         y = _convolve(sequence, layer, parameters[task.tensor - 1], part, box, task.box)
         y = _finish(layer, y, added)

@@ -211,8 +211,8 @@ def work_of(
     if candidate.how == "padded":
         inner = inner_positions(sequence, edge)
     flops = bricks * sum(one.flops_per_position * prod(n) for one, n in zip(sequence.layers, inner[1:], strict=True))
-    residuals = sum(one.residual == 0 for one in sequence.layers)
-    l2 = batch * needed[0] * sequence.channels(0) * itemsize + counts[-1] * (1 + residuals)
+    again = sum(counts[other] for one in sequence.layers for other in one.also_reads if other == 0)
+    l2 = batch * needed[0] * sequence.channels(0) * itemsize + counts[-1] + again
     taken = bricks // batch * ceil(batch / candidate.images)  # by blocks, or by as many as share one
     l2 += weights * min(taken, rates.multiprocessors)
     plain = batch * sequence.flops(size)
@@ -226,7 +226,7 @@ def _unmerged(
     dram: float = weights
     l2: float = weights
     for number, layer in enumerate(sequence.layers):
-        read = [counts[number]] + ([counts[layer.residual]] if layer.residual is not None else [])
+        read = [counts[number], *(counts[other] for other in layer.also_reads)]
         l2 += sum(read) + counts[number + 1]
         inner = number + 1 < len(sequence.layers)
         dram += sum(one for one in read if (number == 0 and cold) or one > _KEPT * rates.l2_bytes)
@@ -256,10 +256,10 @@ def _memoized(
     bricks = [prod(-(-n // e) for n, e in zip(one, edge, strict=True)) for one in sizes]
     flags = 0
     for number, layer in enumerate(sequence.layers):
-        alone = Sequence((replace(layer, residual=None),))
+        alone = Sequence((replace(layer, residual=None, joined=None),))
         read = positions_needed(alone, sizes[number], edge)[0]
         channels = sequence.channels(number)
-        l2 += batch * read * channels * itemsize + (counts[layer.residual] if layer.residual is not None else 0)
+        l2 += batch * read * channels * itemsize + sum(counts[other] for other in layer.also_reads)
         if number > 0:
             l2 += counts[number]
             rows = min(edge[0] + layer.extent[0], sizes[number][0])

@@ -126,6 +126,10 @@ _SCHEDULES: dict[str, How] = {
 Each has ``unsuited``, ``candidates``, ``Plan`` and a function of its name."""
 
 
+_JOINING = ("bottleneck_warpgroup",)
+"""Those that know layers which join the channels of two tensors."""
+
+
 def known_families() -> tuple[Family, ...]:
     """The families that this version has."""
     return tuple(Family(name, how, partial(_best_kernels, name)) for name, how in _SCHEDULES.items())
@@ -134,6 +138,8 @@ def known_families() -> tuple[Family, ...]:
 def _best_kernels(name: str, problem: Problem) -> list[Kernel]:
     """Kernels of the plans that a family ranks best; ranking takes up to half a second and is kept on disk."""
     module: Any = importlib.import_module(f"joulemark.merged.kernels.{name}")
+    if name not in _JOINING and any(one.joined is not None for one in problem.description.sequence.layers):
+        return []
     if module.unsuited(problem.description) is not None:
         return []
     key = cache.key_of(name, cache.code_key("kernels"), fitted(), problem)

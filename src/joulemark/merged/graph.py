@@ -226,7 +226,36 @@ def find_chains(graph: fx.GraphModule) -> tuple[list[list[Unit]], dict[str, str]
             chains.append(chain)
         chain.append(unit)
         ends[unit.output] = chain
-    return chains, left
+    return _with_projections(chains), left
+
+
+def _with_projections(chains: list[list[Unit]]) -> list[list[Unit]]:
+    """Chains that begin with the pointwise convolution on the way around them, where that is all of another chain.
+
+    A bottleneck that changes its channels adds a projection of its input: what both give is the sum of two pointwise
+    convolutions, which is one of both their inputs (:func:`_joined`).
+    """
+    beginnings = {chain[0].convolution.args[0]: chain for chain in chains if len(chain) > _AROUND}
+    kept = []
+    for chain in chains:
+        around = beginnings.get(chain[0].convolution.args[0]) if len(chain) == 1 else None
+        if around is not None and _is_projection(chain[0]) and around[_AROUND].added is chain[0].output:
+            around.insert(0, chain[0])
+        else:
+            kept.append(chain)
+    return kept
+
+
+_AROUND = 2
+"""Number of the convolution to whose output a projection is added."""
+
+
+def _is_projection(unit: Unit) -> bool:
+    """Whether it is a pointwise convolution and no more."""
+    module = cast(nn.Conv2d, module_of(unit.convolution))
+    ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
+    shape = (tuple(module.kernel_size), tuple(module.stride), _padding(module), module.groups)
+    return shape == (ones, ones, zeros, 1) and unit.added is None and unit.activation == "none"
 
 
 def range_segment(units: list[Unit]) -> Segment | None:
@@ -236,12 +265,49 @@ def range_segment(units: list[Unit]) -> Segment | None:
     """
     if not _closed(units):
         return None
+    if units[1:] and units[1].convolution.args[0] is not units[0].output:
+        return _joined(units)
     tensors = [cast(fx.Node, units[0].convolution.args[0]), *(unit.output for unit in units)]
     for number, unit in enumerate(units):
         inside = unit.added is None or unit.added in tensors[: number + 1]
         if not inside and number + 1 < len(units):
             return None
     return _gated(_segment(units))
+
+
+def _joined(units: list[Unit]) -> Segment | None:
+    """A projection and the convolutions that it goes around as one segment, whose last layer takes both their inputs.
+
+    None where more follows than the layer to which it is added.
+    """
+    around, *rest = units
+    last = rest[-1]
+    if len(rest) != _AROUND + 1 or not _is_joinable(last):
+        return None
+    plain = _segment([*rest[:-1], replace(last, added=None)])
+    *before, layer = plain.sequence.layers
+    *given, parameters = plain.parameters
+    module = cast(nn.Conv2d, module_of(around.convolution))
+    both = Parameters(
+        torch.cat([parameters.weight, module.weight.detach()], 1),
+        _sum_of(parameters.bias, None if module.bias is None else module.bias.detach()),
+    )
+    joined = replace(layer, in_channels=layer.in_channels + module.in_channels, joined=0)
+    nodes = (*around.nodes, *(node for unit in rest for node in unit.nodes))
+    name = f"{around.convolution.target} … {last.convolution.target}"
+    return replace(plain, name=name, sequence=Sequence((*before, joined)), parameters=(*given, both), nodes=nodes)
+
+
+def _is_joinable(unit: Unit) -> bool:
+    return _is_projection(replace(unit, added=None, activation="none"))
+
+
+def _sum_of(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Of two biases, rounded to no less than fp32."""
+    if one is None or other is None:
+        return one if other is None else other
+    wide = torch.promote_types(one.dtype, torch.float32)
+    return one.to(wide) + other.to(wide)
 
 
 def _gated(segment: Segment) -> Segment:

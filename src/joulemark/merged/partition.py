@@ -79,8 +79,8 @@ def regions(sequence: Sequence, sizes: list[Shape], brick: Box) -> list[Box]:
         layer, box = sequence.layers[number], needed[number + 1]
         assert box is not None
         needed[number] = reach(layer, box).clipped(sizes[number]).hull(needed[number])
-        if layer.residual is not None:
-            needed[layer.residual] = box.hull(needed[layer.residual])
+        for other in layer.also_reads:
+            needed[other] = box.hull(needed[other])
     return [one for one in needed if one is not None]
 
 
@@ -116,8 +116,8 @@ def inner_positions(sequence: Sequence, edge: Shape) -> list[Shape]:
         layer, target = sequence.layers[number], needed[number + 1]
         assert target is not None
         needed[number] = reach(layer, target).hull(needed[number])
-        if layer.residual is not None:
-            needed[layer.residual] = target.hull(needed[layer.residual])
+        for other in layer.also_reads:
+            needed[other] = target.hull(needed[other])
     return [one.size for one in needed if one is not None]
 
 
@@ -132,6 +132,8 @@ def _along(layer: Conv, d: int) -> Conv:
         stride=(layer.stride[d],),
         padding=(layer.padding[d],),
         dilation=(layer.dilation[d],),
+        residual=layer.residual if layer.joined is None else layer.joined,  # channels do not matter here, places do
+        joined=None,
     )
 
 
@@ -240,8 +242,7 @@ def _sources(sequence: Sequence, sizes: list[Shape], edge: Shape, tensor: int, b
     """Tensor and cell of every intermediate brick that a box reads; the input is always there."""
     layer = sequence.layers[tensor - 1]
     read = [(tensor - 1, reach(layer, box).clipped(sizes[tensor - 1]))]
-    if layer.residual is not None:
-        read.append((layer.residual, box))
+    read += [(other, box) for other in layer.also_reads]
     out: dict[tuple[int, Shape], None] = {}
     for source, part in read:
         if source > 0:

@@ -28,6 +28,8 @@ class Conv:
         activation: after bias and residual.
         residual: number of the tensor that is added (0: the sequence's input, i: output of layer i − 1); None adds
             nothing.
+        joined: number of the tensor whose channels stand behind those of the layer before in its input; None joins
+            nothing. For pointwise layers: ``W · [y, x]`` is the sum of two convolutions, of y and of x.
     """
 
     in_channels: int
@@ -39,6 +41,12 @@ class Conv:
     groups: int = 1
     activation: Activation = "none"
     residual: int | None = None
+    joined: int | None = None
+
+    @property
+    def also_reads(self) -> tuple[int, ...]:
+        """Tensors that it reads where its output is, beside the one before it."""
+        return tuple(one for one in (self.residual, self.joined) if one is not None)
 
     @property
     def extent(self) -> Shape:
@@ -83,10 +91,16 @@ class Sequence:
         if len({len(one.kernel) for one in self.layers}) != 1:
             raise ValueError("the layers of a sequence have different numbers of dimensions")
         for number, (before, after) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
-            if before.out_channels != after.in_channels:
+            joined = after.joined
+            if joined is not None and not (after.is_pointwise and after.residual is None and 0 <= joined <= number):
                 raise ValueError(
-                    f"layer {number} gives {before.out_channels} channels, layer {number + 1} takes {after.in_channels}"
+                    f"layer {number + 1} joins tensor {joined}: pointwise ones that add nothing join earlier ones"
                 )
+            given = before.out_channels + (0 if joined is None else self.channels(joined))
+            if given != after.in_channels:
+                raise ValueError(f"layer {number} gives {given} channels, layer {number + 1} takes {after.in_channels}")
+        if self.layers[0].joined is not None:
+            raise ValueError("the first layer has nothing to join")
         for number, layer in enumerate(self.layers):
             if layer.residual is not None and not 0 <= layer.residual <= number:
                 raise ValueError(f"layer {number} adds tensor {layer.residual}, which is not there yet")
@@ -116,6 +130,8 @@ class Sequence:
             other = layer.residual
             if other is not None and (out[other], self.channels(other)) != (out[-1], layer.out_channels):
                 raise ValueError(f"layer {number} adds a tensor of another shape: {out[other]} to {out[-1]}")
+            if layer.joined is not None and out[layer.joined] != out[-1]:
+                raise ValueError(f"layer {number} joins a tensor of another size: {out[layer.joined]} to {out[-1]}")
         return out
 
     def flops(self, size: Shape) -> int:

@@ -145,7 +145,7 @@ def _apart(sequence: Sequence, size: Shape, ranges: Mapping[tuple[Sequence, Shap
     """Every layer alone; None where one of them was not measured alone."""
     predicted = measured = 0.0
     for layer, given in zip(sequence.layers, sequence.sizes(size), strict=False):
-        options = ranges.get((Sequence((replace(layer, residual=None),)), given))
+        options = ranges.get((Sequence((replace(layer, residual=None, joined=None),)), given))
         if not options:
             return None
         predicted += min(one.predicted_s for one in options)

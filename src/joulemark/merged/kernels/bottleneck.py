@@ -129,6 +129,8 @@ def unsuited(description: Description) -> str | None:
         return "a bottleneck is 1×1, 3×3 (stride 1, padding 1), 1×1, without groups"
     if layers[0].residual is not None or layers[1].residual is not None or layers[2].residual not in (None, 0):
         return "only the last layer adds, and only the sequence's input"
+    if any(one.joined is not None for one in layers):
+        return "only products of warpgroups join the input's channels to those inside"
     channels = [description.sequence.channels(n) for n in range(4)]
     if channels[0] != channels[3] or channels[1] != channels[2] or any(one % 32 for one in channels):
         return f"channels must be multiples of 32, equal at both ends and inside: got {channels}"

@@ -1,9 +1,13 @@
-"""Bottlenecks with 64 channels inside by the products of warpgroups, for compute capability 9.0."""
+"""Bottlenecks with 64 channels inside by the products of warpgroups, for compute capability 9.0.
+
+Those that keep their channels add their input; those that change them add a pointwise convolution of it, a part of the
+last layer: that joins the input's channels to those inside.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -18,7 +22,7 @@ from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours
 from joulemark.merged.kernels.seconds import varied
 from joulemark.merged.kernels.warpgroup import vocabulary
-from joulemark.merged.sequence import Shape
+from joulemark.merged.sequence import Sequence, Shape
 
 _MIDDLE = 64
 
@@ -56,30 +60,67 @@ class Plan:
         # Two more than a multiple of 8: 16-byte stores of a warp to four octets fall on different banks.
         return max(reduced, 64 * self.tiles + 2 * self.pitch + 2) // 8 * 8 + 10
 
-    def products(self, channels: int) -> int:
+    def products(self, width: _Width) -> int:
         """Products of a warpgroup, of depth 16, that a brick takes; its slowest warpgroup counts for all."""
         reduced = -(-(self.height + 2) * self.pitch // 64)
         turns = [-(-tiles // self.warpgroups) * self.warpgroups for tiles in (reduced, self.tiles)]
-        return turns[0] * channels // 16 + turns[1] * (36 + channels // 16)
+        return turns[0] * width.inputs // 16 + turns[1] * (36 + width.widened // 16 * (width.outputs // 64))
 
-    def shared(self, channels: int) -> int:
+    def shared(self, width: _Width) -> int:
         """Bytes of shared memory of a block."""
-        return _weights(channels) + self.groups * _MIDDLE * 2 * self.plane_pixels
+        return width.weights + self.groups * _MIDDLE * 2 * self.plane_pixels
 
 
-def _weights(channels: int) -> int:
-    return 2 * (2 * channels * _MIDDLE + 9 * _MIDDLE * _MIDDLE)
+@dataclass(frozen=True)
+class _Width:
+    """Channels in front of a bottleneck and behind it, and of its last layer's input, joined ones among them."""
+
+    inputs: int
+    outputs: int
+    widened: int
+
+    @property
+    def convolve_at(self) -> int:
+        """Bytes of the first layer's weights."""
+        return 2 * self.inputs * _MIDDLE
+
+    @property
+    def widen_at(self) -> int:
+        """Bytes of the weights of the first and the second layer."""
+        return self.convolve_at + 2 * 9 * _MIDDLE * _MIDDLE
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all of them."""
+        return self.widen_at + 2 * self.widened * self.outputs
+
+
+def _width_of(description: Description) -> _Width:
+    first, _, last = description.sequence.layers
+    return _Width(first.in_channels, last.out_channels, last.in_channels)
 
 
 def unsuited(description: Description) -> str | None:
     """Why a sequence is no bottleneck that this kernel computes; None if it is one."""
-    why = bottleneck.unsuited(description)
+    layers = description.sequence.layers
+    joined = len(layers) == 3 and layers[2].joined == 0
+    why = bottleneck.unsuited(_without_join(description) if joined else description)
     if why:
         return why
-    channels, middle = (description.sequence.channels(n) for n in (0, 1))
-    if middle != _MIDDLE or channels % 64:
+    width, middle = _width_of(description), layers[1].in_channels
+    if middle != _MIDDLE or width.outputs % 64 or width.inputs % 32:
         return f"the products of warpgroups take {_MIDDLE} channels inside, a multiple of 64 outside"
+    if Plan(2, 8, 1, 1).shared(width) > bottleneck.CAPACITY:
+        return f"its weights take {width.weights} bytes, more than shared memory holds"
     return None
+
+
+def _without_join(description: Description) -> Description:
+    """The same with as many channels in front as behind and the input added: what else it has to be is the same."""
+    first, middle, last = description.sequence.layers
+    around = replace(last, in_channels=middle.out_channels, joined=None)
+    plain = Sequence((replace(first, in_channels=last.out_channels), middle, around))
+    return replace(description, sequence=plain)
 
 
 def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
@@ -91,12 +132,13 @@ def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
     why = unsuited(description)
     if why:
         raise ValueError(f"{description} cannot be merged as a bottleneck: {why}")
-    channels = description.sequence.channels(0)
+    width = _width_of(description)
     if plan.warpgroups > plan.tiles or plan.groups * plan.warpgroups > 8:
         raise ValueError(f"{plan.groups} · {plan.warpgroups} warpgroups for {plan.tiles} tiles: at most 8, one a tile")
-    if plan.shared(channels) > bottleneck.CAPACITY:
-        raise ValueError(f"{plan} takes {plan.shared(channels)} bytes of shared memory")
-    name = f"bottleneck_{description}_{plan.height}x{plan.width}_g{plan.groups}_w{plan.warpgroups}"
+    if plan.shared(width) > bottleneck.CAPACITY:
+        raise ValueError(f"{plan} takes {plan.shared(width)} bytes of shared memory")
+    joined = "_joined" if description.sequence.layers[2].joined is not None else ""
+    name = f"bottleneck_{description}{joined}_{plan.height}x{plan.width}_g{plan.groups}_w{plan.warpgroups}"
 
     def pack(parameters: List[Parameters]) -> Tensor:
         return _pack(description.dtype, parameters)
@@ -106,7 +148,7 @@ def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
         description,
         _source(name, description, plan),
         plan.groups * plan.warpgroups * 128,
-        plan.shared(channels),
+        plan.shared(width),
         (plan.height, plan.width),
         pack,
         persistent=1,
@@ -127,7 +169,7 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     why = unsuited(description)
     if why:
         raise ValueError(f"{description} cannot be merged as a bottleneck: {why}")
-    out, channels = description.sequence.sizes(size)[-1], description.sequence.channels(0)
+    out, channels = description.sequence.sizes(size)[-1], _width_of(description)
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     ranked = []
     for width, height, groups, warpgroups in product(widths, (2, 4, 6, 7, 8, 12, 14, 16), (1, 2, 3, 4), (1, 2, 4)):
@@ -143,9 +185,10 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
 
 def _source(name: str, description: Description, plan: Plan) -> str:
     layers = description.sequence.layers
-    channels, weights = description.sequence.channels(0), _weights(description.sequence.channels(0))
+    width = _width_of(description)
     constants = {
-        "CHANNELS": channels,
+        "INPUTS": width.inputs,
+        "CHANNELS": width.outputs,
         "BRICK_HEIGHT": plan.height,
         "BRICK_WIDTH": plan.width,
         "GROUPS": plan.groups,
@@ -153,12 +196,12 @@ def _source(name: str, description: Description, plan: Plan) -> str:
         "THREADS": plan.groups * plan.warpgroups * 128,
         "PLANE_PIXELS": plan.plane_pixels,
         "REDUCE_AT": 0,
-        "CONVOLVE_AT": 2 * channels * _MIDDLE,
-        "WIDEN_AT": 2 * channels * _MIDDLE + 18 * _MIDDLE * _MIDDLE,
-        "WEIGHTS": weights,
-        "REDUCE_BIAS_AT": weights,
-        "CONVOLVE_BIAS_AT": weights + 4 * _MIDDLE,
-        "WIDEN_BIAS_AT": weights + 8 * _MIDDLE,
+        "CONVOLVE_AT": width.convolve_at,
+        "WIDEN_AT": width.widen_at,
+        "WEIGHTS": width.weights,
+        "REDUCE_BIAS_AT": width.weights,
+        "CONVOLVE_BIAS_AT": width.weights + 4 * _MIDDLE,
+        "WIDEN_BIAS_AT": width.weights + 8 * _MIDDLE,
     }
     stages = zip(("REDUCE", "CONVOLVE", "WIDEN"), layers, strict=True)
     return "\n".join(
@@ -166,6 +209,7 @@ def _source(name: str, description: Description, plan: Plan) -> str:
             f"using Element = {description.format};",
             *(f"constexpr int {key} = {value};" for key, value in constants.items()),
             f"constexpr bool RESIDUAL = {str(layers[2].residual is not None).lower()};",
+            f"constexpr bool JOINED = {str(layers[2].joined is not None).lower()};",
             vocabulary(description.format, registers=[_MIDDLE], shared=[_MIDDLE]),
             device_text("octets.cuh"),
             *(f"constexpr Activation {stage}_ACTIVATION = {layer.activation.upper()};" for stage, layer in stages),
@@ -180,16 +224,20 @@ def _pack(dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
     """The layers' weights as matrices in shared memory: [octet of inputs][output][8 inputs]."""
     first, middle, last = parameters
     device = first.weight.device
-    inner, outer = (neighbours(n).to(device) for n in (first.weight.shape[0], last.weight.shape[0]))
+    inputs, inner, outer = (
+        neighbours(n).to(device) for n in (first.weight.shape[1], first.weight.shape[0], last.weight.shape[0])
+    )
 
     def octets(weight: Tensor) -> Tensor:
         return as_bytes(weight.to(dtype).unflatten(1, (-1, 8)).transpose(0, 1))
 
     taps = middle.weight.permute(2, 3, 0, 1).flatten(0, 1)
+    # The last layer's input is the second's output, as that lies in registers, and, joined, what the first one reads.
+    convolved, joined = last.weight[:, :, 0, 0][outer].tensor_split([_MIDDLE], 1)
     parts = [
-        octets(first.weight[:, :, 0, 0][inner][:, outer]),
+        octets(first.weight[:, :, 0, 0][inner][:, inputs]),
         *(octets(one) for one in taps),
-        octets(last.weight[:, :, 0, 0][outer]),
+        octets(torch.cat([convolved, joined[:, inputs] if joined.shape[1] else joined], 1)),
         bias_bytes(first, first.weight.shape[0]),
         bias_bytes(middle, middle.weight.shape[0]),
         bias_bytes(last, last.weight.shape[0]),

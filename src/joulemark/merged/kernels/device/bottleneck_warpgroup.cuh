@@ -1,8 +1,9 @@
-// Bottleneck with the products of warpgroups (sm_90a): 1×1, 3×3, 1×1, and the input added. Persistent: one block on a
-// multiprocessor, all weights in its shared memory; each of its GROUPS groups takes brick after brick of the output.
+// Bottleneck with the products of warpgroups (sm_90a): 1×1, 3×3, 1×1, and the input added, or JOINED: with a pointwise
+// convolution of the input added. Persistent: one block on a multiprocessor, all weights in its shared memory; each of
+// its GROUPS groups takes brick after brick of the output.
 //
-// The constants in capitals stand in front of this text; bottleneck.py writes them. The sequence has CHANNELS channels
-// outside and 64 inside. WARPGROUPS warpgroups of a group share a brick's tiles of 64 positions, which run on over the
+// The constants in capitals stand in front of this text; bottleneck_warpgroup.py writes them. The sequence has INPUTS
+// channels in front, CHANNELS behind and 64 inside. WARPGROUPS warpgroups of a group share a brick's tiles of 64 positions, which run on over the
 // ends of rows: a tap of the 3×3 is a distance, and what lies between two rows is made and left.
 //
 //   reduce   straight from global memory to registers: lane t of a pixel reads channels 8 t … 8 t + 7 of 32 at once. The
@@ -10,12 +11,12 @@
 //            result goes to shared memory, by octets: what the products of the 3×3 read, at any shift.
 //   convolve 36 products of a tile, one after another without a wait; their result stays in registers, where it is the
 //   widen    next operand. Again the weights are packed so that a lane gets 8 neighbouring channels, adds those of the
-//            input and stores 16 bytes.
+//            input and stores 16 bytes. JOINED, the input's channels are operands behind those of the 3×3, one product.
 
 constexpr int PITCH = BRICK_WIDTH + 2, ROWS = BRICK_HEIGHT + 2;
 constexpr int REDUCED_TILES = (ROWS * PITCH + 63) / 64, TILES = (BRICK_HEIGHT * PITCH + 63) / 64;
 constexpr int PLANE = PLANE_PIXELS * 16;  // bytes of an octet of the brick
-constexpr int BLOCKS_32 = CHANNELS / 32;
+constexpr int BLOCKS_32 = INPUTS / 32;
 static_assert(WARPGROUPS * GROUPS * 128 == THREADS, "threads of a block");
 static_assert(WARPGROUPS <= TILES, "each warpgroup has a tile");
 static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES, "an octet has room for whole tiles");
@@ -65,7 +66,7 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
     UNROLL for (int h = 0; h < 2; h++) {
         const int pixel = pixel_at(a, brick, 1, position + 8 * h);
         outside[h] = pixel < 0;
-        from[h] = (const u16*)a.input + (u64)(pixel < 0 ? 0 : pixel) * CHANNELS + at.pair * 8;
+        from[h] = (const u16*)a.input + (u64)(pixel < 0 ? 0 : pixel) * INPUTS + at.pair * 8;
         next[h] = load_global_4(from[h]);
     }
     const u64 given = plain_matrix(weights, 64 * 16, 128);
@@ -109,6 +110,21 @@ DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 
         result[i / 2][i % 2 * 2 + h] = activate<CONVOLVE_ACTIVATION>(sum[i][2 * h], sum[i][2 * h + 1], false);
 }
 
+// Of both pixels of a lane, by their numbers, the channels of the input: operands in the order of the reduction's.
+DEVICE void take_input(const Arguments& a, const Place& at, const int (&number)[2], u32 (&pixels)[INPUTS / 16][4]) {
+    const u32 nothing = a.count >> 31;  // as in reduce_tile
+    UNROLL for (int h = 0; h < 2; h++) {
+        const u16* from = (const u16*)a.input + (u64)(number[h] < 0 ? 0 : number[h]) * INPUTS + at.pair * 8;
+        UNROLL for (int c = 0; c < BLOCKS_32; c++) {
+            const uint4 v = load_global_4(from + c * 32);
+            pixels[2 * c][h] = v.x ^ nothing;
+            pixels[2 * c][2 + h] = v.y ^ nothing;
+            pixels[2 * c + 1][h] = v.z ^ nothing;
+            pixels[2 * c + 1][2 + h] = v.w ^ nothing;
+        }
+    }
+}
+
 DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, u32 weights, int tile,
                        const u32 (&pixels)[4][4]) {
     int number[2];  // of a pixel of the output, or −1
@@ -117,6 +133,8 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
         const bool within = position < BRICK_HEIGHT * PITCH && position % PITCH < BRICK_WIDTH;
         number[h] = within ? pixel_at(a, brick, 0, position) : -1;
     }
+    u32 joined[INPUTS / 16][4];
+    if (JOINED) take_input(a, at, number, joined);
     const u64 given = plain_matrix(weights, CHANNELS * 16, 128);
     NO_UNROLL for (int n = 0; n < CHANNELS; n += 64) {
         const int channel = n + at.pair * 8;
@@ -125,6 +143,8 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
         group_fence();
         UNROLL for (int k = 0; k < 4; k++)
             wgmma<Element, 64>(sum, pixels[k], matrix_behind(given, (2 * k * CHANNELS + n) * 16));
+        if (JOINED) UNROLL for (int k = 0; k < INPUTS / 16; k++)
+            wgmma<Element, 64>(sum, joined[k], matrix_behind(given, ((8 + 2 * k) * CHANNELS + n) * 16));
         group_commit();
         uint4 added[2][2];
         if (RESIDUAL) UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
@@ -149,10 +169,10 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
 
 // Asks L2 for a brick's input.
 DEVICE void ask_for(const Arguments& a, const Place& at, const Brick& brick) {
-    constexpr int LINES = (CHANNELS * 2 + 127) / 128;
+    constexpr int LINES = (INPUTS * 2 + 127) / 128;
     for (int i = threadIdx.x - at.group * (WARPGROUPS * 128); i < ROWS * PITCH * LINES; i += WARPGROUPS * 128) {
         const int pixel = pixel_at(a, brick, 1, i / LINES);
-        if (pixel >= 0) prefetch((const char*)a.input + (u64)pixel * (CHANNELS * 2) + i % LINES * 128);
+        if (pixel >= 0) prefetch((const char*)a.input + (u64)pixel * (INPUTS * 2) + i % LINES * 128);
     }
 }
 
