@@ -17,6 +17,7 @@ constexpr int PITCH = BRICK_WIDTH + 2, ROWS = BRICK_HEIGHT + 2;
 constexpr int REDUCED_TILES = (ROWS * PITCH + 63) / 64, TILES = (BRICK_HEIGHT * PITCH + 63) / 64;
 constexpr int PLANE = PLANE_PIXELS * 16;  // bytes of an octet of the brick
 constexpr int BLOCKS_32 = INPUTS / 32;
+constexpr int AHEAD = BLOCKS_32 < 4 ? BLOCKS_32 : 4;  // blocks of 32 channels on their way while one is multiplied
 static_assert(WARPGROUPS * GROUPS * 128 == THREADS, "threads of a block");
 static_assert(WARPGROUPS <= TILES, "each warpgroup has a tile");
 static_assert(PLANE_PIXELS >= 64 * REDUCED_TILES, "an octet has room for whole tiles");
@@ -62,20 +63,20 @@ DEVICE void reduce_tile(const Arguments& a, const Place& at, const Brick& brick,
     const int position = tile * 64 + at.slab + at.row;
     const u16* from[2];
     bool outside[2];
-    uint4 next[2];
+    uint4 next[AHEAD][2];
     UNROLL for (int h = 0; h < 2; h++) {
         const int pixel = pixel_at(a, brick, 1, position + 8 * h);
         outside[h] = pixel < 0;
         from[h] = (const u16*)a.input + (u64)(pixel < 0 ? 0 : pixel) * INPUTS + at.pair * 8;
-        next[h] = load_global_4(from[h]);
+        UNROLL for (int c = 0; c < AHEAD; c++) next[c][h] = load_global_4(from[h] + c * 32);
     }
     const u64 given = plain_matrix(weights, 64 * 16, 128);
     float sum[8][4];
     UNROLL for (int i = 0; i < 8; i++) begin(sum[i], a, REDUCE_BIAS_AT, i / 4 * 32 + at.pair * 8 + i % 4 * 2);
     UNROLL for (int c = 0; c < BLOCKS_32; c++) {
-        const uint4 low = next[0], high = next[1];
+        const uint4 low = next[c % AHEAD][0], high = next[c % AHEAD][1];
         UNROLL for (int h = 0; h < 2; h++)
-            if (c + 1 < BLOCKS_32) next[h] = load_global_4(from[h] + (c + 1) * 32);
+            if (c + AHEAD < BLOCKS_32) next[c % AHEAD][h] = load_global_4(from[h] + (c + AHEAD) * 32);
         const u32 first[4] = {low.x ^ nothing, high.x ^ nothing, low.y ^ nothing, high.y ^ nothing};
         const u32 second[4] = {low.z ^ nothing, high.z ^ nothing, low.w ^ nothing, high.w ^ nothing};
         group_fence();
@@ -110,13 +111,17 @@ DEVICE void convolve_tile(const Arguments& a, const Place& at, u32 weights, u32 
         result[i / 2][i % 2 * 2 + h] = activate<CONVOLVE_ACTIVATION>(sum[i][2 * h], sum[i][2 * h + 1], false);
 }
 
+// Eight channels of a pixel of the input, by its number; of one outside of the brick, of any.
+DEVICE uint4 input_at(const Arguments& a, int number, int channel) {
+    return load_global_4((const u16*)a.input + (u64)(number < 0 ? 0 : number) * INPUTS + channel);
+}
+
 // Of both pixels of a lane, by their numbers, the channels of the input: operands in the order of the reduction's.
 DEVICE void take_input(const Arguments& a, const Place& at, const int (&number)[2], u32 (&pixels)[INPUTS / 16][4]) {
     const u32 nothing = a.count >> 31;  // as in reduce_tile
     UNROLL for (int h = 0; h < 2; h++) {
-        const u16* from = (const u16*)a.input + (u64)(number[h] < 0 ? 0 : number[h]) * INPUTS + at.pair * 8;
         UNROLL for (int c = 0; c < BLOCKS_32; c++) {
-            const uint4 v = load_global_4(from + c * 32);
+            const uint4 v = input_at(a, number[h], at.pair * 8 + c * 32);
             pixels[2 * c][h] = v.x ^ nothing;
             pixels[2 * c][2 + h] = v.y ^ nothing;
             pixels[2 * c + 1][h] = v.z ^ nothing;
@@ -135,6 +140,9 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
     }
     u32 joined[INPUTS / 16][4];
     if (JOINED) take_input(a, at, number, joined);
+    uint4 added[2][2];
+    UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++)
+        added[b][h] = RESIDUAL ? input_at(a, number[h], at.pair * 8 + b * 32) : uint4{0, 0, 0, 0};
     const u64 given = plain_matrix(weights, CHANNELS * 16, 128);
     NO_UNROLL for (int n = 0; n < CHANNELS; n += 64) {
         const int channel = n + at.pair * 8;
@@ -146,20 +154,17 @@ DEVICE void widen_tile(const Arguments& a, const Place& at, const Brick& brick, 
         if (JOINED) UNROLL for (int k = 0; k < INPUTS / 16; k++)
             wgmma<Element, 64>(sum, joined[k], matrix_behind(given, ((8 + 2 * k) * CHANNELS + n) * 16));
         group_commit();
-        uint4 added[2][2];
-        if (RESIDUAL) UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
-            const u64 pixel = number[h] < 0 ? 0 : number[h];
-            added[b][h] = load_global_4((const u16*)a.input + pixel * CHANNELS + channel + b * 32);
-        }
         group_finish(sum);
         UNROLL for (int b = 0; b < 2; b++) UNROLL for (int h = 0; h < 2; h++) {
-            const uint4 x = RESIDUAL ? added[b][h] : uint4{0, 0, 0, 0};
+            const uint4 x = added[b][h];
             const u32 with[4] = {x.x, x.y, x.z, x.w};
             u32 words[4];
             UNROLL for (int i = 0; i < 4; i++) {
                 const float* one = &sum[b * 4 + i][2 * h];
                 words[i] = activate<WIDEN_ACTIVATION>(one[0] + Element::low(with[i]), one[1] + Element::high(with[i]), false);
             }
+            // The next channels are on their way while these are stored and those multiplied.
+            if (RESIDUAL && n + 64 < CHANNELS) added[b][h] = input_at(a, number[h], channel + 64 + b * 32);
             if (number[h] >= 0)
                 *(uint4*)((u16*)a.output + (u64)number[h] * CHANNELS + channel + b * 32) =
                     uint4{words[0], words[1], words[2], words[3]};
