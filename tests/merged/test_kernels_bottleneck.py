@@ -62,11 +62,13 @@ CASES = {
     "warpgroups, no residual": (sequence_of(64, 64, added=False), warpgroups.Plan(2, 16, 2, 1), (2, 3, 15)),
     "projected": (projected(64, 256), warpgroups.Plan(4, 14, 1, 1), (1, 5, 17)),
     "projected, shared": (projected(96, 128, "silu"), warpgroups.Plan(4, 28, 2, 2), (3, 5, 30)),
+    "warpgroups without a brick": (projected(64, 64), warpgroups.Plan(2, 16, 2, 1), (1, 2, 15)),
     "64 inside": (sequence_of(128, 64), Plan(4, 16, 4, groups=3), (3, 9, 18)),
 }
 
 
-TELLING = ["two groups", "narrow", "no residual", "projected", "warpgroups share a brick", "warpgroups, no residual"]
+TELLING = ["two groups", "narrow", "no residual", "projected", "warpgroups share a brick"]
+TELLING += ["warpgroups, no residual", "warpgroups without a brick"]
 
 
 @pytest.mark.parametrize("case", first(len(TELLING), [*TELLING, *(one for one in CASES if one not in TELLING)]))

@@ -181,21 +181,30 @@ DEVICE void ask_for(const Arguments& a, const Place& at, const Brick& brick) {
     }
 }
 
+DEVICE void copy_weights(const Arguments& a, u32 weights, int from, int to) {
+    for (int i = from / 16 + threadIdx.x; i < to / 16; i += THREADS)
+        copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
+    copy_commit();
+}
+
 DEVICE void bottleneck(const Arguments& a) {
     const Place at = place_of();
     const u32 weights = shared_base(), middle = weights + WEIGHTS + at.group * (8 * PLANE);
-    for (int i = threadIdx.x; i < WEIGHTS / 16; i += THREADS)
-        copy_async(weights + i * 16, (const uint4*)a.weights + i, true);
-    copy_commit();
-    copy_wait<0>();
+    copy_weights(a, weights, REDUCE_AT, CONVOLVE_AT);
+    copy_weights(a, weights, CONVOLVE_AT, WEIGHTS);
+    copy_wait<1>();
     fence_async();
     block_sync();
+    bool coming = true;  // the weights of the last two layers
     NO_UNROLL for (int number = block_index() + at.group * a.blocks; number < a.count; number += GROUPS * a.blocks) {
         const Brick brick = brick_of(a, number);
         NO_UNROLL for (int tile = at.warpgroup; tile < REDUCED_TILES; tile += WARPGROUPS)
             reduce_tile(a, at, brick, weights + REDUCE_AT, middle, tile);
+        if (coming) copy_wait<0>();
         fence_async();
-        named_sync(1 + at.group, WARPGROUPS * 128);
+        if (coming) block_sync();
+        else named_sync(1 + at.group, WARPGROUPS * 128);
+        coming = false;
         if (number + GROUPS * a.blocks < a.count) ask_for(a, at, brick_of(a, number + GROUPS * a.blocks));
         NO_UNROLL for (int tile = at.warpgroup; tile < TILES; tile += WARPGROUPS) {
             u32 result[4][4];
@@ -204,5 +213,10 @@ DEVICE void bottleneck(const Arguments& a) {
             if (tile + WARPGROUPS >= TILES) named_sync(1 + at.group, WARPGROUPS * 128);
             widen_tile(a, at, brick, weights + WIDEN_AT, tile, result);
         }
+    }
+    if (coming) {  // a group without a brick brings its share for the others
+        copy_wait<0>();
+        fence_async();
+        block_sync();
     }
 }
