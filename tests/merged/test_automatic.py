@@ -333,7 +333,7 @@ def test_the_range_that_saves_most_is_measured_first(simulated_gpu, monkeypatch)
     planner, graph = planner_there(*model_and_input())
     chains, _ = find_chains(graph)
     builds = plan.Builds(None)
-    planner._rank(chains, [], builds)
+    planner._rank(chains, builds)
     singles = [[planner._single(unit) for unit in chain] for chain in chains]
     monkeypatch.setattr(plan.Planner, "_trials", recorded)
     planner._measure_ranges(chains, singles, builds)
@@ -715,7 +715,8 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
         graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
     segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
     planner = plan.Planner(plan.Setting(torch.device("cuda"), "bf16", None, (), True))
-    planner._compile_own((one, trial) for one in segments for trial in planner._candidates(one))
+    with planner._compiling_own((one, trial) for one in segments for trial in planner._candidates(one)):
+        pass
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
 
 

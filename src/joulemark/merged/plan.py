@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -283,8 +283,10 @@ class Planner:
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         with Builds(self._compiler()) as builds:
             if self.setting.measured:
-                self._rank(chains, alone, builds)
-                self._compile_own((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
+                builds.add(self._promised((one, inf) for one in alone))
+                own = ((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
+                with self._compiling_own(own):
+                    self._rank(chains, builds)
             self._measure_alone(_heaviest_first(alone), builds)
             singles = [[self._single(unit) for unit in chain] for chain in chains]
             if self.setting.measured:
@@ -297,14 +299,14 @@ class Planner:
             return None
         return compiler_for(self.setting.device)
 
-    def _rank(self, chains: List[List[Unit]], alone: List[Segment], builds: Builds) -> None:
-        """Rank the kernels of all that may be measured, heavy and long ranges first, and have the best compiled."""
+    def _rank(self, chains: List[List[Unit]], builds: Builds) -> None:
+        """Rank the kernels of all ranges that may be measured, heavy and long ones first; have the best compiled."""
         begin = time.monotonic()
         until = begin + _FOR_RANKING * (self.setting.deadline - begin)
         spans = (chain[first:end] for chain in chains for first, end in self._spans(chain) if end - first > 1)
         ranges = [one for units in spans if (one := range_segment(list(units))) is not None]
-        for segment in (*alone, *_heaviest_first(ranges)):
-            if len(segment.sequence.layers) > 1 and time.monotonic() > until:
+        for segment in _heaviest_first(ranges):
+            if time.monotonic() > until:
                 self.cut = True
                 break
             builds.add(self._promised([(segment, inf)]))
@@ -380,14 +382,20 @@ class Planner:
                 unseen.append((choice, segment, trial))
         if self.setting.device.type == "cuda":
             build_all((trial.kernel for *_, trial in unseen if trial.kernel), self.setting.device)
-        self._compile_own((segment, trial) for _, segment, trial in unseen)
+        with self._compiling_own((segment, trial) for _, segment, trial in unseen):
+            pass
         for _, segment, trial in unseen:
             self._tried(segment, trial, *question(segment, self.setting.device))
         return {choice: trial.problem for choice, _, trial in unseen if trial.problem is not None}
 
-    def _compile_own(self, trials: Iterable[tuple[Segment, _Trial]]) -> None:
-        """Compile the kernels of paths of our own, all together: one after another they take longer than measuring."""
+    @contextmanager
+    def _compiling_own(self, trials: Iterable[tuple[Segment, _Trial]]) -> Iterator[None]:
+        """Compile the kernels of paths of our own beside what is done in the context; they are there at its end.
+
+        All together: one after another they take longer than measuring.
+        """
         if self.setting.device.type != "cuda":
+            yield
             return
         tasks: dict[tuple[object, ...], tuple[Segment, str]] = {}
         for segment, one in trials:
@@ -395,6 +403,7 @@ class Planner:
                 tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
         with cudnn_tuning(False), ThreadPoolExecutor(_COMPILERS) as pool:
             started = [pool.submit(_run_small, *task, self.setting.device) for task in tasks.values()]
+            yield
             wait(started, None if self.setting.deadline == inf else max(self.setting.deadline - time.monotonic(), 0.0))
             pool.shutdown(wait=True, cancel_futures=True)
 
