@@ -100,6 +100,9 @@ def test_a_build_is_the_same_in_this_process_and_in_one_of_its_own(monkeypatch) 
 
     text = ("small", compile_.full_source(small("((float*)a.output)[threadIdx.x] = 1;"), "prelude.cuh"), "sm_90a")
     alone = compile_._compile(*text)
+    with monkeypatch.context() as patched:  # a process that finds no library
+        patched.setattr(compile_.nvrtc, "__file__", "nowhere.py")
+        assert compile_._compile(*text)[0] == alone[0]
     monkeypatch.setattr("sys.executable", "")
     monkeypatch.setattr(compile_.subprocess, "run", lambda *_, **__: pytest.fail("there is no Python to run"))
     code, log = compile_._compile(*text)

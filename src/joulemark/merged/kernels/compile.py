@@ -139,9 +139,10 @@ def _compile(name: str, source: str, architecture: str) -> tuple[bytes, str]:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     made = subprocess.run(command, input=source.encode(), capture_output=True, env=variables, check=False)
     told = made.stderr.decode(errors="replace")
-    if made.returncode:
-        raise KernelError(f"NVRTC refuses {name} for {architecture}: {told.strip() or made.returncode}")
-    return made.stdout, told
+    if made.returncode == nvrtc.REFUSED:
+        raise KernelError(f"NVRTC refuses {name} for {architecture}: {told.strip()}")
+    # What else ends a process is no fault of the text: here NVRTC may be there, since torch has loaded it.
+    return _compile_here(name, source, architecture) if made.returncode else (made.stdout, told)
 
 
 def _compile_here(name: str, source: str, architecture: str) -> tuple[bytes, str]:
@@ -149,3 +150,5 @@ def _compile_here(name: str, source: str, architecture: str) -> tuple[bytes, str
         return nvrtc.machine_code(name, source, architecture)
     except nvrtc.Refused as error:
         raise KernelError(f"NVRTC refuses {name} for {architecture}: {error}") from error
+    except (ImportError, RuntimeError) as error:  # a library that is not found
+        raise KernelError(f"NVRTC cannot compile {name}: {error}") from error

@@ -11,6 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+REFUSED = 3
+"""Exit code of a text that does not compile."""
+
 
 class Refused(RuntimeError):
     """NVRTC's own words."""
@@ -47,12 +50,12 @@ def _done(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
 
 
 def main() -> int:
-    """Compile one text; 1 where it is refused, the reason in place of the log."""
+    """Compile one text; where it is refused, the reason takes the place of the log."""
     try:
         code, log = machine_code(sys.argv[1], sys.stdin.buffer.read().decode(), sys.argv[2])
     except Refused as error:
         print(error, file=sys.stderr)
-        return 1
+        return REFUSED
     sys.stdout.buffer.write(code)
     print(log, file=sys.stderr)
     return 0
