@@ -8,6 +8,7 @@ what sampling costs the GPU alone; what it costs the host is one thing in all of
 
 Run: ``python tests/gpu/counters_cost.py OUT [--seconds 55]`` on a machine with a CUDA GPU. Writes
 OUT/counters-cost.json. Exits 1 where a step of 10 ms and more misses the limit of 2 %, 4 where one is not told.
+``--again FILE …`` judges the stretches of such files anew, and together, without a GPU.
 ``--simulate results/nvidia-h200`` says instead, without a GPU, how narrow the intervals of such a run would be: from
 the scatter of committed steps and windows (``cost_simulation.py``).
 """
@@ -27,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired import FEWEST, QUAD, Estimate, estimate, order, ratios
+from paired import FEWEST, QUAD, Estimate, estimate, order, ratios, steady_ratios
 
-LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/2"
+LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/3"
 STRETCH_S = 0.06
 """About the time of a stretch, which has one step at least."""
 NARROW, FEWEST_QUADS = 0.004, 8
@@ -251,22 +252,36 @@ def measure(cell: Cell, beside: Beside, seconds: float) -> dict[str, Any]:
     begin = time.monotonic()
     found = alternate(one, beside, begin + seconds, _enough)
     beside.close()
-    wall, device = estimates(found)
-    lost = min(beside.covered, default=0.0) < COVERED
-    return {
-        "workload": cell.model,
-        "batch_size": cell.batch,
-        "mode": cell.mode,
-        "steps_per_stretch": one.steps,
-        "step_s": one.step_s,
-        "spent_s": time.monotonic() - begin,
-        "verdict": "samples lost" if lost else wall.verdict(LIMIT),
-        "wall": wall.to_json(),
-        "device": device.to_json(),
-        "covered": list(beside.covered),
-        "wall_s": [seconds for seconds, _ in found],
-        "device_s": [seconds for _, seconds in found],
-    }
+    return judged(
+        {
+            "workload": cell.model,
+            "batch_size": cell.batch,
+            "mode": cell.mode,
+            "steps_per_stretch": one.steps,
+            "step_s": one.step_s,
+            "spent_s": time.monotonic() - begin,
+            "covered": list(beside.covered),
+            "wall_s": [seconds for seconds, _ in found],
+            "device_s": [seconds for _, seconds in found],
+        }
+    )
+
+
+def judged(measured: dict[str, Any]) -> dict[str, Any]:
+    """A cell with what its stretches say; anew where it had been judged before."""
+    wall, device = estimates(list(zip(measured["wall_s"], measured["device_s"], strict=True)))
+    steady, verdict = steadily(steady_ratios(measured["wall_s"]))
+    lost = min(measured["covered"], default=0.0) < COVERED
+    told = {"wall": wall.to_json(), "device": device.to_json(), "steady": steady}
+    return {**measured, **told, "verdict": "samples lost" if lost else verdict}
+
+
+def steadily(found: Sequence[float]) -> tuple[dict[str, Any] | None, str]:
+    """What the fours say that one state of the host saw, and whether that keeps the limit."""
+    if not len(found):
+        return None, "not told"
+    one = estimate(found)
+    return one.to_json(), one.verdict(LIMIT)
 
 
 def host_bound(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -282,8 +297,9 @@ def document(rows: Sequence[dict[str, Any]], runs: int) -> dict[str, Any]:
     together = None
     if waiting:
         found = estimate(np.concatenate([ratios(row["wall_s"]) for row in waiting]))
+        steady, verdict = steadily(np.concatenate([steady_ratios(row["wall_s"]) for row in waiting]))
         cells = [f"{row['workload']} b{row['batch_size']}" for row in waiting]
-        together = {"cells": cells, **found.to_json(), "verdict": found.verdict(LIMIT)}
+        together = {"cells": cells, **found.to_json(), "steady": steady, "verdict": verdict}
     return {"schema": SCHEMA, "limit": LIMIT, "runs_per_sampler": runs, "cells": list(rows), "host_bound": together}
 
 
@@ -302,6 +318,7 @@ def main() -> int:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--seconds", type=float, default=55.0, help="of all cells together, without building them")
     parser.add_argument("--simulate", type=Path, metavar="RESULTS", help="results/<gpu>, whose scatter is simulated")
+    parser.add_argument("--again", type=Path, nargs="+", metavar="FILE", help="judge what these hold, write it to OUT")
     options = parser.parse_args()
     if options.simulate is not None:
         from cost_simulation import report
@@ -310,7 +327,17 @@ def main() -> int:
         return report(options.simulate, options.seconds, waiting)
     if options.out is None:
         parser.error("give OUT, or --simulate RESULTS")
-    return run(options.out, options.seconds)
+    return run(options.out, options.seconds) if options.again is None else again(options.out, options.again)
+
+
+def again(out: Path, files: Sequence[Path]) -> int:
+    """Judge the cells of several runs anew, and those that wait for their host together."""
+    read = [json.loads(file.read_text()) for file in files]
+    found = document([judged(row) for one in read for row in one["cells"]], read[0]["runs_per_sampler"])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "counters-cost.json").write_text(json.dumps(found))
+    print(*(line_of(row) for row in found["cells"]), line_together(found), sep="\n")
+    return exit_code(found)
 
 
 def run(out: Path, seconds: float) -> int:
@@ -336,19 +363,31 @@ def run(out: Path, seconds: float) -> int:
         print(line_of(row), flush=True)
         found = document(rows, beside.runs)
         (out / "counters-cost.json").write_text(json.dumps(found))
-    print(f"host-bound together: {found['host_bound']}")
+    print(line_together(found))
     return exit_code(found)
+
+
+def line_together(found: dict[str, Any]) -> str:
+    """The cells that wait for their host, in words."""
+    one = found["host_bound"]
+    if one is None:
+        return "no cell waits for its host"
+    return f"{' and '.join(one['cells'])} together: {_said(one)}, steady {_said(one['steady'])}: {one['verdict']}"
 
 
 def line_of(row: dict[str, Any]) -> str:
     """A cell in words."""
-    parts = []
-    for name in ("wall", "device"):
-        one = row[name]
-        low, high = one["interval"] or (float("nan"),) * 2
-        parts.append(f"{name} {one['cost']:+.2%} [{low:+.2%}, {high:+.2%}]")
     cell = f"{row['workload']} b{row['batch_size']} {row['mode']}"
-    return f"{cell}: {row['step_s'] * 1e3:.1f} ms, {', '.join(parts)}, {row['wall']['quads']} fours: {row['verdict']}"
+    parts = [f"{name} {_said(row[name])}" for name in ("wall", "device", "steady")]
+    return f"{cell}: {row['step_s'] * 1e3:.1f} ms, {', '.join(parts)}: {row['verdict']}"
+
+
+def _said(one: dict[str, Any] | None) -> str:
+    """An estimate in words."""
+    if one is None:
+        return "no four in one state of the host"
+    low, high = one["interval"] or (float("nan"),) * 2
+    return f"{one['cost']:+.2%} [{low:+.2%}, {high:+.2%}] of {one['quads']}"
 
 
 if __name__ == "__main__":
