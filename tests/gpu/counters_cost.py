@@ -28,11 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired import FEWEST, QUAD, Estimate, estimate, order, ratios, steady_ratios
+from paired import FEWEST, QUAD, Estimate, estimate, evened, order, ratios, steady_ratios
 
 LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/3"
 STRETCH_S = 0.06
 """About the time of a stretch, which has one step at least."""
+PROBE_S = 0.001
+"""About the time of the probe of the host's speed on either side of a stretch."""
+Times = tuple[float, float, float]
+"""Of a stretch, in s per step: by the host's clock, by the device's; of the probe around it."""
 NARROW, FEWEST_QUADS = 0.004, 8
 """Half-width at which a cell ends before its time."""
 RUNS, PROOF_EVERY, COVERED = 3, 5, 0.9
@@ -188,6 +192,8 @@ class Stretches:
         self._fence = torch.cuda.synchronize
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         self.steps = 1
+        self._turns = 1000
+        self._turns = max(1, round(self._turns * PROBE_S / min(self._probe() for _ in range(9))))
         for _ in range(3):
             self.time()
         self.step_s = self.time()[0]
@@ -198,9 +204,18 @@ class Stretches:
         self._step.run()
         self._fence()
 
-    def time(self) -> tuple[float, float]:
-        """Seconds per step: host, device."""
+    def _probe(self) -> float:
+        """Seconds of a fixed piece of the host's work."""
+        kept: dict[int, int] = {}
+        begin = time.perf_counter()
+        for number in range(self._turns):
+            kept[number & 255] = kept.get(number & 127, 0) + 1
+        return time.perf_counter() - begin
+
+    def time(self) -> Times:
+        """Of a stretch."""
         first, last = self._events
+        before_s = self._probe()
         begin = time.perf_counter()
         first.record()
         for _ in range(self.steps):
@@ -208,18 +223,17 @@ class Stretches:
         last.record()
         self._fence()
         wall_s = time.perf_counter() - begin
-        return wall_s / self.steps, first.elapsed_time(last) * 1e-3 / self.steps
+        probe_s = math.sqrt(before_s * self._probe())
+        return wall_s / self.steps, first.elapsed_time(last) * 1e-3 / self.steps, probe_s
 
 
-def alternate(
-    one: Stretches, beside: Beside, end: float, enough: Callable[[list[tuple[float, float]]], bool]
-) -> list[tuple[float, float]]:
+def alternate(one: Stretches, beside: Beside, end: float, enough: Callable[[list[Times]], bool]) -> list[Times]:
     """Stretches in :func:`paired.order` until a time on ``monotonic``, or until there are enough of them.
 
     However slow they are, there are so many that they have an interval. Each change of sides is followed by a step that
     is not kept, so that what making a sampler leaves behind (cold caches of the host) is no part of a step's cost.
     """
-    found: list[tuple[float, float]] = []
+    found: list[Times] = []
     plan = order()
     on = next(plan)
     while (time.monotonic() < end or len(found) < QUAD * FEWEST) and not enough(found):
@@ -233,13 +247,13 @@ def alternate(
     return found
 
 
-def estimates(found: list[tuple[float, float]]) -> tuple[Estimate, Estimate]:
+def estimates(found: list[Times]) -> tuple[Estimate, Estimate]:
     """Of wall and device time."""
-    wall, device = zip(*found, strict=True)
+    wall, device, _ = zip(*found, strict=True)
     return estimate(ratios(wall)), estimate(ratios(device))
 
 
-def _enough(found: list[tuple[float, float]]) -> bool:
+def _enough(found: list[Times]) -> bool:
     if len(found) < 4 * FEWEST_QUADS or len(found) % 16:
         return False
     return all(one.half_width < NARROW for one in estimates(found))
@@ -261,19 +275,26 @@ def measure(cell: Cell, beside: Beside, seconds: float) -> dict[str, Any]:
             "step_s": one.step_s,
             "spent_s": time.monotonic() - begin,
             "covered": list(beside.covered),
-            "wall_s": [seconds for seconds, _ in found],
-            "device_s": [seconds for _, seconds in found],
+            "wall_s": [one for one, _, _ in found],
+            "device_s": [one for _, one, _ in found],
+            "probe_s": [one for _, _, one in found],
         }
     )
 
 
 def judged(measured: dict[str, Any]) -> dict[str, Any]:
     """A cell with what its stretches say; anew where it had been judged before."""
-    wall, device = estimates(list(zip(measured["wall_s"], measured["device_s"], strict=True)))
-    steady, verdict = steadily(steady_ratios(measured["wall_s"]))
+    wall, device = (estimate(ratios(measured[name])) for name in ("wall_s", "device_s"))
+    steady, verdict = steadily(steady_ratios(_even(measured)))
     lost = min(measured["covered"], default=0.0) < COVERED
     told = {"wall": wall.to_json(), "device": device.to_json(), "steady": steady}
     return {**measured, **told, "verdict": "samples lost" if lost else verdict}
+
+
+def _even(measured: dict[str, Any]) -> list[float]:
+    """Stretches of a cell, in s per step, evened by the probe of the host's speed where there was one."""
+    probes = measured.get("probe_s")
+    return measured["wall_s"] if probes is None else evened(measured["wall_s"], probes)[0]
 
 
 def steadily(found: Sequence[float]) -> tuple[dict[str, Any] | None, str]:
@@ -297,7 +318,7 @@ def document(rows: Sequence[dict[str, Any]], runs: int) -> dict[str, Any]:
     together = None
     if waiting:
         found = estimate(np.concatenate([ratios(row["wall_s"]) for row in waiting]))
-        steady, verdict = steadily(np.concatenate([steady_ratios(row["wall_s"]) for row in waiting]))
+        steady, verdict = steadily(np.concatenate([steady_ratios(_even(row)) for row in waiting]))
         cells = [f"{row['workload']} b{row['batch_size']}" for row in waiting]
         together = {"cells": cells, **found.to_json(), "steady": steady, "verdict": verdict}
     return {"schema": SCHEMA, "limit": LIMIT, "runs_per_sampler": runs, "cells": list(rows), "host_bound": together}

@@ -38,6 +38,23 @@ def ratios(seconds: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.exp(np.where(first_on == 1, -inner, inner)) - 1
 
 
+def evened(seconds: Sequence[float], probes: Sequence[float]) -> tuple[list[float], float]:
+    """Stretches less what a probe of the host's speed explains, in s, and the power of the probe's time they go with.
+
+    A probe is a fixed piece of the host's work, timed around each stretch: it has no part in the cost, so what is taken
+    off falls on both sides alike. The power is the slope of least squares between the logarithms; 0 takes nothing off.
+
+    Args:
+        seconds: of the stretches.
+        probes: of the probe around each, in s.
+    """
+    logs, speed = np.log(np.asarray(seconds, dtype=float)), np.log(np.asarray(probes, dtype=float))
+    speed -= speed.mean()
+    spread = float(speed @ speed)
+    power = max(0.0, float(speed @ logs) / spread) if spread else 0.0
+    return np.exp(logs - power * speed).tolist(), power
+
+
 def steady_ratios(seconds: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Those of :func:`ratios` whose four stretches were measured in one state of the host.
 
