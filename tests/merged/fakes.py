@@ -50,7 +50,7 @@ class FakeKernel(Kernel):
         return (y + 1 if self.wrong else y).contiguous(memory_format=torch.channels_last)
 
 
-def fake_family(most=3, wrong=False, name="fake", edges=(4, 16)):
+def fake_family(most=3, wrong=False, name="fake", edges=(4, 16), pack=packed):
     """Kernels for up to ``most`` layers in two dimensions."""
 
     def kernels(problem):
@@ -60,6 +60,6 @@ def fake_family(most=3, wrong=False, name="fake", edges=(4, 16)):
             return
         for edge in ((one, one) for one in edges):
             label = f"fake_{description}_{edge[0]}"
-            yield FakeKernel(label, description, label, 128, 1024, edge, packed, wrong=wrong)
+            yield FakeKernel(label, description, label, 128, 1024, edge, pack, wrong=wrong)
 
     return Family(name, "padded", kernels)
