@@ -10,13 +10,9 @@ import torch
 from joulemark.merged import cache, merge
 from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner, Setting
-from tests.merged.fakes import RATES, fake_family
-from tests.merged.test_automatic import executed, model_and_input
+from tests.merged.fakes import RATES, executed, fake_family, model_and_input
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def merged_here(model, x, wrong=False, **more):
@@ -103,8 +99,8 @@ def test_a_plans_entry_of_another_type_is_made_anew():
     whole = json.loads(path.read_text())
     first = whole["choices"][0]
     wrong = [
-        [], 3, {}, {**whole, "cut_s": "long"}, {**whole, "left": 3}, {**whole, "left": {"a": 1}}, {**whole, "times": []},
-        {**whole, "variant": None}, {**whole, "variant": "another"}, {**whole, "choices": {}},
+        [], 3, {}, {**whole, "cut_s": "long"}, {**whole, "left": 3}, {**whole, "left": {"a": 1}},
+        {**whole, "times": []}, {**whole, "variant": None}, {**whole, "variant": "another"}, {**whole, "choices": {}},
         {**whole, "choices": [{**first, "units": 3}]}, {**whole, "choices": [{**first, "measured_s": "fast"}]},
         {**whole, "device_times": {"graph": "fast"}}, {**whole, "captured": 3},
     ]  # fmt: skip
