@@ -28,7 +28,7 @@ _LONG_CALL_S = 0.05
 """What takes longer has no further look: a hiccup is little beside it."""
 _HOPEFUL = 1.3
 """What takes longer than the fastest by this factor in its first turn has no further one."""
-_TURNS = (3, 9)
+_TURNS = (3, 15)
 """Fewest and most after the first."""
 _RACE_S = 0.4
 """Of a candidate in these, unless the fewest take longer."""
