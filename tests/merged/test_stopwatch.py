@@ -124,6 +124,19 @@ def test_who_leaves_after_the_first_turn_was_slower_in_all_of_its_looks():
     assert calls["long"] == [1, 1]
 
 
+def test_who_has_left_comes_back_where_the_fastest_was_not_so_again():
+    """A clock falls after the first turn: only what was measured after it too may win."""
+    calls: dict[str, int] = {"first": 0, "second": 0}
+    times = {"first": (100e-6, 150e-6), "second": (140e-6, 210e-6)}
+
+    def timed(name, count):
+        calls[name] += 1
+        return count * times[name][calls[name] > 5]
+
+    found = stopwatch.in_turns({name: partial(timed, name) for name in times}, TURN_S)
+    assert found == pytest.approx({"first": 150e-6, "second": 210e-6})
+
+
 def test_what_is_long_takes_few_calls():
     calls: list[int] = []
 
