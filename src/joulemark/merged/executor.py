@@ -191,7 +191,7 @@ def _line(alike: List[Decision]) -> str:
 
 def merge(
     model: nn.Module,
-    example_inputs: Tensor | tuple[Tensor, ...],
+    example_inputs: Tensor | tuple[Any, ...],
     strategy: Strategy = "auto",
     edge: int | Shape = _EDGE,
     *,
@@ -203,8 +203,9 @@ def merge(
     """A copy of a model for inference in which sequences of convolutions run brick by brick.
 
     Batch norms are folded first. ``auto`` chooses for each sequence by the performance model and one measured pass, and
-    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and the
-    fastest is what comes back. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures
+    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and what comes
+    back runs the fastest of them when it is called, and the one that is fastest on the device when it is captured into a
+    CUDA graph. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures
     no times: whatever kernels of ours can execute they do, several layers at once by the one that is predicted best,
     even where the layers one by one would be faster; what is wrong on random inputs is refused, and said to be.
     ``padded`` and ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the
@@ -212,7 +213,8 @@ def merge(
 
     Args:
         model: in evaluation mode or not; it is not changed. Later changes of its weights do not reach the copy.
-        example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch).
+        example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch);
+            numbers and None may stand beside tensors.
         strategy: see above.
         edge: positions of a brick per dimension, one number or one for each dimension; for ``padded`` and
             ``memoized``.
@@ -254,7 +256,7 @@ def merge(
     return MergedModel(graph, decisions or [nothing_in(model)])
 
 
-def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule | str:
+def traced_or_reason(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule | str:
     """The model as a graph, or why torch.fx cannot make one."""
     if isinstance(model, MergedModel):
         return "it is merged already"

@@ -93,7 +93,7 @@ class Unit:
         return self.nodes[-1]
 
 
-def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
+def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     """An inference copy of a model as a graph with shapes: batch norms folded, dropouts and identities gone.
 
     Raises:
@@ -119,7 +119,7 @@ def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModul
     return graph
 
 
-def _with_shapes(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
+def _with_shapes(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     """A copy of a model that no call changes, as a graph that has seen its example."""
     copied = copy.deepcopy(model).eval()
     before = _state(copied)
