@@ -87,6 +87,27 @@ class Residual(nn.Module):
         return torch.relu(self.d(torch.relu(self.c(x))) + self.side(x)).mean((2, 3))
 
 
+class Pair(nn.Module):
+    """Two convolutions that are merged."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return torch.relu(self.b(torch.relu(self.a(x))))
+
+
+def image():
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 17, 19)
+
+
+def pair_and_input():
+    torch.manual_seed(1)
+    return Pair().eval(), image()
+
+
 def model_and_input(batch=2):
     torch.manual_seed(0)
     return Residual().eval(), torch.randn(batch, 3, 33, 29)

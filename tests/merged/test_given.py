@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from joulemark.merged import merge
-from tests.merged.fakes import RATES, executed, fake_family, merged_there
+from tests.merged.fakes import RATES, Pair, executed, fake_family, image, merged_there
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -16,22 +15,6 @@ def merged_here(model, *inputs, measure=True):
     merged = merge(model, inputs, rates=RATES, families=(fake_family(),), measure=measure)
     assert merged.failed is None, merged.explain()
     return merged
-
-
-class Pair(nn.Module):
-    """Two convolutions that are merged."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-
-    def forward(self, x):
-        return torch.relu(self.b(torch.relu(self.a(x))))
-
-
-def example():
-    torch.manual_seed(0)
-    return torch.randn(2, 3, 17, 19)
 
 
 class Remembering(Pair):
@@ -50,7 +33,7 @@ class Remembering(Pair):
 
 @pytest.mark.parametrize("measure", [True, False])
 def test_neither_the_model_nor_the_example_is_changed(measure):
-    model, x = Remembering().eval(), example()
+    model, x = Remembering().eval(), image()
     kept = x.clone()
     merged = merged_here(model, x, measure=measure)
     assert model.seen == []
@@ -68,7 +51,7 @@ class Scaled(Pair):
 @pytest.mark.parametrize("given", [(0.5,), (2, None), (0.5, torch.ones(2)), (0.5, "as it is")])
 def test_numbers_and_none_beside_tensors_are_merged(given):
     torch.manual_seed(1)
-    model, x = Scaled().eval(), example()
+    model, x = Scaled().eval(), image()
     merged = merged_here(model, x, *given)
     assert executed(merged) or merged.variant == "folded"
     with torch.no_grad():
@@ -83,7 +66,7 @@ def test_numbers_and_none_beside_tensors_are_merged(given):
 def test_with_numbers_and_none_a_graph_is_replayed_for_these_alone(simulated_gpu):
     simulated_gpu.times["graph"] = simulated_gpu.on_device["graph"] = 0.5
     torch.manual_seed(1)
-    model, x = Scaled().eval(), example()
+    model, x = Scaled().eval(), image()
     merged = merged_there(model, x, 0.5, None)
     assert (merged.variant, merged.captured) == ("graph", "graph")
     before = merged.inner._graph.replays
@@ -99,7 +82,7 @@ class Masked(Pair):
 
 @pytest.mark.parametrize("given", [(), (None,)])
 def test_a_way_of_its_own_for_none_that_no_trace_takes_is_told(given):
-    model, x = Masked().eval(), example()
+    model, x = Masked().eval(), image()
     merged = merge(model, (x, *given), rates=RATES, families=(fake_family(),))
     assert "fails on the example inputs (torch.fx takes 'mask' for given, which is None): TypeError" in merged.failed
     assert torch.equal(merged(x, *given), model(x))
@@ -113,7 +96,7 @@ class Listed(Pair):
 
 
 def test_a_list_of_tensors_is_merged_and_graphs_say_why_not(simulated_gpu):
-    model, images = Listed().eval(), [example(), example()]
+    model, images = Listed().eval(), [image(), image()]
     merged = merged_there(model, images)
     assert merged.problems["graph"] == "TypeError: a graph is replayed for tensors, numbers and None, not for a list"
     assert merged.captured is None
@@ -124,17 +107,17 @@ def test_what_is_merged_in_inference_mode_works_outside_of_it():
     torch.manual_seed(2)
     model = Pair().eval()
     with torch.inference_mode():
-        x = example()
+        x = image()
         merged = merged_here(model, x)
         inside = merged(x)
     tensors = [*merged.parameters(), *merged.buffers()]
     assert tensors
     assert not any(one.is_inference() for one in tensors)
     with torch.no_grad():
-        torch.testing.assert_close(merged(example()), inside, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(merged(image()), inside, rtol=1e-4, atol=1e-5)
         for one in tensors:
             one.mul_(1.0)
-    given = example().requires_grad_()
+    given = image().requires_grad_()
     merged(given).sum().backward()
     assert given.grad is not None
 
@@ -144,7 +127,7 @@ def test_a_graph_that_was_captured_in_inference_mode_is_replayed_outside_of_it(s
 
     with torch.inference_mode():
         model = Pair().eval()
-        replayed = Replayed(model, (example(),))
+        replayed = Replayed(model, (image(),))
     with torch.no_grad():
-        torch.testing.assert_close(replayed(example()), model(example()))
+        torch.testing.assert_close(replayed(image()), model(image()))
     assert replayed._graph.replays == 1

@@ -10,7 +10,7 @@ import torch
 from joulemark.merged import cache, merge
 from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner, Setting
-from tests.merged.fakes import RATES, executed, fake_family, model_and_input
+from tests.merged.fakes import RATES, executed, fake_family, pair_and_input
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -32,8 +32,8 @@ def planned(model, x, family):
 
 def test_weights_that_are_not_finite_leave_nothing_that_a_good_model_would_read():
     """Keys ignore values, which decide no times; what they decide is kept nowhere."""
-    model, x = model_and_input()
-    broken, _ = model_and_input()
+    model, x = pair_and_input()
+    broken, _ = pair_and_input()
     with torch.no_grad():
         broken.a.weight[0, 0, 0, 0] = torch.nan
     first = merged_here(broken, x)
@@ -57,7 +57,7 @@ def test_a_problem_that_comes_from_values_is_told_from_one_of_the_kernel():
             raise ValueError("it loses these weights")
         return fakes.packed(parameters)
 
-    model, x = model_and_input()
+    model, x = pair_and_input()
     always = planned(model, x, fake_family(wrong=True))
     assert not always.of_values
     assert any("its output is wrong" in path.read_text() for path in entries("segment"))
@@ -71,7 +71,7 @@ def test_a_problem_that_comes_from_values_is_told_from_one_of_the_kernel():
 
 
 def test_the_disk_is_not_asked_for_a_plan_of_a_model_whose_output_is_not_finite():
-    model, x = model_and_input()
+    model, x = pair_and_input()
     first = merged_here(model, x.clone().fill_(torch.inf))
     assert not first.cached
     assert not entries("plan")
@@ -82,7 +82,7 @@ BROKEN_SEGMENTS = ["[]", "3", '"fast"', "{}", '{"library": 3}', '{"library": ["f
 
 @pytest.mark.parametrize("text", BROKEN_SEGMENTS)
 def test_a_segments_entry_of_another_type_is_measured_again(text):
-    model, x = model_and_input()
+    model, x = pair_and_input()
     planned(model, x, fake_family())
     before = {path: set(json.loads(path.read_text())) for path in entries("segment")}
     for path in before:
@@ -93,7 +93,7 @@ def test_a_segments_entry_of_another_type_is_measured_again(text):
 
 
 def test_a_plans_entry_of_another_type_is_made_anew():
-    model, x = model_and_input()
+    model, x = pair_and_input()
     merged_here(model, x)
     (path,) = entries("plan")
     whole = json.loads(path.read_text())
@@ -108,5 +108,5 @@ def test_a_plans_entry_of_another_type_is_made_anew():
         path.write_text(json.dumps(one))
         merged = merged_here(model, x)
         assert (merged.failed, merged.cached) == (None, False), one
-        assert merged_here(model, x).cached
+    assert merged_here(model, x).cached
     assert executed(merged) or merged.variant == "folded"

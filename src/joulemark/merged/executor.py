@@ -203,13 +203,13 @@ def merge(
     """A copy of a model for inference in which sequences of convolutions run brick by brick.
 
     Batch norms are folded first. ``auto`` chooses for each sequence by the performance model and one measured pass, and
-    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and what comes
-    back runs the fastest of them when it is called, and the one that is fastest on the device when it is captured into a
-    CUDA graph. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures
-    no times: whatever kernels of ours can execute they do, several layers at once by the one that is predicted best,
-    even where the layers one by one would be faster; what is wrong on random inputs is refused, and said to be.
-    ``padded`` and ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the
-    reference of kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
+    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and what
+    comes back runs the fastest of them when it is called, and the one that is fastest on the device when it is captured
+    into a CUDA graph. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures no times:
+    whatever kernels of ours can execute they do, several layers at once by the one that is predicted best, even where
+    the layers one by one would be faster; what is wrong on random inputs is refused, and said to be. ``padded`` and
+    ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the reference of
+    kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
 
     Args:
         model: in evaluation mode or not; it is not changed. Later changes of its weights do not reach the copy.

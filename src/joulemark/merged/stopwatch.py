@@ -19,7 +19,7 @@ _ROUND_S = 2e-3
 _LONG_S = 1e-3
 """A call that takes longer hides its launches by itself."""
 _MOST_CALLS = 64
-_TURN_S = 5e-3
+_TURN_S = 3e-3
 """Of calls on the host's clock: its hiccups are short beside it."""
 _MOST_OF_A_TURN = 256
 _LOOKS = 3
