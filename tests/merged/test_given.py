@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from joulemark.merged import merge
 from tests.merged.fakes import RATES, Pair, executed, fake_family, image, merged_there
@@ -120,6 +121,24 @@ def test_what_is_merged_in_inference_mode_works_outside_of_it():
     given = image().requires_grad_()
     merged(given).sum().backward()
     assert given.grad is not None
+
+
+@pytest.mark.parametrize("strategy", ["auto", "padded"])
+def test_what_cannot_be_traced_in_inference_mode_works_outside_of_it(strategy):
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else x
+
+    model = Branching()
+    with torch.inference_mode():
+        merged = merge(model, image(), strategy, rates=RATES, families=(fake_family(),))
+    assert "control flow" in merged.failed
+    assert not merged.inner.training
+    assert not merged.inner.layer.weight.is_inference()
 
 
 def test_a_graph_that_was_captured_in_inference_mode_is_replayed_outside_of_it(simulated_gpu):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
@@ -271,7 +272,7 @@ def traced_or_reason(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModul
 def untraced(model: nn.Module, why: str) -> MergedModel:
     """The model as it is, with the reason; a copy in evaluation mode of one that trains."""
     if any(one.training for one in model.modules()):
-        with suppress(Exception):  # what cannot be copied stays the model itself
+        with suppress(Exception), torch.inference_mode(False):  # what cannot be copied stays the model itself
             model = copy.deepcopy(model).eval()
     return MergedModel(model, [Decision(type(model).__name__, "plain", why)], failed=why)
 
