@@ -254,9 +254,7 @@ class _Automatic:
             return
         names = ["folded"]
         if self.setting.device.type == "cuda":
-            names += [*_GRAPHS, *_COMPILED]
-        if self.budget_s >= _FOR_TUNING_S:
-            names += _TUNED
+            names += [*_GRAPHS, *_COMPILED, *(_TUNED if self.budget_s >= _FOR_TUNING_S else ())]
         for name in names:
             if name.endswith("graph") or "compiled" not in name:
                 self._build(referee, name, rewritten)
@@ -288,9 +286,6 @@ class _Automatic:
         inner = self.graph if name.startswith("folded") else rewritten
         assert isinstance(inner, fx.GraphModule)
         return _STARTING + sum(1 for node in inner.graph.nodes if node.op.startswith("call"))
-
-    def _spent(self) -> float:
-        return (time.monotonic() - self.begin) / self.budget_s
 
     def _build(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
         """One variant by its name; a graph is captured of the variant without it."""
