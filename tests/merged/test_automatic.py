@@ -59,6 +59,7 @@ def test_without_kernels_that_do_it_layers_stay_apart():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_kernel_with_a_wrong_output_is_left_out_however_fast():
     model, x = model_and_input()
     merged = merge(model, x, rates=RATES, families=(fake_family(wrong=True),), measure=True)
@@ -188,6 +189,7 @@ def test_by_kernels_alone_a_single_layer_is_our_own_kernels_too():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
     model, x = model_and_input()
     given = {"rates": RATES, "families": (fake_family(),), "measure": True}
@@ -201,6 +203,7 @@ def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
     assert merge(model, x, budget_s=1e-6, **given).cached
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_prediction_never_beats_a_measurement():
     """Of many bricks a few are measured; the others have their predictions alone, which are far too good."""
     from joulemark.merged.graph import trace
@@ -240,6 +243,7 @@ def test_other_shapes_and_other_weights_shapes_are_other_plans():
     assert len(keys) == 3
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_broken_entry_is_measured_again(tmp_path):
     model, x = model_and_input()
     merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
@@ -248,6 +252,7 @@ def test_a_broken_entry_is_measured_again(tmp_path):
     assert not merge(model, x, rates=RATES, families=(fake_family(),), measure=True).cached
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_cache_that_cannot_be_written_costs_the_cache_alone(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "below"))

@@ -9,7 +9,7 @@ from torch import nn
 from joulemark.merged import merge
 from tests.merged.fakes import RATES, Pair, executed, fake_family, image, merged_there
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
 
 
 def merged_here(model, *inputs, measure=True):
@@ -117,7 +117,7 @@ def test_what_is_merged_in_inference_mode_works_outside_of_it():
     with torch.no_grad():
         torch.testing.assert_close(merged(image()), inside, rtol=1e-4, atol=1e-5)
         for one in tensors:
-            one.mul_(1.0)
+            one.copy_(one.clone())
     given = image().requires_grad_()
     merged(given).sum().backward()
     assert given.grad is not None

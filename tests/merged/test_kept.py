@@ -12,7 +12,7 @@ from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner, Setting
 from tests.merged.fakes import RATES, executed, fake_family, pair_and_input
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
 
 
 def merged_here(model, x, wrong=False, **more):
