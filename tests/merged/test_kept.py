@@ -98,12 +98,16 @@ def test_a_plans_entry_of_another_type_is_made_anew():
     (path,) = entries("plan")
     whole = json.loads(path.read_text())
     first = whole["choices"][0]
-    wrong = [
-        [], 3, {}, {**whole, "cut_s": "long"}, {**whole, "left": 3}, {**whole, "left": {"a": 1}},
-        {**whole, "times": []}, {**whole, "variant": None}, {**whole, "variant": "another"}, {**whole, "choices": {}},
-        {**whole, "choices": [{**first, "units": 3}]}, {**whole, "choices": [{**first, "measured_s": "fast"}]},
-        {**whole, "device_times": {"graph": "fast"}}, {**whole, "captured": 3},
-    ]  # fmt: skip
+    fields = (
+        {"cut_s": "long"}, {"left": 3}, {"left": {"a": 1}}, {"times": []}, {"variant": None}, {"variant": "another"},
+        {"device_times": {"graph": "fast"}}, {"captured": 3}, {"choices": {}},
+    )  # fmt: skip
+    choices = (
+        {"units": 3}, {"units": ["a", "b"], "path": "library"}, {"units": ["b", "a"]}, {"path": "fake/none"},
+        {"measured_s": "fast"},
+    )  # fmt: skip
+    wrong = [[], 3, {}, *({**whole, **one} for one in fields)]
+    wrong += [{**whole, "choices": [{**first, **one}]} for one in choices]
     for one in wrong:
         path.write_text(json.dumps(one))
         merged = merged_here(model, x)

@@ -177,7 +177,7 @@ class _Automatic:
         if self.kept is not None:
             try:
                 return self._finish(self.kept.choices, self.kept.left, self.kept)
-            except (AssertionError, KeyError, RuntimeError):  # an entry of another meaning, or that CUDA refuses today
+            except (AssertionError, KeyError, RuntimeError, ValueError):  # of another meaning, or CUDA refuses it today
                 self.kept = None
         planner = Planner(self.setting, forced=self.forced)
         choices, left = planner.plan(self.rewritten)
