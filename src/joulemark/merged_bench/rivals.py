@@ -25,8 +25,8 @@ from joulemark.merged.graph import find_chains, trace
 from joulemark.merged.paths import OWN, format_of, kind_of_path
 from joulemark.merged.plan import Planner, Setting
 from joulemark.merged.rates import learn, rates_of
+from joulemark.merged.replay import for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
-from joulemark.merged.whole import Replayed
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
@@ -199,12 +199,13 @@ def _merged(task: Task) -> Made:
         "merge_cached_s": cached_s,
         "first_was_cached": made.cached,
         "variant": made.variant,
+        "captured": made.captured,
         "times": made.times,
+        "device_times": made.device_times,
         "problems": made.problems,
         "explain": made.explain().splitlines(),
     }
-    if isinstance(made.inner, Replayed):
-        made.inner = made.inner.inner  # graphs are ours, over rotating inputs; its own holds memory for nothing
+    made.inner = for_capture(made.inner)  # graphs are ours, over rotating inputs; its own holds memory for nothing
     return made, None, facts
 
 
