@@ -33,6 +33,7 @@ def gains_table(document: Mapping[str, Any]) -> Table:
     notes = [
         "Times per call in bursts; gains are the best rival's over merged's; energy and DRAM bytes per call of merged.",
         *_means(document["rows"]),
+        *(f"{row['subject']}: time was up before all rivals were built." for row in document["rows"] if row.get("cut")),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
     ]
     title = f"Blocks merged, against their best rival ({document['gpu']})"
