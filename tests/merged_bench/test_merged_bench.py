@@ -576,7 +576,13 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     first = network_row("chain-4x16-1024", 1e-3, eager=5e-3, compile=4e-3, padded=2e-3, rows=1.5e-3, own_unmerged=3e-3)
     second = network_row("chain-2x16-1024", 1e-3, compile=1e-3, dram={"merged": 2e6, "compile": 8e6})
     first["rivals"]["merged"]["explain"] = ["0 … 2: rows, bricks of 9×8 by stream/stream_2d (measured)", "the whole: x"]
-    rows = [one | {"group": "chain-16"} for one in (first, second)]
+    third = network_row("chain-2x64-56", 2e-3, eager=2e-3, padded=1e-3, rows=3e-3)
+    third["rivals"]["merged"]["explain"] = [
+        "the whole model: plain (measured faster)",
+        *first["rivals"]["merged"]["explain"],
+    ]
+    third["rivals"]["merged"]["variant"] = "folded graph"
+    rows = [*(one | {"group": "chain-16"} for one in (first, second)), third | {"group": "chain-64", "cut": True}]
     (tmp_path / "blocks.json").write_text(json.dumps(network_document(*rows, kind="blocks", failed={"a": "no"})))
     script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
     assert script["main"](["table", str(tmp_path / "blocks.json")]) == 0
@@ -585,10 +591,12 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
     assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00×; 3× is asked for." in said
     assert "a: no" in said
+    assert "chain-2x64-56-b32: time was up before all rivals were built." in said
     schedules = said.partition("Schedules")[2]
     assert "| chain-4x16-1024-b32 | 2 ms | – | 1.5 ms | – | 3 ms | rows | 1 ms | 0 … 2: rows by stream |" in schedules
+    assert "| padded | 2 ms | nothing merged: folded graph |" in schedules
     assert "chain-2x16" not in schedules
-    assert "merged takes at most 5% longer than the fastest of them in 1 of 1 blocks." in schedules
+    assert "merged takes at most 5% longer than the fastest of them in 1 of 2 blocks." in schedules
 
 
 def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsys):

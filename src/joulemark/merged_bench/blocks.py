@@ -21,6 +21,8 @@ _KINDS: Mapping[str, str] = {
 _SCHEDULES = ("padded", "memoized", "rows", "bricks", "own_unmerged")
 _RUNS = re.compile(r"(.*): (\w+), .* by (\w+)/")
 """A line of what merging explains: layers, schedule, family."""
+_PLAIN = "the whole model: plain"
+"""How the line begins that says that a rival was faster than what was merged."""
 _FIGURES = ("burst", "sustained", "energy", "dram_bytes")
 
 
@@ -75,14 +77,22 @@ def _gains(row: Mapping[str, Any]) -> list[str]:
 
 def _schedules(row: Mapping[str, Any]) -> list[str]:
     timed = _timed(row)
-    runs = filter(None, map(_RUNS.match, row["rivals"].get("merged", {}).get("explain", ())))
     return [
         row["subject"],
         *(_time(row["rivals"], one) for one in _SCHEDULES),
         min(timed, key=lambda name: timed[name]).removeprefix("own_"),
         _time(row["rivals"], "merged"),
-        "; ".join(f"{one[1]}: {one[2]} by {one[3]}" for one in runs) or "–",
+        _runs(row["rivals"].get("merged", {})),
     ]
+
+
+def _runs(merged: Mapping[str, Any]) -> str:
+    """What merging runs: its segments, or the whole model by the rival that it took."""
+    told = merged.get("explain", ())
+    if any(one.startswith(_PLAIN) for one in told):
+        return f"nothing merged: {merged['variant']}"
+    segments = filter(None, map(_RUNS.match, told))
+    return "; ".join(f"{one[1]}: {one[2]} by {one[3]}" for one in segments) or "–"
 
 
 def _choices(rows: Sequence[Mapping[str, Any]]) -> list[str]:

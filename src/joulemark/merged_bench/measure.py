@@ -34,7 +34,7 @@ _ROTATED_BYTES = 300 * 2**20
 _BURST_S, _SETTLED_S, _COUNTED_S = 0.01, 0.5, 1.0
 """Of a row's seconds, about: a burst, what a steady window takes beside itself, counters of one rival."""
 _FIRST_S = 20.0
-"""What the first row of a process takes longer: compilers start (15 to 22 s on an H200's host)."""
+"""What the first row of a process takes longer: compilers start (12 to 23 s on an H200's host)."""
 _CHECKED = 2
 """Images whose output is compared with an fp32 reference."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
