@@ -391,7 +391,7 @@ class Document:
         One of the two may have been the first of its process, which takes :data:`_FIRST_S` longer.
         """
         kind = _kind(subject.group)
-        took_s = [(_kind(row["group"]) == kind, row["took_s"]) for row in self.content["rows"] if is_whole(row)]
+        took_s = [(_kind(row["group"]) == kind, row["took_s"]) for row in self.content["rows"] if not row.get("cut")]
         alike = [seconds for same, seconds in took_s if same] or [seconds for _, seconds in took_s]
         return float(min(alike[-2:], default=0.0))
 
