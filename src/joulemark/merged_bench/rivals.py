@@ -284,6 +284,8 @@ RIVALS: Mapping[str, Callable[[Task], Any]] = {
 
 OURS = ("merged", "own_unmerged", "padded", "memoized", "rows", "bricks")
 """What is no rival."""
+OTHER_SCHEDULES = ("memoized", "rows", "bricks")
+"""Schedules beside padded, each by itself: six seconds of a chain's row."""
 EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
 FOR_NETWORKS = ("merged", "eager", "fused", "compile", "jit", "xla", "tensorrt")
