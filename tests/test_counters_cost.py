@@ -19,7 +19,7 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "tests" / "gpu")  # scripts of this folder import each other by their names
     import cost_simulation as simulation
     import counters_cost as script
-    from paired import FEWEST, estimate, order, ratios
+    from paired import FEWEST, estimate, evened, order, ratios, steady_ratios
 
 SCHEMA = json.loads((ROOT / "docs" / "schema" / "counters-cost.schema.json").read_text(encoding="utf-8"))
 
@@ -53,6 +53,38 @@ def test_on_the_scatter_of_a_slow_host_forty_seconds_tell_one_percent():
     assert half < 0.01
     assert held >= 0.85
     assert simulation.widths([cells["resnet50 b256"]], 4, simulation.SWITCH_S, draws=20)[0] < 0.002
+
+
+def two_states(rng, cost, scatter, stretches=320):
+    """Seconds of stretches of 60 ms, and of a probe, on a host that is 1.7 times as slow for half a second in turns."""
+    now, slow, change, found, before = 0.0, False, rng.exponential(0.5), [], None
+    for on in islice(order(), stretches):
+        now, before = now + (0.15 if on else 0.03) * (on != before), on
+        begin, left = now, 0.06
+        while left > 0:
+            while now >= change:
+                slow, change = not slow, change + rng.exponential(0.5)
+            factor = 1.7 if slow else 1.0
+            done = min(left, (change - now) / factor)
+            now, left = max(now + done * factor, np.nextafter(now, np.inf)), left - done
+        wall_s = (now - begin) * (1 + cost * on) * np.exp(scatter * rng.standard_normal())
+        found.append((wall_s, 1e-3 * ((now - begin) / 0.06) ** 0.8 * np.exp(0.02 * rng.standard_normal())))
+    return list(zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.02, 0.04])
+def test_on_a_host_of_two_states_fours_of_one_state_tell_a_cost_without_bias(cost):
+    rng = np.random.default_rng(3)
+    runs = [two_states(rng, cost, 0.04) for _ in range(40)]
+    every = [estimate(ratios(wall_s)) for wall_s, _ in runs]
+    steady = [estimate(steady_ratios(wall_s)) for wall_s, _ in runs]
+    even = [estimate(steady_ratios(evened(*one)[0])) for one in runs]
+    for found in (steady, even):
+        assert np.mean([one.cost for one in found]) == pytest.approx(cost, abs=0.004)
+        assert np.mean([one.interval[0] <= cost <= one.interval[1] for one in found]) >= 0.9
+    widths = [np.median([one.half_width for one in found]) for found in (every, steady, even)]
+    assert widths[1] < 0.6 * widths[0]
+    assert widths[2] < 0.8 * widths[1], "a probe of the host's speed evens the fours in which it changes"
 
 
 class Device:
@@ -170,7 +202,7 @@ def test_stretches_are_sampled_where_the_order_says_so():
             assert not self.cold, "a sampler was made in between: the first step on either side is not timed"
             seen.append(device.on)
             self.cold = next(following) != device.on
-            return (1.01 if device.on else 1.0), 0.5
+            return (1.01 if device.on else 1.0), 0.5, 1e-3
 
     found = script.alternate(Stretches(), one, time.monotonic() + 60, lambda found: len(found) >= 64)
     assert seen == list(islice(order(), len(seen)))
@@ -183,30 +215,30 @@ def test_stretches_are_sampled_where_the_order_says_so():
 
 
 def test_a_slow_step_has_an_interval_however_short_its_time():
-    slow = SimpleNamespace(steps=1, step_s=0.1, lead=lambda: None, time=lambda: (0.1, 0.1))
+    slow = SimpleNamespace(steps=1, step_s=0.1, lead=lambda: None, time=lambda: (0.1, 0.1, 1e-3))
     found = script.alternate(slow, beside(Device()), time.monotonic() - 1, lambda found: False)
     wall, _ = script.estimates(found)
     assert wall.interval is not None
     assert wall.quads == FEWEST
 
 
-def row(model, mode, step_s, cost, verdict="held"):
+def row(model, mode, step_s, cost, verdict=None):
     times = [step_s * (1 + cost * on) for on in islice(order(), 32)]
-    wall = estimate(ratios(times))
-    return {
-        "workload": model,
-        "batch_size": 8,
-        "mode": mode,
-        "steps_per_stretch": 1,
-        "step_s": step_s,
-        "spent_s": 1.0,
-        "verdict": verdict,
-        "wall": wall.to_json(),
-        "device": wall.to_json(),
-        "covered": [0.99],
-        "wall_s": times,
-        "device_s": times,
-    }
+    found = script.judged(
+        {
+            "workload": model,
+            "batch_size": 8,
+            "mode": mode,
+            "steps_per_stretch": 1,
+            "step_s": step_s,
+            "spent_s": 1.0,
+            "covered": [0.99],
+            "wall_s": times,
+            "device_s": times,
+            "probe_s": [1e-3] * len(times),
+        }
+    )
+    return {**found, "verdict": verdict or found["verdict"]}
 
 
 def test_cells_that_wait_for_their_host_are_judged_together():
@@ -215,8 +247,23 @@ def test_cells_that_wait_for_their_host_are_judged_together():
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     assert found["host_bound"]["cells"] == ["a b8"]
     assert found["host_bound"]["cost"] == pytest.approx(0.01)
+    assert found["host_bound"]["steady"]["quads"] == 8
     assert script.exit_code(found) == 0
     for changed, code in (("missed", 1), ("not told", 4), ("samples lost", 4)):
         assert script.exit_code(script.document([*rows[:2], {**rows[2], "verdict": changed}], 3)) == code
     assert script.exit_code(script.document([{**one, "verdict": "samples lost"} for one in rows], 3)) == 4
     assert script.document(rows[2:], 1)["host_bound"] is None
+
+
+def test_files_of_several_runs_are_judged_together(tmp_path, capsys):
+    rows = [row("a", "graph", 0.005, 0.0), row("a", "eager", 0.02, 0.01), row("a", "eager", 0.02, 0.03)]
+    files = []
+    for number, kept in enumerate((rows[:2], rows[2:])):
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps(script.document([{**one, "verdict": "missed"} for one in kept], 1)))
+    assert script.again(tmp_path / "out", files) == 4
+    found = json.loads((tmp_path / "out" / "counters-cost.json").read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    assert [one["verdict"] for one in found["cells"]] == ["held", "held", "missed"]
+    assert found["host_bound"]["quads"] == 16
+    assert "a b8 and a b8 together: +2.00% [+1.00%, +3.00%] of 16" in capsys.readouterr().out

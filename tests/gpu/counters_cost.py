@@ -8,6 +8,7 @@ what sampling costs the GPU alone; what it costs the host is one thing in all of
 
 Run: ``python tests/gpu/counters_cost.py OUT [--seconds 55]`` on a machine with a CUDA GPU. Writes
 OUT/counters-cost.json. Exits 1 where a step of 10 ms and more misses the limit of 2 %, 4 where one is not told.
+``--again FILE …`` judges the stretches of such files anew, and together, without a GPU.
 ``--simulate results/nvidia-h200`` says instead, without a GPU, how narrow the intervals of such a run would be: from
 the scatter of committed steps and windows (``cost_simulation.py``).
 """
@@ -27,11 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired import FEWEST, QUAD, Estimate, estimate, order, ratios
+from paired import FEWEST, QUAD, Estimate, estimate, evened, order, ratios, steady_ratios
 
-LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/2"
+LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/3"
 STRETCH_S = 0.06
 """About the time of a stretch, which has one step at least."""
+PROBE_S = 0.001
+"""About the time of the probe of the host's speed on either side of a stretch."""
+Times = tuple[float, float, float]
+"""Of a stretch, in s per step: by the host's clock, by the device's; of the probe around it."""
 NARROW, FEWEST_QUADS = 0.004, 8
 """Half-width at which a cell ends before its time."""
 RUNS, PROOF_EVERY, COVERED = 3, 5, 0.9
@@ -187,6 +192,8 @@ class Stretches:
         self._fence = torch.cuda.synchronize
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         self.steps = 1
+        self._turns = 1000
+        self._turns = max(1, round(self._turns * PROBE_S / min(self._probe() for _ in range(9))))
         for _ in range(3):
             self.time()
         self.step_s = self.time()[0]
@@ -197,9 +204,18 @@ class Stretches:
         self._step.run()
         self._fence()
 
-    def time(self) -> tuple[float, float]:
-        """Seconds per step: host, device."""
+    def _probe(self) -> float:
+        """Seconds of a fixed piece of the host's work."""
+        kept: dict[int, int] = {}
+        begin = time.perf_counter()
+        for number in range(self._turns):
+            kept[number & 255] = kept.get(number & 127, 0) + 1
+        return time.perf_counter() - begin
+
+    def time(self) -> Times:
+        """Of a stretch."""
         first, last = self._events
+        before_s = self._probe()
         begin = time.perf_counter()
         first.record()
         for _ in range(self.steps):
@@ -207,18 +223,17 @@ class Stretches:
         last.record()
         self._fence()
         wall_s = time.perf_counter() - begin
-        return wall_s / self.steps, first.elapsed_time(last) * 1e-3 / self.steps
+        probe_s = math.sqrt(before_s * self._probe())
+        return wall_s / self.steps, first.elapsed_time(last) * 1e-3 / self.steps, probe_s
 
 
-def alternate(
-    one: Stretches, beside: Beside, end: float, enough: Callable[[list[tuple[float, float]]], bool]
-) -> list[tuple[float, float]]:
+def alternate(one: Stretches, beside: Beside, end: float, enough: Callable[[list[Times]], bool]) -> list[Times]:
     """Stretches in :func:`paired.order` until a time on ``monotonic``, or until there are enough of them.
 
     However slow they are, there are so many that they have an interval. Each change of sides is followed by a step that
     is not kept, so that what making a sampler leaves behind (cold caches of the host) is no part of a step's cost.
     """
-    found: list[tuple[float, float]] = []
+    found: list[Times] = []
     plan = order()
     on = next(plan)
     while (time.monotonic() < end or len(found) < QUAD * FEWEST) and not enough(found):
@@ -232,13 +247,13 @@ def alternate(
     return found
 
 
-def estimates(found: list[tuple[float, float]]) -> tuple[Estimate, Estimate]:
+def estimates(found: list[Times]) -> tuple[Estimate, Estimate]:
     """Of wall and device time."""
-    wall, device = zip(*found, strict=True)
+    wall, device, _ = zip(*found, strict=True)
     return estimate(ratios(wall)), estimate(ratios(device))
 
 
-def _enough(found: list[tuple[float, float]]) -> bool:
+def _enough(found: list[Times]) -> bool:
     if len(found) < 4 * FEWEST_QUADS or len(found) % 16:
         return False
     return all(one.half_width < NARROW for one in estimates(found))
@@ -251,22 +266,43 @@ def measure(cell: Cell, beside: Beside, seconds: float) -> dict[str, Any]:
     begin = time.monotonic()
     found = alternate(one, beside, begin + seconds, _enough)
     beside.close()
-    wall, device = estimates(found)
-    lost = min(beside.covered, default=0.0) < COVERED
-    return {
-        "workload": cell.model,
-        "batch_size": cell.batch,
-        "mode": cell.mode,
-        "steps_per_stretch": one.steps,
-        "step_s": one.step_s,
-        "spent_s": time.monotonic() - begin,
-        "verdict": "samples lost" if lost else wall.verdict(LIMIT),
-        "wall": wall.to_json(),
-        "device": device.to_json(),
-        "covered": list(beside.covered),
-        "wall_s": [seconds for seconds, _ in found],
-        "device_s": [seconds for _, seconds in found],
-    }
+    return judged(
+        {
+            "workload": cell.model,
+            "batch_size": cell.batch,
+            "mode": cell.mode,
+            "steps_per_stretch": one.steps,
+            "step_s": one.step_s,
+            "spent_s": time.monotonic() - begin,
+            "covered": list(beside.covered),
+            "wall_s": [one for one, _, _ in found],
+            "device_s": [one for _, one, _ in found],
+            "probe_s": [one for _, _, one in found],
+        }
+    )
+
+
+def judged(measured: dict[str, Any]) -> dict[str, Any]:
+    """A cell with what its stretches say; anew where it had been judged before."""
+    wall, device = (estimate(ratios(measured[name])) for name in ("wall_s", "device_s"))
+    steady, verdict = steadily(steady_ratios(_even(measured)))
+    lost = min(measured["covered"], default=0.0) < COVERED
+    told = {"wall": wall.to_json(), "device": device.to_json(), "steady": steady}
+    return {**measured, **told, "verdict": "samples lost" if lost else verdict}
+
+
+def _even(measured: dict[str, Any]) -> list[float]:
+    """Stretches of a cell, in s per step, evened by the probe of the host's speed where there was one."""
+    probes = measured.get("probe_s")
+    return measured["wall_s"] if probes is None else evened(measured["wall_s"], probes)[0]
+
+
+def steadily(found: Sequence[float]) -> tuple[dict[str, Any] | None, str]:
+    """What the fours say that one state of the host saw, and whether that keeps the limit."""
+    if not len(found):
+        return None, "not told"
+    one = estimate(found)
+    return one.to_json(), one.verdict(LIMIT)
 
 
 def host_bound(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -282,8 +318,9 @@ def document(rows: Sequence[dict[str, Any]], runs: int) -> dict[str, Any]:
     together = None
     if waiting:
         found = estimate(np.concatenate([ratios(row["wall_s"]) for row in waiting]))
+        steady, verdict = steadily(np.concatenate([steady_ratios(_even(row)) for row in waiting]))
         cells = [f"{row['workload']} b{row['batch_size']}" for row in waiting]
-        together = {"cells": cells, **found.to_json(), "verdict": found.verdict(LIMIT)}
+        together = {"cells": cells, **found.to_json(), "steady": steady, "verdict": verdict}
     return {"schema": SCHEMA, "limit": LIMIT, "runs_per_sampler": runs, "cells": list(rows), "host_bound": together}
 
 
@@ -302,6 +339,7 @@ def main() -> int:
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--seconds", type=float, default=55.0, help="of all cells together, without building them")
     parser.add_argument("--simulate", type=Path, metavar="RESULTS", help="results/<gpu>, whose scatter is simulated")
+    parser.add_argument("--again", type=Path, nargs="+", metavar="FILE", help="judge what these hold, write it to OUT")
     options = parser.parse_args()
     if options.simulate is not None:
         from cost_simulation import report
@@ -310,7 +348,17 @@ def main() -> int:
         return report(options.simulate, options.seconds, waiting)
     if options.out is None:
         parser.error("give OUT, or --simulate RESULTS")
-    return run(options.out, options.seconds)
+    return run(options.out, options.seconds) if options.again is None else again(options.out, options.again)
+
+
+def again(out: Path, files: Sequence[Path]) -> int:
+    """Judge the cells of several runs anew, and those that wait for their host together."""
+    read = [json.loads(file.read_text()) for file in files]
+    found = document([judged(row) for one in read for row in one["cells"]], read[0]["runs_per_sampler"])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "counters-cost.json").write_text(json.dumps(found))
+    print(*(line_of(row) for row in found["cells"]), line_together(found), sep="\n")
+    return exit_code(found)
 
 
 def run(out: Path, seconds: float) -> int:
@@ -336,19 +384,31 @@ def run(out: Path, seconds: float) -> int:
         print(line_of(row), flush=True)
         found = document(rows, beside.runs)
         (out / "counters-cost.json").write_text(json.dumps(found))
-    print(f"host-bound together: {found['host_bound']}")
+    print(line_together(found))
     return exit_code(found)
+
+
+def line_together(found: dict[str, Any]) -> str:
+    """The cells that wait for their host, in words."""
+    one = found["host_bound"]
+    if one is None:
+        return "no cell waits for its host"
+    return f"{' and '.join(one['cells'])} together: {_said(one)}, steady {_said(one['steady'])}: {one['verdict']}"
 
 
 def line_of(row: dict[str, Any]) -> str:
     """A cell in words."""
-    parts = []
-    for name in ("wall", "device"):
-        one = row[name]
-        low, high = one["interval"] or (float("nan"),) * 2
-        parts.append(f"{name} {one['cost']:+.2%} [{low:+.2%}, {high:+.2%}]")
     cell = f"{row['workload']} b{row['batch_size']} {row['mode']}"
-    return f"{cell}: {row['step_s'] * 1e3:.1f} ms, {', '.join(parts)}, {row['wall']['quads']} fours: {row['verdict']}"
+    parts = [f"{name} {_said(row[name])}" for name in ("wall", "device", "steady")]
+    return f"{cell}: {row['step_s'] * 1e3:.1f} ms, {', '.join(parts)}: {row['verdict']}"
+
+
+def _said(one: dict[str, Any] | None) -> str:
+    """An estimate in words."""
+    if one is None:
+        return "no four in one state of the host"
+    low, high = one["interval"] or (float("nan"),) * 2
+    return f"{one['cost']:+.2%} [{low:+.2%}, {high:+.2%}] of {one['quads']}"
 
 
 if __name__ == "__main__":

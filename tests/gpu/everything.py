@@ -266,14 +266,14 @@ def steps() -> tuple[Step, ...]:
     """What is measured, in order of weight."""
     energy = _script("energy_campaign.py", "{dir}", "--limit", "{left}", "--resume", "--work", "{dir}/work")
     gate = _script("aa_cells.py", "--parts", "{dir}/parts", "--out", "{dir}", "--limit", "{left}")
-    cost = _script("counters_cost.py", "{dir}", "--seconds", "110")
+    cost = _script("counters_cost.py", "{dir}", "--seconds", "150")
     outputs = _script("merged_models.py", "{dir}/merged-models.json", "--limit", "{left}")
     recordings = _script("attribution.py", "{dir}", "--seconds", "{left}", "--parts", RECORDINGS)
     beside_ncu = _script("attribution.py", "{dir}", "--seconds", "{left}", "--ncu-seconds", "25")
     return (
         Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
         Step("tandem", (_TURNS,), 180.0, 90.0, pinned=True, cut=()),
-        Step("counters-cost", (cost,), 240.0, 120.0, pinned=True, ends=(_NOT_TOLD,)),
+        Step("counters-cost", (cost,), 280.0, 160.0, pinned=True, ends=(_NOT_TOLD,)),
         Step("attribution", (recordings, beside_ncu), _NO_END_S, 60.0),
         Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 240.0, 60.0, cut=()),
         Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),

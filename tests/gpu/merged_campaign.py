@@ -2,7 +2,9 @@
 
 ``python tests/gpu/merged_campaign.py OUT --seconds 800`` measures the blocks of TABLE, then of FIRST, while processors
 build the kernels that they try, and goes on with numerics, variants and compute-sanitizer while there is time; each
-stage is a process of its own with a time limit. On a machine of several GPUs each takes its share of the blocks.
+stage is a process of its own with a time limit: all blocks are one, for to start compilers takes 20 s. On a machine of
+several GPUs each takes its share of the blocks. ``--begin results/nvidia-h200/merged-blocks.json`` goes on with a file
+from elsewhere, and ``--again NAMES`` measures some of its blocks once more, first of all.
 Started again with the same OUT it goes on where it ended: blocks that OUT/merged-blocks.json holds and stages that are
 done are not repeated, and a block of which a kernel has left CUDA unusable is begun again without that kernel. At the
 end OUT/campaign.json says what every stage did, and the seconds of kernels are fitted anew to what was measured
@@ -46,11 +48,9 @@ TABLE = (
 )  # fmt: skip
 """Those of the study, one of each kind that has a bar to reach ahead; each schedule is measured by itself here."""
 FIRST = (
-    "inverted", "inverted-s2", "chain3d-16", "chain3d-16-b1", "chain3d-32", "bottleneck", "chain-32", "chain-16",
+    "inverted", "inverted-s2", "bottleneck-256-64-56-b32", "chain3d-16-b1", "chain3d-32", "chain-32", "chain-16",
 )  # fmt: skip
-"""Groups that come next: those with a bar first."""
-SCHEDULES = ("memoized", "rows", "bricks")
-"""Left out of what comes next: six seconds of a chain's."""
+"""What comes next, padded alone of the schedules by itself: those of kinds with a bar first."""
 SAMPLE = (
     r"^numerics (expand_depthwise|planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
     r"|chain .*(tf32|fp32)|stream .*bf16)"
@@ -66,7 +66,7 @@ RACED = (
     r"|^numerics (memoized|wide) 2d_16_16_16_bf16|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
     r"|^numerics inverted.* 2d_32_192_192_32_bf16 (?!.*(early=True|groups=[234], halves=False))"
     r"|^numerics bottleneck.* 2d_256_64_64_256_bf16"
-    r"|^numerics expand_depthwise 2d_16_96_96_bf16 .*width=28,"
+    r"|^numerics expand_depthwise 2d_16_96_96_bf16 .*narrow=True"
 )
 """Of those one or two of each family, on small inputs: a race check takes a hundred times as long as a run."""
 _BARRIERS = ("--num-cuda-barriers", "256")
@@ -110,12 +110,18 @@ def part_of(out: Path, number: int, gpus: int) -> Path:
     return out / "merged-blocks.json" if gpus == 1 else out / "parts" / f"blocks-{number + 1}of{gpus}.json"
 
 
-def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
-    """All stages, in order."""
+def stages(out: Path, kernels: int, gpus: int = 1, again: str = "") -> list[Stage]:
+    """All stages, in order.
+
+    Args:
+        out: folder.
+        kernels: that a schedule tries for a range.
+        gpus: of this machine.
+        again: blocks to measure once more, separated by commas.
+    """
     python = sys.executable
-    chosen = (python, str(BLOCKS), "--kernels", str(kernels), "--first", ",".join((*TABLE, *FIRST)))
-    table = (python, str(BLOCKS), "--kernels", str(kernels), "--first", ",".join(TABLE), "--first-alone")
-    rivals = ("--without", ",".join(SCHEDULES))
+    first = ",".join(filter(None, (again, *TABLE, *FIRST)))
+    blocks = (python, str(BLOCKS), "--kernels", str(kernels), "--first", first, "--by-schedule", ",".join(TABLE))
     short = (
         "--rounds",
         "15",
@@ -127,13 +133,13 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
         "--merge-budget",
         "8",
     )
-
-    def measured(*what: str) -> tuple[tuple[str, ...], ...]:
-        return tuple(
-            (*what, "--out", str(part_of(out, n, gpus)), "--share", f"{n + 1}/{gpus}", *short, "--limit", "{left}")
-            for n in range(gpus)
-        )
-
+    measured = tuple(
+        (*blocks, "--out", str(part_of(out, n, gpus)), "--share", f"{n + 1}/{gpus}", *short, "--limit", "{left}")
+        for n in range(gpus)
+    )
+    marked = tuple(
+        (python, str(BLOCKS), "--out", str(part_of(out, n, gpus)), "--again", again) for n in range(gpus) if again
+    )
     variants = (
         python,
         str(PROBE),
@@ -153,11 +159,12 @@ def stages(out: Path, kernels: int, gpus: int = 1) -> list[Stage]:
         Stage(tool, ((sanitizer or "", "--tool", tool, *more, *told, pattern),), most_s, missing=why)
         for tool, pattern, more, most_s in checks
     ]
+    build = ("nice", *blocks, "--out", str(part_of(out, 0, gpus)), "--build", "sm_90a")
     return [
+        *([Stage(f"again {again}", marked, 60)] if again else []),
         # What the first block lacks it builds itself; the rounds are replays of graphs, which no host disturbs.
-        Stage("build blocks", (("nice", *chosen, "--out", "-", "--build", "sm_90a"),), 150, beside=True),
-        Stage("blocks", measured(*table), _NO_END_S),
-        Stage("more blocks", measured(*chosen, *rivals), _NO_END_S),
+        Stage("build blocks", (build,), 150, beside=True),
+        Stage("blocks", measured, _NO_END_S, repeats=bool(again)),
         Stage("build numerics", ((*numerics, "--build", "sm_90a"),), 40),
         Stage("numerics", ((*numerics[:2], str(out / "numerics"), *numerics[2:], "--seconds", "{left}"),), 60),
         Stage("build variants", ((*variants, "--build"),), 60),
@@ -256,9 +263,11 @@ def run_here(out: Path, gpus: int = 1) -> Run:
     return run
 
 
-def begin_parts(out: Path, gpus: int) -> None:
-    """What earlier runs have measured is there for every GPU."""
+def begin_parts(out: Path, gpus: int, earlier: Path | None = None) -> None:
+    """What earlier runs have measured is there for every GPU; ``earlier`` where OUT holds nothing of its own yet."""
     whole = out / "merged-blocks.json"
+    if earlier is not None and not whole.exists():
+        shutil.copyfile(earlier, whole)
     for part in (part_of(out, number, gpus) for number in range(gpus)):
         part.parent.mkdir(parents=True, exist_ok=True)
         if part != whole and whole.exists():
@@ -308,6 +317,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--kernels", type=int, default=3, help="that a schedule tries for a range")
     parser.add_argument("--gpus", type=int, help="by default all that are visible")
+    parser.add_argument("--begin", type=Path, metavar="F.json", help="blocks that are measured; OUT goes on with them")
+    parser.add_argument("--again", default="", metavar="NAMES", help="of those blocks, to measure once more")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     gpus = options.gpus
@@ -315,9 +326,9 @@ def main() -> int:
         import torch
 
         gpus = max(1, torch.cuda.device_count())
-    begin_parts(options.out, gpus)
+    begin_parts(options.out, gpus, options.begin)
     campaign = Campaign(options.out, options.seconds, run_here(options.out, gpus))
-    planned = stages(options.out, options.kernels, gpus)
+    planned = stages(options.out, options.kernels, gpus, options.again)
     campaign.go(planned)
     join_parts(options.out, gpus)
     print(*summary(options.out), sep="\n", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
@@ -12,14 +13,15 @@ if not torch.cuda.is_available():
 
 from torch import nn  # noqa: E402
 
-from joulemark.merged import cache, merge  # noqa: E402
+from joulemark.merged import cache, merge, whole  # noqa: E402
 from joulemark.merged.bricks import Parameters, run_plain  # noqa: E402
+from joulemark.merged.compiling import compiled  # noqa: E402
 from joulemark.merged.paths import Executed, library_paths  # noqa: E402
 from joulemark.merged.questions import relative_error  # noqa: E402
 from joulemark.merged.rates import measure_rates  # noqa: E402
+from joulemark.merged.replay import Chosen, Replayed, for_capture  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
-from joulemark.merged.stopwatch import race  # noqa: E402
-from joulemark.merged.whole import Replayed, compiled  # noqa: E402
+from joulemark.merged.stopwatch import race, race_replays  # noqa: E402
 from joulemark.workloads.precision import set_fp32  # noqa: E402
 
 # Importing the compiler warns of torch's own deprecated calls (torch 2.11).
@@ -186,7 +188,7 @@ def test_a_merged_model_is_right_at_first_and_from_the_disk(form):
         assert relative_error(merged(x[:3]), expected[:3]) < 2 * LIMITS[form]
         begin = time.perf_counter()
         again = merge(model, x, budget_s=40)
-        if "compiled" not in again.variant:
+        if "compiled" not in f"{again.variant} {again.captured}":
             assert time.perf_counter() - begin < 5
         assert again.cached
         assert relative_error(again(x), expected) < 2 * LIMITS[form]
@@ -238,12 +240,103 @@ def test_a_merged_model_can_be_captured_and_moved():
         assert relative_error(moved(x), expected) < 2e-2
 
 
+def captured(module, x):
+    """A graph of the user's around a call of a module, and its output."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        module(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module(x)
+    return graph, out
+
+
+@pytest.mark.parametrize("called", ["folded", "launches", "folded graph", None])
+def test_who_captures_a_merged_model_gets_what_is_fastest_on_the_device(monkeypatch, called):
+    """Whatever is fastest in calls; ``None``: as it is measured."""
+    race_calls = whole.race_calls
+
+    def faster(calls, device):
+        times = race_calls(calls, device)
+        return {name: 0.0 if name == called else seconds for name, seconds in times.items()}
+
+    monkeypatch.setattr(whole, "race_calls", faster)
+    monkeypatch.setenv(cache.VARIABLE, f"{cache.folder()}-{called}")
+    model, x, wide = small("bf16", batch=1)
+    with torch.no_grad():
+        merged = merge(model, x, budget_s=15)
+        assert merged.failed is None, merged.explain()
+        best = merged.device_times[merged.captured]
+        assert best <= 1.011 * min(merged.device_times.values())
+        if called in merged.times:
+            assert merged.variant == called
+        if merged.variant not in (merged.captured, merged.captured.removesuffix("graph").strip() or "launches"):
+            assert isinstance(merged.inner, Chosen)
+        replayed = {name: captured(one, x) for name, one in {"merged": merged, "plain": model}.items()}
+        found = race_replays({name: graph.replay for name, (graph, _) in replayed.items()}, DEVICE)
+        assert found["merged"] < 1.15 * best + 2e-6, merged.explain()
+        assert found["merged"] < found["plain"]
+        for out in (replayed["merged"][1], merged(x)):
+            assert relative_error(out, wide(x.double())) < 2e-2
+        again = merge(model, x, budget_s=15)
+        assert again.cached
+        assert (again.variant, again.captured) == (merged.variant, merged.captured)
+        graph, out = captured(again, x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert relative_error(out, wide(x.double())) < 2e-2
+
+
+class Several(nn.Module):
+    """So many kernels of a few microseconds, or products of so many rows and columns."""
+
+    def __init__(self, kernels, rows):
+        super().__init__()
+        self.kernels, self.rows = kernels, rows
+
+    def forward(self, x):
+        for _ in range(self.kernels):
+            x = x @ x if self.rows > 100 else x * 1.01
+        return x
+
+
+@pytest.mark.parametrize(("kernels", "rows"), [(6, 16), (2, 4096)])
+def test_a_replay_is_timed_without_the_host(kernels, rows):
+    """As calls that were captured one behind the other take it, and what lies between two graphs."""
+    x = torch.randn(rows, rows, device=DEVICE) / rows**0.5
+    module = Several(kernels, rows)
+    with torch.no_grad():
+        expected = race({"calls": lambda: module(x)}, DEVICE)["calls"]
+        replayed = Replayed(module, (x,))
+        found = race_replays({"replays": replayed.replay}, DEVICE)["replays"]
+    assert 0.8 * expected < found < 1.2 * expected + 6e-6
+
+
+def test_a_copy_of_a_merged_model_works():
+    model, x, wide = small("bf16", batch=2)
+    with torch.no_grad():
+        merged = merge(model, x, budget_s=15)
+        if "compiled" in f"{merged.variant} {merged.captured}":
+            pytest.skip("what torch compiles is torch's to copy")
+        assert relative_error(copy.deepcopy(merged)(x), wide(x.double())) < 2e-2
+
+
+def test_an_input_on_the_cpu_is_in_no_graph():
+    class Scaled(nn.Module):
+        def forward(self, x, factor):
+            return x * factor
+
+    with pytest.raises(TypeError, match="on the CPU"):
+        Replayed(Scaled(), (torch.ones(2, device=DEVICE), torch.tensor(2.0)))
+
+
 def test_a_compiler_goes_around_segments():
     model, x, wide = small("bf16", batch=2)
     with torch.no_grad():
         merged = merge(model, x, budget_s=15)
-        inner = getattr(merged.inner, "inner", merged.inner)
-        out = compiled(inner)(x)
+        out = compiled(for_capture(merged.inner))(x)
         assert relative_error(out, wide(x.double())) < 2e-2
 
 

@@ -15,36 +15,18 @@ from joulemark.merged.families import Family
 from joulemark.merged.paths import Executed, library_paths
 from joulemark.merged.sequence import Conv
 from joulemark.merged.squeeze import Excitation
-from tests.merged.fakes import RATES, FakeKernel, fake_family, packed
+from tests.merged.fakes import (
+    RATES,
+    FakeKernel,
+    Wrapped,
+    executed,
+    fake_family,
+    merged_there,
+    model_and_input,
+    packed,
+)
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-
-
-class Residual(nn.Module):
-    """A pair with a residual from inside, one from outside, and a fork."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.a, self.b = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
-        self.c, self.d, self.side = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 12, 3, 2, 1), nn.Conv2d(8, 12, 1, 2)
-
-    def forward(self, x):
-        x = torch.relu(self.stem(x))
-        x = torch.relu(self.b(torch.relu(self.a(x))) + x)
-        return torch.relu(self.d(torch.relu(self.c(x))) + self.side(x)).mean((2, 3))
-
-
-def model_and_input(batch=2):
-    torch.manual_seed(0)
-    return Residual().eval(), torch.randn(batch, 3, 33, 29)
-
-
-def executed(merged):
-    return [one for one in merged.modules() if isinstance(one, Executed)]
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_what_the_model_predicts_to_win_is_merged():
@@ -77,6 +59,7 @@ def test_without_kernels_that_do_it_layers_stay_apart():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_kernel_with_a_wrong_output_is_left_out_however_fast():
     model, x = model_and_input()
     merged = merge(model, x, rates=RATES, families=(fake_family(wrong=True),), measure=True)
@@ -206,6 +189,7 @@ def test_by_kernels_alone_a_single_layer_is_our_own_kernels_too():
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
     model, x = model_and_input()
     given = {"rates": RATES, "families": (fake_family(),), "measure": True}
@@ -219,6 +203,7 @@ def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
     assert merge(model, x, budget_s=1e-6, **given).cached
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_prediction_never_beats_a_measurement():
     """Of many bricks a few are measured; the others have their predictions alone, which are far too good."""
     from joulemark.merged.graph import trace
@@ -238,7 +223,7 @@ def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
     model, x = model_and_input()
     first = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
     monkeypatch.setattr("joulemark.merged.plan.race", lambda *_: pytest.fail("measured again"))
-    monkeypatch.setattr("joulemark.merged.whole.race", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("joulemark.merged.whole.race_calls", lambda *_: pytest.fail("measured again"))
     second = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
     assert (first.cached, second.cached) == (False, True)
     assert second.variant == first.variant
@@ -258,6 +243,7 @@ def test_other_shapes_and_other_weights_shapes_are_other_plans():
     assert len(keys) == 3
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_broken_entry_is_measured_again(tmp_path):
     model, x = model_and_input()
     merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
@@ -266,6 +252,7 @@ def test_a_broken_entry_is_measured_again(tmp_path):
     assert not merge(model, x, rates=RATES, families=(fake_family(),), measure=True).cached
 
 
+@pytest.mark.usefixtures("given_times")
 def test_a_cache_that_cannot_be_written_costs_the_cache_alone(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "below"))
@@ -484,72 +471,22 @@ def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_
     assert not torch.equal(*outs)
 
 
-class Wrapped(nn.Module):
-    """Stands for a module that was compiled or captured."""
-
-    def __init__(self, inner, how):
-        super().__init__()
-        self.inner, self.how = inner, how
-
-    def forward(self, *inputs):
-        return self.inner(*inputs)
-
-
-@pytest.fixture
-def simulated_gpu(monkeypatch):
-    """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
-    from joulemark.merged import automatic, plan, questions, whole
-
-    times: dict[str, float] = {}
-    tried: list[str] = []
-
-    def race(modules, *_):
-        tried.extend(modules)
-        return {name: times.get(name, 1.0) for name in modules}
-
-    monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
-    example = questions.example
-    monkeypatch.setattr(
-        questions, "example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
-    )
-    monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
-    monkeypatch.setattr(plan, "compiler_for", lambda _: lambda kernel: None)
-    monkeypatch.setattr(automatic, "learn", lambda *_: None)
-    monkeypatch.setattr(automatic, "Replayed", lambda inner, inputs, pool: Wrapped(inner, "graph"))
-    monkeypatch.setattr(automatic, "compiled", lambda inner, mode: Wrapped(inner, mode))
-    monkeypatch.setattr(whole, "_race_calls", race)
-    monkeypatch.setattr(whole.Referee, "pool", None)
-    return times, tried
-
-
-def merged_there(model, x, budget_s=1000.0, spent_s=0.0):
-    """What ``merge`` does on a GPU once it knows the device."""
-    import time
-
-    from joulemark.merged.executor import traced_or_reason
-    from joulemark.merged.plan import Setting
-
-    graph = traced_or_reason(model, (x,))
-    setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
-    with torch.no_grad():
-        return _Automatic(model, graph, (x,), setting, time.monotonic() - spent_s, budget_s).merged()
-
-
-EVERY_VARIANT = [
-    "launches", "folded", "graph", "folded graph", "compiled", "compiled graph", "folded compiled",
-    "folded compiled graph", "compiled tuned", "compiled tuned graph", "folded compiled tuned",
+GRAPHS = [
+    "graph", "folded graph", "compiled graph", "folded compiled graph", "compiled tuned graph",
     "folded compiled tuned graph",
 ]  # fmt: skip
+NO_GRAPHS = ["launches", "folded", "compiled", "folded compiled", "compiled tuned", "folded compiled tuned"]
 
 
 @pytest.mark.parametrize("best", ["launches", "graph", "folded graph", "compiled graph", "folded compiled tuned graph"])
 def test_whatever_is_fastest_of_all_rivals_comes_back_and_again_from_the_disk(simulated_gpu, best):
-    times, tried = simulated_gpu
-    times[best] = 0.9
+    simulated_gpu.times[best] = simulated_gpu.on_device[best] = 0.9
+    fastest = best if best in GRAPHS else "graph"
     model, x = model_and_input()
     first = merged_there(model, x)
-    assert first.variant == best
-    assert tried == EVERY_VARIANT
+    assert (first.variant, first.captured) == (best, fastest)
+    assert simulated_gpu.replayed == GRAPHS
+    assert sorted(simulated_gpu.called) == sorted([*NO_GRAPHS, fastest])
     # CuDNN's fused kernels do not run on this CPU: they are out, with the reason, and cost nothing else.
     assert set(first.problems) == {"fused graph"}
     rival = best.startswith("folded")
@@ -557,31 +494,35 @@ def test_whatever_is_fastest_of_all_rivals_comes_back_and_again_from_the_disk(si
     assert bool(executed(first)) != rival
     second = merged_there(model, x)
     assert second.cached
-    assert second.variant == best
-    assert len(tried) == len(EVERY_VARIANT), "what comes from the disk is not measured again"
+    assert (second.variant, second.captured) == (best, fastest)
+    assert (second.times, second.device_times) == (first.times, first.device_times)
+    assert len(simulated_gpu.replayed) == len(GRAPHS), "what comes from the disk is not measured again"
     for one in (first, second):
         torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_as_good_without_a_compiler_is_better(simulated_gpu):
-    times, _ = simulated_gpu
-    times |= {"folded compiled graph": 0.500, "graph": 0.504, "compiled graph": 0.495}
-    assert merged_there(*model_and_input()).variant == "compiled graph"
-    times["graph"] = 0.499
-    assert merged_there(*model_and_input(3)).variant == "graph"
+    simulated_gpu.on_device |= {"folded compiled graph": 0.500, "graph": 0.504, "compiled graph": 0.495}
+    simulated_gpu.times |= {"compiled graph": 0.5, "launches": 0.504}
+    first = merged_there(*model_and_input())
+    assert (first.variant, first.captured) == ("launches", "compiled graph")
+    simulated_gpu.on_device["graph"] = 0.499
+    second = merged_there(*model_and_input(3))
+    assert (second.variant, second.captured) == ("launches", "graph")
+    simulated_gpu.times |= {"graph": 0.504, "launches": 0.506, "compiled": 0.5}
+    assert merged_there(*model_and_input(4)).variant == "graph"
 
 
 def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu):
-    _, tried = simulated_gpu
     merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=46.0)
-    assert tried == ["launches", "folded", "graph", "folded graph"]
+    assert simulated_gpu.called == ["launches", "folded", "graph"]
+    assert simulated_gpu.replayed == ["graph", "folded graph"]
     assert merged.problems["compiled"].startswith("no time: compiling is expected to take")
     assert "of budget_s=50 1 s are left" in merged.problems["folded compiled graph"]
     assert merged.problems["compiled"] in merged.explain()
-    tried.clear()
     merged_there(*model_and_input(3), budget_s=50.0)
-    assert "compiled graph" in tried
-    assert not any("tuned" in name for name in tried)
+    assert "compiled graph" in simulated_gpu.replayed
+    assert not any("tuned" in name for name in simulated_gpu.replayed + simulated_gpu.called)
 
 
 def automatic_of(calls, budget_s=50.0, spent_s=0.0):

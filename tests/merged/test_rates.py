@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_without_rates_merging_says_so_and_goes_on(monkeypatch):
         raise rates.RatesError("something else uses this GPU")
 
     monkeypatch.setattr(automatic, "rates_of", refuse)
-    x = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16, is_floating_point=lambda: True)
+    x = Mock(torch.Tensor, device=torch.device("cuda", 0), dtype=torch.bfloat16)
     with pytest.warns(UserWarning, match="without a performance model: something else uses this GPU"):
         setting = automatic._setting((x,), None, (fake_family(),), True, 1.0)
     assert setting.rates is None

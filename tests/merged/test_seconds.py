@@ -11,19 +11,22 @@ import pytest
 
 from joulemark.merged.cost import predict
 from joulemark.merged.families import Problem, known_families, offers
-from joulemark.merged.kernels import Description
+from joulemark.merged.kernels import Description, memoized, wide
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Fitted, cheapest, fitted, seconds_of
 from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
-from joulemark.merged_bench.refit import Timed, errors_of, fit, latest, main, points_of, predicted_s
+from joulemark.merged_bench.refit import Timed, errors_of, fit, latest, main, points_of, predicted_s, table
 from tests.merged.fakes import RATES
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 PROBES = [RESULTS / name for name in ("merged-probe.json", "merged-variants.json", "merged-blocks.json")]
 SCHEMA = json.loads((RESULTS.parents[1] / "docs" / "schema" / "merged-model.schema.json").read_text(encoding="utf-8"))
 CHAIN = Sequence((Conv(16, 16, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu"),) * 2)
+
+
+_COUNTED = ("chain", "stream", "stream_warpgroup", "memoized", "wide")
 
 
 def points(wrong: float = 1.0) -> list[Timed]:
@@ -73,6 +76,23 @@ def test_one_block_alone_is_fitted_and_says_that_nothing_predicts_it(tmp_path, c
     assert errors_of([])["blocks"] == []
 
 
+def test_padded_and_memoized_bricks_are_compared_where_both_were_measured():
+    def timed(block: str, size: float, family: str, time_s: float, name: str = "k") -> Timed:
+        return Timed(block, family, name, {"product": size}, time_s, 0)
+
+    found = [timed("a", 1.0, "chain", 2.0), timed("b", 2.0, "chain", 4.0), timed("c", 3.0, "chain", 6.0)]
+    found += [timed("a", 1.0, "memoized", 1.0), timed("b", 2.0, "memoized", 2.0), timed("c", 3.0, "memoized", 6.6)]
+    found += [timed("e", 4.0, "chain", 8.0), timed("e", 4.0, "memoized", 4.0)]  # with the others enough for its own
+    errors = errors_of([*found, timed("c", 3.0, "memoized", 3.0, "3 x k"), timed("d", 1.0, "chain", 2.0)])
+    told = {one["block"]: one["memoized_over_padded"] for one in errors["blocks"]}
+    assert told["a"]["measured"] == 0.5
+    assert told["a"]["predicted"] < 1
+    assert told["c"]["measured"] == 1.1  # and not by what takes three launches
+    assert told["d"] is None
+    assert errors["right_schedules"] == pytest.approx(3 / 4)
+    assert "told in 3 of 4; memoized faster than padded: a (0.500 of its time), b (0.500" in table(errors)
+
+
 def test_of_several_files_the_last_that_measured_a_kernel_tells_its_time():
     old = [Timed("a", "f", "x", {}, 1.0, 0), Timed("a", "g", "x", {}, 2.0, 0)]
     new = [Timed("a", "g", "x", {}, 3.0, 0), Timed("b", "g", "x", {}, 4.0, 0)]
@@ -107,9 +127,12 @@ def test_the_committed_seconds_are_those_of_the_committed_probes(tmp_path, capsy
     for family, terms in made["seconds"].items():
         assert committed.seconds[family] == {term: pytest.approx(value, rel=0.01) for term, value in terms.items()}
     stored = json.loads((RESULTS / "merged-model.json").read_text())
-    for name in ("good_choices", "good_of_three", "good_of_tried"):
+    for name in ("good_choices", "good_of_three", "good_of_tried", "right_schedules"):
         assert made["errors"][name] == pytest.approx(stored["errors"][name])
     assert made["errors"]["good_of_tried"] >= 0.9
+    assert made["errors"]["right_schedules"] >= 0.9
+    duels = [one["memoized_over_padded"] for one in made["errors"]["blocks"]]
+    assert {one["measured"] < 1 for one in duels if one is not None} == {True, False}  # each wins somewhere
     assert "within 5 % of the best" in capsys.readouterr().out
 
 
@@ -184,6 +207,36 @@ def test_every_measured_kernel_can_be_made_and_counted():
     assert all(value >= 0 for one in found for value in one.counts.values())
 
 
+def test_what_memoized_bricks_wait_for_is_counted_by_hand():
+    """Images of 64 × 28 in bricks of 8 × 14: 8 rows of 2, of a ring of five rows two beside the three that are read."""
+
+    def counts(layers: int, lanes: int = 1):
+        description = Description(Sequence(CHAIN.layers[:1] * layers), "bf16")
+        plan = memoized.Plan((8, 14), warps=4, blocks=1, lanes=lanes)
+        made = memoized.memoized(description, plan)
+        assert made.counts is not None
+        return made.counts((64, 28), 4, Device())
+
+    assert counts(1)["round"] == pytest.approx(max(1, 4 * 16 / 16))  # a lane's image at a time, and all of its bricks
+    assert counts(2)["round"] == pytest.approx(2 * 4 * 16 / (2 * 2 * 2))  # 2 columns, 2 layers, 2 rows of each
+    assert counts(2, lanes=4)["round"] == pytest.approx(2 * 4 * 16 / 32)
+    # 9 taps, 1 step, 2 tiles, 4 warps, for each of the tasks that one multiprocessor has.
+    assert counts(2)["weight_load"] == pytest.approx(4 * 16 / 8 * 2 * 9 * 2 * 4)
+
+
+def test_groups_of_rows_of_wide_kernels_are_counted_by_hand():
+    """Two layers of 64 channels, 128 × 120 pixels: four bands of 28 columns of 32, one block of 32 groups of 4 rows."""
+    layer = Conv(64, 64, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+    made = wide.wide(Description(Sequence((layer, layer)), "bf16"), wide.Plan(32, 4, 32))
+    assert made.counts is not None
+    found = made.counts((128, 112), 1, Device())
+    assert found["step"] == 32 + 4
+    assert found["product"] == 36 * 2 * (3 * 3 * 4) * 128
+    assert (found["store"], found["round"], found["launch"]) == (36 * 128, 1, 1)
+    assert found["chunk"] == 36 * 128 * (64 + 64) / 8
+    assert made.counts((128, 112), 34, Device())["round"] == 2  # 136 bands
+
+
 def test_what_does_not_fit_is_left_out_and_kinds_are_mixed():
     def counts(plan: tuple[str, float]) -> dict[str, float]:
         if plan[1] < 0:
@@ -211,7 +264,7 @@ def test_counts_tell_the_time_on_the_gpu_that_was_measured(gpu):
     rates = replace(RATES, l2_bytes=2**30, shared_bytes=2**20)
     for one in found:
         prediction = predict(CHAIN, (256, 256), 8, "bf16", one.candidate, rates)
-        counted = gpu is not None and one.candidate.family in ("chain", "stream", "stream_warpgroup", "memoized")
+        counted = gpu is not None and one.candidate.family in _COUNTED
         assert (prediction.bound == "counts") == counted
         if counted:
             assert prediction.time_s == one.candidate.counted_s > 0

@@ -8,6 +8,7 @@ import queue
 import re
 import runpy
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ def test_blocks_come_first_and_every_limit_is_told(tmp_path):
     ran = go(tmp_path)
     names = [name for name, *_ in ran]
     names.remove("build blocks")  # beside the others, in a thread of its own
-    assert names[:4] == ["blocks", "more blocks", "build numerics", "numerics"]
+    assert names[:3] == ["blocks", "build numerics", "numerics"]
     assert {"build blocks", "blocks"} <= set(json.loads((tmp_path / "campaign.json").read_text()))
     for _, command, left in ran:
         assert not any("{" in part and "left" in part for part in command)
@@ -55,7 +56,29 @@ def test_a_second_run_repeats_what_failed_and_goes_on_with_blocks(tmp_path):
     assert kept["blocks"]["code"] == 3
     again = [name for name, *_ in go(tmp_path)]
     assert again[:3] == ["blocks", "numerics", "variants"]
-    assert not {"build blocks", "more blocks"} & set(again)
+    assert "build blocks" not in again
+
+
+def test_blocks_are_asked_for_again_once_and_come_first(tmp_path):
+    measured = tmp_path / "measured.json"
+    measured.write_text('{"rows": []}')
+    out = tmp_path / "out"
+    out.mkdir()
+    CAMPAIGN["begin_parts"](out, 1, measured)
+    assert (out / "merged-blocks.json").read_text() == measured.read_text()
+    ran = []
+    for _ in range(2):  # the second time, blocks go on, and no row is marked once more
+        campaign = CAMPAIGN["Campaign"](out, 360.0, lambda name, command, *_: ran.append((name, command)) or 0)
+        campaign.go([one for one in CAMPAIGN["stages"](out, 3, 1, "b,a") if "build" not in one.name])
+    names = [name for name, _ in ran if name.startswith(("again", "blocks"))]
+    assert names == ["again b,a", "blocks", "blocks"]
+    told = [dict(pairwise(command)) for _, command in ran[:2]]
+    assert told[0]["--again"] == "b,a"
+    assert told[0]["--out"] == told[1]["--out"] == str(out / "merged-blocks.json")
+    assert told[1]["--first"].startswith("b,a," + CAMPAIGN["TABLE"][0])
+    (out / "merged-blocks.json").write_text("{}")
+    CAMPAIGN["begin_parts"](out, 1, measured)
+    assert (out / "merged-blocks.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(("codes", "starts"), [([4, 0], 2), ([4, 4, 3], 3), ([4] * 9, 4), ([None], 1), ([1], 1)])
@@ -64,7 +87,7 @@ def test_blocks_are_begun_again_after_a_cuda_error_alone(codes, starts, tmp_path
 
 
 def test_every_gpu_takes_its_share_of_the_blocks_into_a_file_of_its_own(tmp_path):
-    ran = [one for one in go(tmp_path, {"blocks 1": [4, 3]}, gpus=2) if one[0].startswith("blocks")]  # not "more …"
+    ran = [one for one in go(tmp_path, {"blocks 1": [4, 3]}, gpus=2) if one[0].startswith("blocks")]
     assert sorted(name for name, *_ in ran) == ["blocks 0", "blocks 1", "blocks 1"]
     told = {
         name: (command[command.index("--share") + 1], command[command.index("--out") + 1]) for name, command, _ in ran
@@ -241,7 +264,7 @@ def test_the_summary_names_what_is_wrong(tmp_path):
     assert "s: over compile {'burst': 2.35}" in said or "{'burst': 2.34}" in said
 
 
-@pytest.mark.parametrize("name", ["build blocks", "blocks", "more blocks"])
+@pytest.mark.parametrize("name", ["build blocks", "blocks"])
 def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
     stage = next(one for one in stages(tmp_path) if one.name == name)
     given = stage.commands[0][1:] if stage.beside else stage.commands[0]  # behind "nice"

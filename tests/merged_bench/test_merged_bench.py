@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import signal
+import time
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -97,8 +98,10 @@ def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
     options = replace(QUICK, names=("eager", "merged"))
     document = Document(path, "blocks", facts)
     said: list[str] = []
-    assert not measure_all(BLOCKS[:2], document, Stage("cpu"), options, 0.0, said.append) or len(said)
-    assert measure_all(BLOCKS[:2], document, Stage("cpu"), options, 600.0, said.append)
+    late = replace(options, ends_s=time.perf_counter())
+    assert not measure_all(BLOCKS[:2], document, Stage("cpu"), late, said.append)
+    assert said == []
+    assert measure_all(BLOCKS[:2], document, Stage("cpu"), options, said.append)
     content = json.loads(path.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(content)
     assert [row["subject"] for row in content["rows"]] == [one.name for one in BLOCKS[:2]]
@@ -110,23 +113,88 @@ def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
 
 
 def test_no_subject_begins_when_time_is_up(tmp_path):
-    document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
-    assert not measure_all(BLOCKS, document, Stage("cpu"), QUICK, -1.0, lambda _: None)
+    """Neither when it was up before, nor when what a row takes to be measured is longer than what is left."""
+    document, begun = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"}), []
+    for left_s in (-4.0, 0.9 * QUICK.measuring_s):
+        late = replace(QUICK, ends_s=time.perf_counter() + left_s)
+        assert not measure_all(BLOCKS, document, Stage("cpu"), late, begun.append)
+    assert (document.content["rows"], begun) == ([], [])
+
+
+def test_a_row_in_which_nothing_was_measured_is_not_kept_and_the_next_subject_does_not_begin(tmp_path, monkeypatch):
+    """Time is up while the first rival is built: no row, and no guess from it for what the next one takes."""
+    monkeypatch.setitem(rivals.RIVALS, "jit", lambda task: time.sleep(60.0))
+    document, said = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"}), []
+    options = replace(QUICK, names=("jit", "eager"), sustain_best=0, steady_unmerged=False)
+    short = replace(options, ends_s=time.perf_counter() + options.measuring_s + 0.5)
+    assert not measure_all([block("residual"), block("chain-2x16")], document, Stage("cpu"), short, said.append)
     assert document.content["rows"] == []
+    assert document.content["failed"] == {}
+    assert [one for one in said if not one.startswith(" ")] == ["residual-16-512-b16"]
 
 
-def test_a_subject_may_take_as_long_as_the_last_of_its_kind_and_a_shorter_one_goes_before(tmp_path):
+def test_a_subject_of_which_every_rival_fails_is_kept_with_the_reason_of_one(tmp_path):
+    document, only = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"}), replace(QUICK, names=("fused",))
+    assert measure_all([block("residual")], document, Stage("cpu"), only, lambda _: None)
+    assert document.content["rows"] == []
+    assert "fused: cuDNN's fused convolutions need a GPU" in document.content["failed"]["residual-16-512-b16"]
+
+
+def block_row(name, group="chain-16", burst_s: float | None = 1e-3, **more):
+    found = {"merged": {} if burst_s is None else {"burst_s": burst_s}}
+    return {"subject": name, "group": group, "dtype": "bf16", "took_s": 20.0, "rivals": found, **more}
+
+
+def test_rows_that_are_empty_cut_or_asked_for_again_are_measured(tmp_path):
+    path, names = tmp_path / "m.json", [one.name for one in BLOCKS[:4]]
+    rows = [
+        block_row(names[0]),
+        block_row(names[1], cut=True),
+        block_row(names[2], burst_s=None, cut=True),
+        block_row(names[3]),
+    ]
+    path.write_text(json.dumps({"schema": SCHEMA["properties"]["schema"]["const"], "kind": "blocks", "gpu": "cpu",
+                                "rows": rows, "failed": {}}))  # fmt: skip
+    assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, ["--out", str(path), "--again", names[3]]) == 0
+    document = Document(path, "blocks", {"gpu": "cpu"})
+    assert [one["subject"] for one in document.content["rows"]] == [names[0], names[1], names[3]]
+    assert [document.lacks(one, "bf16") for one in BLOCKS[:4]] == [False, True, True, True]
+    document.add(block_row(names[3], cut=True, gains={}))  # keeps what is there
+    assert document.content["rows"][-1] == block_row(names[3], again=True)
+    document.add(block_row(names[3], burst_s=2e-3))
+    assert not document.lacks(BLOCKS[3], "bf16")
+    assert len(document.content["rows"]) == 3
+
+
+@pytest.mark.parametrize(("name", "why"), [("nothing", "holds no row of 'nothing'"), (None, "is not there")])
+def test_what_is_not_there_cannot_be_measured_again(name, why, tmp_path, capsys):
+    path = tmp_path / "m.json"
+    if name is not None:
+        path.write_text('{"rows": []}')
+    arguments = ["--out", str(path), "--again", name or "chain"]
+    assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_schedules_by_themselves_are_for_those_that_are_named():
+    options = Options(by_schedule=frozenset(("chain-16", BLOCKS[0].name)))
+    assert options.of(BLOCKS[0]).names == options.of(block("chain-2x16")).names == rivals.EVERY
+    assert set(rivals.EVERY) - set(options.of(block("residual")).names) == {"memoized", "rows", "bricks"}
+    assert Options().of(block("residual")).names == rivals.EVERY
+
+
+def test_a_subject_may_take_as_long_as_others_of_its_kind_and_a_shorter_one_goes_before(tmp_path):
     document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
     stride2, chain = block("inverted-16-96-24-s2"), block("chain-2x16")
     assert document.expected_s(chain) == 0
-    took_s = {"inverted-s2": 72.0, "inverted": 30.0, "chain-16": 20.0, "bottleneck": 40.0}
-    rows = [{"subject": name, "group": name, "dtype": "bf16", "took_s": one} for name, one in took_s.items()]
-    document.content["rows"] += rows
-    assert (document.expected_s(stride2), document.expected_s(chain)) == (30.0, 20.0)
-    assert document.expected_s(block("residual")) == 40.0
+    took_s = {"inverted-s2": 72.0, "inverted": 60.0, "chain-16": 20.0, "bottleneck": 40.0}
+    document.content["rows"] += [block_row(name, name, took_s=one) for name, one in took_s.items()]
+    document.content["rows"] += [block_row("late", "inverted", took_s=1.0, cut=True)]
+    assert (document.expected_s(stride2), document.expected_s(chain)) == (60.0, 20.0)
+    assert document.expected_s(block("residual")) == 20.0
     begun: list[str] = []
-    options = replace(QUICK, names=("eager",))
-    assert not measure_all([stride2, chain], document, Stage("cpu"), options, 25.0, begun.append)
+    options = replace(QUICK, names=("eager",), ends_s=time.perf_counter() + 65.0)  # the first one takes 20 s longer
+    assert not measure_all([stride2, chain], document, Stage("cpu"), options, begun.append)
     assert chain.name in begun
     assert stride2.name not in begun
 
@@ -155,7 +223,7 @@ def test_a_subject_that_cannot_be_built_is_kept_with_its_reason(tmp_path):
 
     subject = Subject("broken", "none", broken, (1,), (1, 1, 2, 2))
     document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
-    assert measure_all([subject], document, Stage("cpu"), QUICK, 60.0, lambda _: None)
+    assert measure_all([subject], document, Stage("cpu"), QUICK, lambda _: None)
     assert "no such network" in document.content["failed"]["broken"]
 
 
@@ -287,8 +355,6 @@ class Meter:
 
 
 def test_energy_per_call_is_power_times_the_sustained_time():
-    import time
-
     stage = Stage("cpu", power=PowerSampler(Meter()))
     act = stage.act("x", lambda _: time.sleep(0.002), [None])
     stage.sustained([act], 1.0)
@@ -510,7 +576,13 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     first = network_row("chain-4x16-1024", 1e-3, eager=5e-3, compile=4e-3, padded=2e-3, rows=1.5e-3, own_unmerged=3e-3)
     second = network_row("chain-2x16-1024", 1e-3, compile=1e-3, dram={"merged": 2e6, "compile": 8e6})
     first["rivals"]["merged"]["explain"] = ["0 … 2: rows, bricks of 9×8 by stream/stream_2d (measured)", "the whole: x"]
-    rows = [one | {"group": "chain-16"} for one in (first, second)]
+    third = network_row("chain-2x64-56", 2e-3, eager=2e-3, padded=1e-3, rows=3e-3)
+    third["rivals"]["merged"]["explain"] = [
+        "the whole model: plain (measured faster)",
+        *first["rivals"]["merged"]["explain"],
+    ]
+    third["rivals"]["merged"]["variant"] = "folded graph"
+    rows = [*(one | {"group": "chain-16"} for one in (first, second)), third | {"group": "chain-64", "cut": True}]
     (tmp_path / "blocks.json").write_text(json.dumps(network_document(*rows, kind="blocks", failed={"a": "no"})))
     script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
     assert script["main"](["table", str(tmp_path / "blocks.json")]) == 0
@@ -519,10 +591,12 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
     assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00×; 3× is asked for." in said
     assert "a: no" in said
+    assert "chain-2x64-56-b32: time was up before all rivals were built." in said
     schedules = said.partition("Schedules")[2]
     assert "| chain-4x16-1024-b32 | 2 ms | – | 1.5 ms | – | 3 ms | rows | 1 ms | 0 … 2: rows by stream |" in schedules
+    assert "| padded | 2 ms | nothing merged: folded graph |" in schedules
     assert "chain-2x16" not in schedules
-    assert "merged takes at most 5% longer than the fastest of them in 1 of 1 blocks." in schedules
+    assert "merged takes at most 5% longer than the fastest of them in 1 of 2 blocks." in schedules
 
 
 def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsys):
@@ -538,6 +612,10 @@ def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsy
     jsonschema.Draft202012Validator(SCHEMA).validate(whole)
     assert [row["gpu_uuid"] for row in whole["rows"]] == ["GPU-0", "GPU-1"]
     assert whole["gpu_uuid"] is None
+    paths[1].write_text(json.dumps(network_document(*rows, gpu_uuid="GPU-1") | {"rows": [rows[0] | {"again": True}]}))
+    for order in (paths[:2], paths[1::-1]):  # what was measured again, in whichever file
+        assert script["main"](["join", str(out), *map(str, order)]) == 0
+        assert "again" not in json.loads(out.read_text())["rows"][0]
     assert script["main"](["join", str(out), *map(str, paths)]) == 2
     assert "files differ in driver" in capsys.readouterr().err
 
@@ -560,8 +638,6 @@ def test_a_compiler_that_does_not_tune_stands_in_for_one_that_was_not_built(monk
 
 
 def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
-    import time
-
     def stubborn(task):
         while True:
             try:
@@ -579,7 +655,6 @@ def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):
 
 def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is_more(tmp_path, monkeypatch):
     """A rival overruns the time of the run: those before it have their figures, those behind it none."""
-    import time
 
     def endless(task):
         time.sleep(60.0)
@@ -589,7 +664,7 @@ def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is
     subject, document = block("residual"), Document(tmp_path / "m.json", "blocks", {"gpu": "cpu", "gpu_uuid": None})
     measure_subject(subject, Stage("cpu"), replace(options, names=("merged",)))  # what is imported at first use
     short = replace(options, ends_s=time.perf_counter() + options.measuring_s + 1.0)
-    assert measure_all([subject], document, Stage("cpu"), short, 600.0, lambda _: None)
+    assert not measure_all([subject], document, Stage("cpu"), short, lambda _: None)
     (row,) = document.content["rows"]
     jsonschema.Draft202012Validator({**SCHEMA, **SCHEMA["$defs"]["row"]}).validate(row)
     assert row["cut"]
@@ -598,7 +673,7 @@ def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is
     assert row["rivals"]["jit"]["missing"]["all"].startswith("no time left after")
     assert document.lacks(subject, "fp32")
     monkeypatch.setitem(rivals.RIVALS, "compile", rivals.RIVALS["eager"])
-    assert measure_all([subject], document, Stage("cpu"), options, 600.0, lambda _: None)
+    assert measure_all([subject], document, Stage("cpu"), options, lambda _: None)
     (row,) = document.content["rows"]
     assert not row["cut"]
     assert all(row["rivals"][name]["burst_s"] > 0 for name in options.names)
@@ -632,11 +707,9 @@ def test_what_ends_the_process_twice_is_left_out_the_third_time(tmp_path, monkey
     options = replace(QUICK, names=("eager", "jit", "merged"))
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            measure_all(
-                [block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, 60.0, lambda _: None
-            )
+            measure_all([block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, lambda _: None)
     document = Document(path, "blocks", facts)
-    assert measure_all([block("residual")], document, Stage("cpu"), options, 60.0, lambda _: None)
+    assert measure_all([block("residual")], document, Stage("cpu"), options, lambda _: None)
     content = json.loads(path.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(content)
     found = content["rows"][0]["rivals"]
@@ -660,7 +733,7 @@ def test_a_rival_that_leaves_cuda_unusable_in_its_rounds_is_left_out_the_next_ti
 
     monkeypatch.setitem(rivals.RIVALS, "jit", astray)
     options = replace(QUICK, names=("eager", "jit", "merged"))
-    given = ([block("residual")], Stage("cpu"), options, 60.0, lambda _: None)
+    given = ([block("residual")], Stage("cpu"), options, lambda _: None)
     with pytest.raises(Poisoned, match="jit left CUDA unusable: CUDA error: an illegal memory access"):
         measure_all(given[0], Document(path, "blocks", facts), *given[1:])
     document = Document(path, "blocks", facts | {"gpu_uuid": "GPU-of-the-next-machine"})
@@ -697,7 +770,7 @@ def test_a_process_that_ends_in_the_rounds_is_no_attempt_of_the_last_rival(tmp_p
     monkeypatch.setattr(Stage, "bursts", deadly)
     options = replace(QUICK, names=("eager",))
     with pytest.raises(KeyboardInterrupt):
-        measure_all([block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, 60.0, lambda _: None)
+        measure_all([block("residual")], Document(path, "blocks", facts), Stage("cpu"), options, lambda _: None)
     assert json.loads(path.read_text())["failed"] == {}
 
 
@@ -707,7 +780,7 @@ def test_a_subject_without_memory_is_kept_with_its_reason_and_the_next_one_follo
 
     subjects = [Subject("large", "none", large, (1,), (1, 1, 2, 2)), block("residual")]
     document = Document(tmp_path / "m.json", "blocks", {"gpu": "cpu"})
-    assert measure_all(subjects, document, Stage("cpu"), replace(QUICK, names=("eager",)), 60.0, lambda _: None)
+    assert measure_all(subjects, document, Stage("cpu"), replace(QUICK, names=("eager",)), lambda _: None)
     assert document.content["failed"] == {"large": "out of memory: CUDA out of memory. Tried to allocate 1 TiB"}
     assert len(document.content["rows"]) == 1
 

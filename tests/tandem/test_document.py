@@ -170,6 +170,14 @@ def test_a_case_of_several_runs_counts_by_its_last(sweep, record):
     assert document(sweep, replace(run_of([failed]), run_id="s" * 32)) == document(sweep)
 
 
+def test_a_case_of_several_runs_counts_by_the_newest_in_any_order(sweep, record):
+    """Those of a folder come newest first."""
+    again = replace(record(sweep.records[0].case, busy=1e-3, issue=4e-3), run_id="s" * 32)
+    newer = replace(run_of([again]), run_id="s" * 32, started_utc=sweep.started_utc + 1)
+    assert document(newer, sweep) == document(sweep, newer)
+    assert document(newer, sweep)["series"][0]["rows"][0]["run_id"] == newer.run_id
+
+
 def test_inputs_without_a_batch_are_cells(sweep, record):
     case = Case("bench_input.bench_slow_loader", gpu_model="nvidia-h200", params={"sleep_ms": 20})
     copy = replace(record(case, busy=1e-3, issue=2e-3), case=replace(case, workload="bench_input.bench_copy"))

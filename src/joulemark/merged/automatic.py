@@ -7,12 +7,13 @@ import time
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from joulemark.merged import cache
 from joulemark.merged.compiling import compiled
@@ -25,10 +26,11 @@ from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Choice, Planner, Setting
 from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.rates import RatesError, learn, rates_of
+from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.squeeze import replace_excitations
-from joulemark.merged.whole import Referee, Replayed
+from joulemark.merged.whole import Referee, Verdict
 
 _FOR_SEGMENTS = 0.55
 """Share of the budget after which no further segment is measured; compilers take the rest."""
@@ -41,11 +43,28 @@ _COMPILING_S = {"default": 0.12, "max-autotune-no-cudagraphs": 0.6}
 _UNTRIED = "no time for some layers or ranges: a larger budget_s may merge more"
 _STARTING = 30
 """As many calls more its start takes."""
+_GRAPHS = ("graph", "folded graph", "fused graph")
+_COMPILED = ("compiled", "compiled graph", "folded compiled", "folded compiled graph")
+_TUNED = ("compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph")
+_VARIANTS = ("launches", "folded", *_GRAPHS, *_COMPILED, *_TUNED)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A plan on the disk; ``cut_s``: the budget that cut it short, None where it is whole."""
+
+    choices: list[Choice]
+    left: dict[str, str]
+    variant: str
+    captured: str | None
+    times: dict[str, float]
+    device_times: dict[str, float]
+    cut_s: float | None
 
 
 def merge_automatically(
     model: nn.Module,
-    inputs: tuple[Tensor, ...],
+    inputs: tuple[Any, ...],
     rates: Rates | None,
     families: tuple[Family, ...] | None,
     measure: bool | None,
@@ -54,7 +73,8 @@ def merge_automatically(
 ) -> MergedModel:
     """See :func:`joulemark.merged.merge`."""
     begin = time.monotonic()
-    with torch.no_grad():
+    # What is copied in inference mode could not be changed, nor trained on, outside of it.
+    with torch.inference_mode(False), torch.no_grad():
         graph = traced_or_reason(model, inputs)
         if isinstance(graph, str):
             return untraced(model, graph)
@@ -74,13 +94,13 @@ def merge_automatically(
 
 
 def _setting(
-    inputs: tuple[Tensor, ...],
+    inputs: tuple[Any, ...],
     rates: Rates | None,
     families: tuple[Family, ...] | None,
     measure: bool | None,
     deadline: float,
 ) -> Setting:
-    x = next((one for one in inputs if one.is_floating_point()), None)
+    x = next((one for one in _tensors(inputs) if one.is_floating_point()), None)
     device = torch.device("cpu") if x is None else x.device
     on_gpu = device.type == "cuda"
     if families is None:
@@ -110,55 +130,54 @@ class _Automatic:
         self,
         model: nn.Module,
         graph: fx.GraphModule,
-        inputs: tuple[Tensor, ...],
+        inputs: tuple[Any, ...],
         setting: Setting,
         begin: float,
         budget_s: float,
         forced: bool = False,
     ) -> None:
         self.forced = forced
-        self.model, self.graph, self.inputs, self.setting = model, weights_channels_last(graph), inputs, setting
+        self.model, self.graph, self.setting = model, weights_channels_last(graph), setting
+        self.inputs = _cloned(inputs)
         self.rewritten = copy.deepcopy(self.graph)
         as_convolutions(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
         self.poolings = self._pooled()
         with cudnn_tuning(False):
-            keep_channels_last(weights_channels_last(self.rewritten), inputs)
+            keep_channels_last(weights_channels_last(self.rewritten), self.inputs)
         self.begin, self.budget_s = begin, budget_s
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
         kernels = [one.name for one in setting.families]
-        shapes = [(tuple(one.shape), one.dtype, one.stride()) for one in inputs]
+        shapes = pytree.tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype, one.stride()), inputs)
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
         what = (cache.model_key(model), shapes, setting.form, kernels, gpu)
         self.key = cache.key_of("plan", cache.code_key(), where, *what)
-        self.kept: dict[str, Any] | None = self._kept() if setting.measured else None
-        self.cut = False
+        self.kept: _Kept | None = self._kept() if setting.measured else None
+        self.cut = self.of_values = False
         self.untried: str | None = None
 
     def _pooled(self) -> dict[str, str]:
         """What became of the model's poolings; nothing where there is no kernel for them."""
         if self.setting.device.type != "cuda":
             return {}
-        dtype = next(one.dtype for one in self.inputs if one.is_floating_point())
-        return replace_poolings(self.rewritten, self.inputs[0].device, dtype)
+        x = next(one for one in _tensors(self.inputs) if one.is_floating_point())
+        return replace_poolings(self.rewritten, x.device, x.dtype)
 
-    def _kept(self) -> dict[str, Any] | None:
+    def _kept(self) -> _Kept | None:
         """The plan on the disk; None without one, or where it was cut short and there is more time now."""
-        kept = cache.read("plan", self.key)
-        if not isinstance(kept, dict):
+        kept: _Kept | None = cache.read("plan", self.key, _Kept)
+        if kept is None or not {kept.variant, kept.captured} <= {*_VARIANTS, None}:
             return None
-        cut_s = kept.get("cut_s")
-        return None if cut_s is not None and self.budget_s > cut_s else kept
+        return None if kept.cut_s is not None and self.budget_s > kept.cut_s else kept
 
     def merged(self) -> MergedModel:
         """The model, from what the disk keeps of it where that still holds."""
         if self.kept is not None:
             try:
-                choices = [_choice_of(one) for one in self.kept["choices"]]
-                return self._finish(choices, self.kept["left"], self.kept)
-            except (KeyError, TypeError, RuntimeError):  # an entry of another meaning, or that CUDA refuses today
+                return self._finish(self.kept.choices, self.kept.left, self.kept)
+            except (AssertionError, KeyError, RuntimeError, ValueError):  # of another meaning, or CUDA refuses it today
                 self.kept = None
         planner = Planner(self.setting, forced=self.forced)
         choices, left = planner.plan(self.rewritten)
@@ -171,43 +190,61 @@ class _Automatic:
             self.cut, self.untried = True, _UNTRIED
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.points(), self.setting.rates, self.setting.device)
+        self.of_values = planner.of_values
         return self._finish(choices, left, None)
 
-    def _finish(self, choices: List[Choice], left: dict[str, str], kept: dict[str, Any] | None) -> MergedModel:
+    def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
         decisions = [_decision(one) for one in choices]
         decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
         decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
         decisions += [Decision(name, "plain", why) for name, why in left.items()] + self.refused
-        if not decisions:
-            decisions = [nothing_in(self.model)]
         rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
-        # The model's own output, so that folding is refereed too; one that trains gives another each time.
-        plain = self.graph if any(one.training for one in self.model.modules()) else self.model
-        with cudnn_tuning(False):
-            expected = plain(*self.inputs)
-        referee = Referee(self.setting, self.inputs, expected, partial(_in_wider_numbers, plain, self.inputs))
+        referee = self._referee()
         if kept is not None:
-            variant = str(kept["variant"])
-            self._build(referee, variant, rewritten)
-            told = [*_of_the_whole(variant), *decisions]
-            return MergedModel(referee.module(variant), told, variant, kept["times"], cached=True)
+            verdict = Verdict(kept.variant, kept.captured)
+            for name in dict.fromkeys(one for one in (verdict.calls, verdict.captured) if one is not None):
+                self._build(referee, name, rewritten)
+            referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
+            return self._merged_as(verdict, referee, decisions, cached=True)
         self._variants(referee, rewritten)
         if self.untried is not None:
             referee.problems["every range"] = self.untried
-        variant = referee.judge()
-        if self.setting.measured:
-            entry = {
-                "choices": [asdict(one) for one in choices],
-                "left": left,
-                "variant": variant,
-                "times": referee.times,
-                "cut_s": self.budget_s if self.cut else None,
-            }
-            cache.write("plan", self.key, entry)
-        told = [*_of_the_whole(variant), *decisions]
+        verdict = referee.judge()
+        # A key knows no values of weights: what these decided is of no use to another model.
+        if self.setting.measured and not self.of_values and not referee.of_values:
+            cut_s, chosen = self.budget_s if self.cut else None, (verdict.calls, verdict.captured)
+            entry = _Kept(list(choices), left, *chosen, referee.times, referee.device_times, cut_s)
+            cache.write("plan", self.key, asdict(entry))
+        return self._merged_as(verdict, referee, decisions)
+
+    def _referee(self) -> Referee:
+        """One that knows the model's own output, so that folding is refereed too; what trains gives another each time.
+
+        A copy of the model runs: a call may change what the model keeps.
+        """
+        plain = self.graph if any(one.training for one in self.model.modules()) else self.model
+        with cudnn_tuning(False):
+            expected = copy.deepcopy(plain)(*_cloned(self.inputs))
+        return Referee(self.setting, self.inputs, expected, partial(_in_wider_numbers, plain, self.inputs))
+
+    def _merged_as(
+        self, verdict: Verdict, referee: Referee, decisions: List[Decision], cached: bool = False
+    ) -> MergedModel:
+        """The variants that were chosen, and no other, as one module."""
+        inner = referee.module(verdict.calls)
+        if verdict.captured is not None:
+            inner = for_both(inner, for_capture(referee.module(verdict.captured)), self.inputs)
         return MergedModel(
-            referee.module(variant), told, variant, referee.times, referee.problems, tuned=not self.forced
+            inner,
+            [*_of_the_whole(verdict), *(decisions or [nothing_in(self.model)])],
+            verdict.calls,
+            referee.times,
+            referee.problems,
+            cached=cached,
+            tuned=not self.forced,
+            captured=verdict.captured,
+            device_times=referee.device_times,
         )
 
     def _variants(self, referee: Referee, rewritten: nn.Module) -> None:
@@ -217,10 +254,7 @@ class _Automatic:
             return
         names = ["folded"]
         if self.setting.device.type == "cuda":
-            names += ["graph", "folded graph", "fused graph"]
-            names += ["compiled", "compiled graph", "folded compiled", "folded compiled graph"]
-        if self.budget_s >= _FOR_TUNING_S:
-            names += ["compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph"]
+            names += [*_GRAPHS, *_COMPILED, *(_TUNED if self.budget_s >= _FOR_TUNING_S else ())]
         for name in names:
             if name.endswith("graph") or "compiled" not in name:
                 self._build(referee, name, rewritten)
@@ -252,9 +286,6 @@ class _Automatic:
         inner = self.graph if name.startswith("folded") else rewritten
         assert isinstance(inner, fx.GraphModule)
         return _STARTING + sum(1 for node in inner.graph.nodes if node.op.startswith("call"))
-
-    def _spent(self) -> float:
-        return (time.monotonic() - self.begin) / self.budget_s
 
     def _build(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
         """One variant by its name; a graph is captured of the variant without it."""
@@ -290,11 +321,23 @@ class _Automatic:
         referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
 
 
-def _in_wider_numbers(model: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+def _tensors(inputs: tuple[Any, ...]) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(inputs) if isinstance(one, Tensor)]
+
+
+def _cloned(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs that may be changed."""
+    cloned: tuple[Any, ...] = pytree.tree_map_only(Tensor, torch.clone, inputs)
+    return cloned
+
+
+def _in_wider_numbers(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     """A model's output in fp32, in fp64 where it has fp32 itself."""
     wide = torch.float32 if any(one.dtype.itemsize == 2 for one in model.parameters()) else torch.float64
     with cudnn_tuning(False):
-        given = [one.to(wide) if one.is_floating_point() else one for one in inputs]
+        given = pytree.tree_map_only(
+            Tensor, lambda one: one.to(wide) if one.is_floating_point() else one, _cloned(inputs)
+        )
         return copy.deepcopy(model).to(wide)(*given)
 
 
@@ -302,16 +345,16 @@ def _mode(name: str) -> str:
     return "max-autotune-no-cudagraphs" if "tuned" in name else "default"
 
 
-def _of_the_whole(variant: str) -> list[Decision]:
-    """That a rival was faster than what is merged, where it was."""
-    if not variant.startswith(("folded", "fused")):
-        return []
-    return [Decision("the whole model", "plain", f"measured faster as {variant!r} than with what follows merged")]
-
-
-def _choice_of(kept: dict[str, Any]) -> Choice:
-    edge = kept["edge"]
-    return Choice(**{**kept, "units": tuple(kept["units"]), "edge": None if edge is None else tuple(edge)})
+def _of_the_whole(verdict: Verdict) -> list[Decision]:
+    """That a rival was faster than what is merged, where it was: in calls, in what others capture, or in both."""
+    faster: dict[str, str] = {}
+    for how, variant in (("called", verdict.calls), ("captured", verdict.captured)):
+        if variant is not None and variant.startswith(("folded", "fused")):
+            faster[how] = variant
+    told = "measured faster as {!r} than with what follows merged"
+    if len(faster) == 1 and verdict.captured is not None:
+        return [Decision(f"the whole model, {how}", "plain", told.format(one)) for how, one in faster.items()]
+    return [Decision("the whole model", "plain", told.format(one)) for one in list(faster.values())[:1]]
 
 
 def _decision(one: Choice) -> Decision:

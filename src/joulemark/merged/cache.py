@@ -13,11 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 VARIABLE = "JOULEMARK_MERGED_CACHE"
-_VERSION = 1
+_VERSION = 2
 """Of the entries' meaning: another one is another key."""
 
 
@@ -61,12 +62,12 @@ def model_key(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def read(kind: str, key: str) -> Any:
-    """An entry, or None where there is none or it is broken."""
+def read(kind: str, key: str, of: Any = Any) -> Any:
+    """An entry of a type, or None where there is none, or one that is broken or of another type."""
     path = folder() / f"{kind}-{key}.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), of)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError):
         return None
 
 

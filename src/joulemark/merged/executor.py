@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx, nn
 
 from joulemark.merged.bricks import Parameters, run_memoized, run_padded, run_plain
@@ -114,6 +115,9 @@ class MergedModel(nn.Module):
         cached: whether the plan came from the disk.
         failed: why the model runs as it is; None where there was a plan for it.
         tuned: whether cuDNN picks its algorithms by trial; else as the user has set it.
+        captured: variant whose launches a CUDA graph of the user's captures, the fastest on the device; None where none
+            was measured: it captures what is called.
+        device_times: variant that is a graph → measured seconds of its replay on the device.
     """
 
     def __init__(
@@ -127,12 +131,15 @@ class MergedModel(nn.Module):
         cached: bool = False,
         failed: str | None = None,
         tuned: bool = True,
+        captured: str | None = None,
+        device_times: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.inner = inner
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
         self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
+        self.captured, self.device_times = captured, dict(device_times or {})
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's output."""
@@ -160,10 +167,16 @@ class MergedModel(nn.Module):
         groups = groupby(self.decisions, key=lambda one: one.told() if one.how == "plain" else str(one))
         lines = [_line(list(group)) for _, group in groups]
         if self.times:
-            told = ", ".join(f"{name} {seconds * 1e3:.4g} ms" for name, seconds in self.times.items())
-            lines.append(f"the whole: {self.variant} (measured per call: {told})")
+            lines.append(f"the whole: {self.variant} (measured per call: {_milliseconds(self.times)})")
+        if self.device_times:
+            told = f"as {self.captured} launches it (measured on the device: {_milliseconds(self.device_times)})"
+            lines.append(f"the whole, captured into a CUDA graph of yours: {told}")
         lines += [f"the whole: not {name} ({why})" for name, why in self.problems.items()]
         return "\n".join(_printable(one) for one in lines)
+
+
+def _milliseconds(times: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds * 1e3:.4g} ms" for name, seconds in times.items())
 
 
 def _printable(line: str) -> str:
@@ -179,7 +192,7 @@ def _line(alike: List[Decision]) -> str:
 
 def merge(
     model: nn.Module,
-    example_inputs: Tensor | tuple[Tensor, ...],
+    example_inputs: Tensor | tuple[Any, ...],
     strategy: Strategy = "auto",
     edge: int | Shape = _EDGE,
     *,
@@ -191,16 +204,18 @@ def merge(
     """A copy of a model for inference in which sequences of convolutions run brick by brick.
 
     Batch norms are folded first. ``auto`` chooses for each sequence by the performance model and one measured pass, and
-    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and the
-    fastest is what comes back. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures
-    no times: whatever kernels of ours can execute they do, several layers at once by the one that is predicted best,
-    even where the layers one by one would be faster; what is wrong on random inputs is refused, and said to be.
-    ``padded`` and ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the
-    reference of kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
+    runs what is not merged on the best path measured for it; the whole is then measured against its rivals, and what
+    comes back runs the fastest of them when it is called, and the one that is fastest on the device when it is captured
+    into a CUDA graph. What was measured is kept on disk (:mod:`joulemark.merged.cache`). ``kernels`` measures no times:
+    whatever kernels of ours can execute they do, several layers at once by the one that is predicted best, even where
+    the layers one by one would be faster; what is wrong on random inputs is refused, and said to be. ``padded`` and
+    ``memoized`` execute every sequence by that schedule in torch's own operators: exact and slow, the reference of
+    kernels. A model that torch.fx cannot trace comes back as it is, with the reason.
 
     Args:
         model: in evaluation mode or not; it is not changed. Later changes of its weights do not reach the copy.
-        example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch).
+        example_inputs: of the shapes that it will get (the batch may differ later: it then runs launch by launch);
+            numbers and None may stand beside tensors.
         strategy: see above.
         edge: positions of a brick per dimension, one number or one for each dimension; for ``padded`` and
             ``memoized``.
@@ -242,7 +257,7 @@ def merge(
     return MergedModel(graph, decisions or [nothing_in(model)])
 
 
-def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule | str:
+def traced_or_reason(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule | str:
     """The model as a graph, or why torch.fx cannot make one."""
     if isinstance(model, MergedModel):
         return "it is merged already"
@@ -257,7 +272,7 @@ def traced_or_reason(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphMo
 def untraced(model: nn.Module, why: str) -> MergedModel:
     """The model as it is, with the reason; a copy in evaluation mode of one that trains."""
     if any(one.training for one in model.modules()):
-        with suppress(Exception):  # what cannot be copied stays the model itself
+        with suppress(Exception), torch.inference_mode(False):  # what cannot be copied stays the model itself
             model = copy.deepcopy(model).eval()
     return MergedModel(model, [Decision(type(model).__name__, "plain", why)], failed=why)
 

@@ -143,7 +143,7 @@ def _best_kernels(name: str, problem: Problem) -> list[Kernel]:
     if module.unsuited(problem.description) is not None:
         return []
     key = cache.key_of(name, cache.code_key("kernels"), fitted(), problem)
-    kept = cache.read("plans", key)
+    kept = cache.read("plans", key, list[dict[str, Any]])
     if kept is None:
         ranked = module.candidates(problem.description, problem.size, problem.batch, problem.device)
         kept = [asdict(one) for one in ranked]

@@ -93,7 +93,7 @@ class Unit:
         return self.nodes[-1]
 
 
-def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
+def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     """An inference copy of a model as a graph with shapes: batch norms folded, dropouts and identities gone.
 
     Raises:
@@ -119,7 +119,7 @@ def trace(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModul
     return graph
 
 
-def _with_shapes(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.GraphModule:
+def _with_shapes(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     """A copy of a model that no call changes, as a graph that has seen its example."""
     copied = copy.deepcopy(model).eval()
     before = _state(copied)
@@ -127,11 +127,20 @@ def _with_shapes(model: nn.Module, example_inputs: tuple[Tensor, ...]) -> fx.Gra
     try:
         Shapes(graph).run(*(one.clone() if isinstance(one, Tensor) else one for one in example_inputs))
     except Exception as error:  # whatever the model's own operations raise
-        raise NotMergeable(f"it fails on the example inputs: {told(error)}") from error
+        taken = _taken_for_given(graph, example_inputs)
+        hint = f" (torch.fx takes {taken[0]!r} for given, which is None)" if taken else ""
+        raise NotMergeable(f"it fails on the example inputs{hint}: {told(error)}") from error
     changed = [name for name, now in _state(copied).items() if before.get(name, now) != now]
     if changed:
         raise NotMergeable(f"each call changes its {changed[0]!r}")
     return graph
+
+
+def _taken_for_given(graph: fx.GraphModule, example_inputs: tuple[object, ...]) -> list[str]:
+    """Inputs that are None, where a model may have a way of its own that no trace takes."""
+    taken = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    defaults = [node.args[0] if node.args else node for node in taken[len(example_inputs) :]]
+    return [str(node.target) for node, one in zip(taken, (*example_inputs, *defaults), strict=False) if one is None]
 
 
 def told(error: Exception) -> str:

@@ -33,7 +33,16 @@ from joulemark.merged.kernels.compile import architecture_of
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.paths import OWN, Executed, cudnn_tuning, kind_of_path, library_paths
-from joulemark.merged.questions import Given, added_to, ends, example, gate_of, question, relative_error
+from joulemark.merged.questions import (
+    Given,
+    added_to,
+    ends,
+    example,
+    gate_of,
+    question,
+    relative_error,
+    with_ordinary_weights,
+)
 from joulemark.merged.sequence import Shape
 from joulemark.merged.stopwatch import race
 
@@ -57,6 +66,9 @@ _FOR_RANKING = 0.35
 _FOR_LAYERS = 0.6
 """Share of the time left then that measuring layers alone may take."""
 _NO_MEMORY = "out of memory when it was measured"
+_NOT_FINITE = "with these weights its layers one by one give no finite numbers"
+_KEPT = dict[str, tuple[float | None, str | None]]
+"""What the disk keeps of a segment: path → seconds and problem."""
 _COMPILERS = max(2, min(16, len(os.sched_getaffinity(0)) - 1))
 TOLERANCE: Mapping[Format, float] = {"bf16": 2e-2, "fp16": 1e-2, "tf32": 4e-3, "fp32": 2e-5}
 """Relative error (Frobenius) against the layers one by one above which a path counts as wrong."""
@@ -142,7 +154,10 @@ class Choice:
 
 @dataclass
 class _Trial:
-    """A candidate of a range and what is known of it; ``counted_s`` is told by measured seconds of its family."""
+    """A candidate of a range and what is known of it; ``counted_s`` is told by measured seconds of its family.
+
+    ``of_values``: its problem comes from the weights' values, which no key of the cache knows.
+    """
 
     path: str
     how: str
@@ -153,6 +168,7 @@ class _Trial:
     problem: str | None = None
     rank: int = 0
     counted_s: float | None = None
+    of_values: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
@@ -236,6 +252,11 @@ class Planner:
                 builds.wait(self._promised([(segment, inf)]), self.setting.deadline)
         own = self._best(one for one in self._trials(segment, inf) if one.kernel is not None)
         return self._single(unit) if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
+
+    @property
+    def of_values(self) -> bool:
+        """Whether the weights' values decided: another model of these shapes may be planned otherwise."""
+        return any(one.of_values for trials in self.found.values() for one in trials)
 
     def points(self) -> list[Point]:
         """What was measured, for fitting the performance model."""
@@ -562,8 +583,8 @@ class Planner:
             self.setting.form,
             [(one.path, _text_of(one)) for one in chosen],
         )
-        kept = cache.read("segment", key)
-        if kept is None:
+        kept = cache.read("segment", key, _KEPT)
+        if kept is None or not all(one.path in kept for one in chosen):
             if not self.setting.in_time:
                 self.cut = True
                 return
@@ -573,12 +594,12 @@ class Planner:
                 for one in chosen:
                     one.problem = None if one.path == "library" else _NO_MEMORY
                 return
-            if any(one.problem == _NO_MEMORY for one in chosen):
+            if any(one.problem == _NO_MEMORY or one.of_values for one in chosen):
                 return
             cache.write("segment", key, {one.path: [one.measured_s, one.problem] for one in chosen})
             return
         for one in chosen:
-            one.measured_s, one.problem = kept.get(one.path, (None, "not in the cache"))
+            one.measured_s, one.problem = kept[one.path]
 
     def _promising(self, trials: Iterable[_Trial], apart: float) -> list[_Trial]:
         """What is measured: all paths of a library, and of each family of kernels the best predicted.
@@ -599,6 +620,10 @@ class Planner:
 
     def _race(self, segment: Segment, trials: list[_Trial]) -> None:
         given, expected = question(segment, self.setting.device)
+        if not bool(expected.isfinite().all()):
+            for one in trials:
+                one.problem, one.of_values = _NOT_FINITE, True
+            return
         tried = {one.path: self._tried(segment, one, given, expected) for one in trials}
         calls = {path: call for path, call in tried.items() if call is not None}
         with torch.no_grad():
@@ -615,7 +640,16 @@ class Planner:
         except Exception as error:  # a compiler of kernels raises anything; the path is one of several
             said = str(error).strip().splitlines()
             trial.problem = f"{type(error).__name__}: {said[0] if said else ''}"
+            trial.of_values = self._is_right_with_others(segment, trial)
         return None
+
+    def _is_right_with_others(self, segment: Segment, trial: _Trial) -> bool:
+        """Whether a trial that failed is right with ordinary weights: then the values of these are why."""
+        with suppress(Exception):
+            other = with_ordinary_weights(segment)
+            _checked(other, trial, *question(other, self.setting.device), self.setting.form)
+            return True
+        return False
 
 
 def _text_of(trial: _Trial) -> str | None:

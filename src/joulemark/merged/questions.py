@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -70,3 +72,16 @@ def gate_of(segment: Segment, x: Tensor) -> Tensor | None:
     if segment.gate is None:
         return None
     return torch.rand((*x.shape[:2], *(1,) * (x.dim() - 2)), device=x.device).to(x.dtype)
+
+
+def with_ordinary_weights(segment: Segment) -> Segment:
+    """The same segment with random weights, which keep an activation's size, and random biases."""
+
+    def ordinary(given: Parameters) -> Parameters:
+        weight = torch.randn(given.weight.shape, device=given.weight.device) / given.weight[0].numel() ** 0.5
+        weight = weight.to(given.weight.dtype)
+        like = torch.empty_like(given.weight, requires_grad=False).copy_(weight)  # in its layout
+        bias = None if given.bias is None else torch.randn(given.bias.shape, device=weight.device).to(given.bias.dtype)
+        return Parameters(like, bias)
+
+    return replace(segment, parameters=tuple(ordinary(one) for one in segment.parameters))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,7 +23,7 @@ def weights_channels_last(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
 
 
-def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Tensor, ...]) -> int:
+def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> int:
     """Arrange what is joined to channels-last tensors and is not, an expanded average say; how many there were.
 
     Otherwise torch joins them in the other layout, and all of it is turned for the next convolution.

@@ -2,8 +2,9 @@
 
 torch's wheels bring a ``ptxas`` of their own. The workers of torch's compiler let Triton use it, the process that tunes
 does so only for kernels that it compiles by itself, and the assembler's version is in the key of Triton's cache. So
-what workers had compiled for tuning is compiled again, one after another. (So say their sources, and so it looks: on an
-H200 with torch 2.11 and CUDA 13.0 tuning a pointwise convolution took 4 to 8 s with workers, 0.3 s without them.)
+what workers had compiled for tuning is compiled again, one after another. So say their sources, and so it was on an
+H200 with torch 2.11 and CUDA 13.0: tuning took 2.8 to 8 s an operator once workers had started (0.3 s before), with one
+assembler 0.16 to 0.55 s (20 of 21 operators; one took 1.4 s).
 """
 
 from __future__ import annotations

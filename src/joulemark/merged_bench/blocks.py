@@ -21,6 +21,8 @@ _KINDS: Mapping[str, str] = {
 _SCHEDULES = ("padded", "memoized", "rows", "bricks", "own_unmerged")
 _RUNS = re.compile(r"(.*): (\w+), .* by (\w+)/")
 """A line of what merging explains: layers, schedule, family."""
+_PLAIN = "the whole model: plain"
+"""How the line begins that says that a rival was faster than what was merged."""
 _FIGURES = ("burst", "sustained", "energy", "dram_bytes")
 
 
@@ -33,6 +35,7 @@ def gains_table(document: Mapping[str, Any]) -> Table:
     notes = [
         "Times per call in bursts; gains are the best rival's over merged's; energy and DRAM bytes per call of merged.",
         *_means(document["rows"]),
+        *(f"{row['subject']}: time was up before all rivals were built." for row in document["rows"] if row.get("cut")),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
     ]
     title = f"Blocks merged, against their best rival ({document['gpu']})"
@@ -74,14 +77,22 @@ def _gains(row: Mapping[str, Any]) -> list[str]:
 
 def _schedules(row: Mapping[str, Any]) -> list[str]:
     timed = _timed(row)
-    runs = filter(None, map(_RUNS.match, row["rivals"].get("merged", {}).get("explain", ())))
     return [
         row["subject"],
         *(_time(row["rivals"], one) for one in _SCHEDULES),
         min(timed, key=lambda name: timed[name]).removeprefix("own_"),
         _time(row["rivals"], "merged"),
-        "; ".join(f"{one[1]}: {one[2]} by {one[3]}" for one in runs) or "–",
+        _runs(row["rivals"].get("merged", {})),
     ]
+
+
+def _runs(merged: Mapping[str, Any]) -> str:
+    """What merging runs: its segments, or the whole model by the rival that it took."""
+    told = merged.get("explain", ())
+    if any(one.startswith(_PLAIN) for one in told):
+        return f"nothing merged: {merged['variant']}"
+    segments = filter(None, map(_RUNS.match, told))
+    return "; ".join(f"{one[1]}: {one[2]} by {one[3]}" for one in segments) or "–"
 
 
 def _choices(rows: Sequence[Mapping[str, Any]]) -> list[str]:

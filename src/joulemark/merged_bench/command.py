@@ -26,6 +26,7 @@ from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
 from joulemark.merged_bench.prebuild import prebuild
+from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
 
@@ -86,6 +87,17 @@ def main(
         "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
     )
     parser.add_argument("--first-alone", action="store_true", help="not the others")
+    parser.add_argument(
+        "--by-schedule",
+        metavar="NAMES",
+        help=f"subjects or groups that get {', '.join(rivals.OTHER_SCHEDULES)} by themselves; by default all",
+    )
+    parser.add_argument(
+        "--again",
+        default="",
+        metavar="NAMES",
+        help="only mark rows to be measured once more, which stay until then; no GPU",
+    )
     parser.add_argument("--share", default="1/1", metavar="N/ALL", help="every ALLth subject, from the Nth on")
     parser.add_argument(
         "--kernels", type=int, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
@@ -97,8 +109,15 @@ def main(
     more(parser)
     args = parser.parse_args(argv)
     try:
-        chosen = chosen_of(subjects(args), args.only, args.first, args.share, args.first_alone)
+        every = subjects(args)
+        chosen = chosen_of(every, args.only, args.first, args.share, args.first_alone)
+        known_in(every, _words(args.by_schedule or ""))
+        if args.again:
+            ask_again(args.out, _words(args.again))
+            return 0
         if args.build is not None:
+            there = measured_in(args.out, args.dtype)
+            chosen = [one for one in chosen if one.name not in there]
             print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
         with ends_when_asked(_CUT):
@@ -125,13 +144,8 @@ def chosen_of(
     Raises:
         ConfigurationError: a name that nothing has, or a share that is none.
     """
-    wanted = [one for one in first.split(",") if one]
-    known = {name for one in subjects for name in (one.name, one.group)}
-    unknown = [one for one in wanted if one not in known]
-    if unknown:
-        raise ConfigurationError(
-            f"no subject or group is called {unknown[0]!r}", f"there are {', '.join(sorted(known))}"
-        )
+    wanted = _words(first)
+    known_in(subjects, wanted)
     number, _, every = share.partition("/")
     if not (number.isdecimal() and every.isdecimal() and 1 <= int(number) <= int(every)):
         raise ConfigurationError(f"a share of {share!r}", "give N/ALL with N from 1 to ALL, as 1/2")
@@ -145,9 +159,27 @@ def chosen_of(
     return chosen[int(number) - 1 :: int(every)]
 
 
+def known_in(subjects: Sequence[Subject], names: Sequence[str]) -> None:
+    """Refuse a name that no subject or group has.
+
+    Raises:
+        ConfigurationError: one has none.
+    """
+    known = {name for one in subjects for name in (one.name, one.group)}
+    unknown = [one for one in names if one not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"no subject or group is called {unknown[0]!r}", f"there are {', '.join(sorted(known))}"
+        )
+
+
+def _words(text: str) -> list[str]:
+    return [one for one in text.split(",") if one]
+
+
 def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> int:
-    without = [one for one in args.without.split(",") if one]
-    chosen = tuple(one for one in args.rivals.split(",") if one and one not in without)
+    without = _words(args.without)
+    chosen = tuple(one for one in _words(args.rivals) if one not in without)
     unknown = [one for one in (*chosen, *without) if one not in rivals.RIVALS]
     if unknown:
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
@@ -170,6 +202,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         sustain_best=args.sustain_best,
         steady_unmerged=not args.unmerged_bursts_only,
         tiny=args.tiny,
+        by_schedule=None if args.by_schedule is None else frozenset(_words(args.by_schedule)),
     )
     document = Document(args.out, kind, facts)
     if args.device != "cpu":
@@ -177,7 +210,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         if not _holds_rates(document):
             document.content["rates"] = stage.rates.to_json()
     try:
-        done = measure_all(subjects, document, stage, options, args.limit, lambda line: print(line, flush=True))
+        done = measure_all(subjects, document, stage, options, lambda line: print(line, flush=True))
     finally:
         document.content["model"] = judge(document.content)
         document.write()

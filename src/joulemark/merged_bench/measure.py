@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, isfinite, log
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,14 +24,17 @@ from joulemark.merged.questions import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.limits import TooLong, within
+from joulemark.merged_bench.rows import holds_figures, is_whole, write
 from joulemark.merged_bench.stage import Act, Poisoned, Stage, over_best
 from joulemark.merged_bench.subjects import Shape, Subject
 from joulemark.workloads import precision
 
 SCHEMA = "joulemark.merged/1"
 _ROTATED_BYTES = 300 * 2**20
-_BURSTS_S, _COUNTED_S = 5.0, 4.0
-"""Of a row's seconds, about: bursts of all its rivals, counters of one."""
+_BURST_S, _SETTLED_S, _COUNTED_S = 0.01, 0.5, 1.0
+"""Of a row's seconds, about: a burst, what a steady window takes beside itself, counters of one rival."""
+_FIRST_S = 20.0
+"""What the first row of a process takes longer: compilers start (12 to 23 s on an H200's host)."""
 _CHECKED = 2
 """Images whose output is compared with an fp32 reference."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
@@ -57,6 +60,7 @@ class Options:
         sustain_best: rivals that get sustained windows beside our own, the fastest in bursts; None for all.
         steady_unmerged: whether our unmerged kernels get sustained windows too.
         tiny: the subject's size for tests.
+        by_schedule: subjects and groups of which schedules other than padded are measured by themselves; None for all.
     """
 
     dtype: str = "bf16"
@@ -73,12 +77,20 @@ class Options:
     sustain_best: int | None = None
     steady_unmerged: bool = True
     tiny: bool = False
+    by_schedule: frozenset[str] | None = None
 
     @property
     def measuring_s(self) -> float:
         """What measuring a subject's rivals takes, about; its counters are not counted for each rival."""
         steady = len(self.names) if self.sustain_best is None else self.sustain_best + 1 + self.steady_unmerged
-        return _BURSTS_S + steady * (self.turns * self.sustain_s + _COUNTED_S)
+        bursts_s = self.rounds * len(self.names) * _BURST_S
+        return bursts_s + steady * (self.turns * (self.sustain_s + _SETTLED_S) + _COUNTED_S)
+
+    def of(self, subject: Subject) -> Options:
+        """With the rivals that this subject gets."""
+        if self.by_schedule is None or {subject.name, subject.group} & self.by_schedule:
+            return self
+        return replace(self, names=tuple(one for one in self.names if one not in rivals.OTHER_SCHEDULES))
 
 
 class Watch(Protocol):
@@ -373,22 +385,28 @@ class Document:
             raise ConfigurationError(
                 f"{path} is no document of merged {kind} on {facts['gpu']}", "choose another --out"
             )
+        found["rows"] = [row for row in found["rows"] if holds_figures(row)]
         self.content = found
 
     def lacks(self, subject: Subject, dtype: str) -> bool:
         """Whether the subject is still to be measured; once more where time was up before all its rivals were built."""
-        return not any(_is_of(row, subject.name, dtype) and not row.get("cut") for row in self.content["rows"])
+        return not any(_is_of(row, subject.name, dtype) and is_whole(row) for row in self.content["rows"])
 
     def expected_s(self, subject: Subject) -> float:
-        """What a subject may take: as long as the last of its kind, or the last one at all; 0 before the first."""
+        """What a subject may take: as the shorter of the last two of its kind, or of all; 0 before the first.
+
+        One of the two may have been the first of its process, which takes :data:`_FIRST_S` longer.
+        """
         kind = _kind(subject.group)
-        took_s = [(_kind(row["group"]) == kind, row["took_s"]) for row in self.content["rows"]]
+        took_s = [(_kind(row["group"]) == kind, row["took_s"]) for row in self.content["rows"] if not row.get("cut")]
         alike = [seconds for same, seconds in took_s if same] or [seconds for _, seconds in took_s]
-        return float(alike[-1]) if alike else 0.0
+        return float(min(alike[-2:], default=0.0))
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep a row, in the place of one that was cut, and write the file."""
+        """Keep a row in the place of an earlier one, and write the file; a row that was cut replaces no other."""
         rows, failed = self.content["rows"], self.content["failed"]
+        if row.get("cut") and any(_is_of(one, row["subject"], row["dtype"]) and not one.get("cut") for one in rows):
+            return
         rows[:] = [one for one in rows if not _is_of(one, row["subject"], row["dtype"])]
         for name in [one for one in failed if one.partition(":")[0] == row["subject"]]:
             del failed[name]
@@ -403,10 +421,7 @@ class Document:
 
     def write(self) -> None:
         """Write the file whole."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(self.path)
+        write(self.path, self.content)
 
 
 def _is_of(row: Mapping[str, Any], subject: str, dtype: str) -> bool:
@@ -463,45 +478,63 @@ def measure_all(
     document: Document,
     stage: Stage,
     options: Options,
-    limit_s: float,
     tell: Callable[[str], None] = print,
 ) -> bool:
-    """Measure what the document lacks; False when time was up first.
+    """Measure what the document lacks until ``options.ends_s``; False when time was up first.
 
-    A subject for which no time is left is passed over: a shorter one may still end.
+    A subject for which no time is left is passed over: a shorter one may still end. No row is kept in which no rival
+    was measured.
 
     Raises:
         RuntimeError: a CUDA error has left the process unusable; start the command again to go on.
     """
-    begin, cut = time.perf_counter(), False
+    cut, first_s = False, _FIRST_S
     failed = set(document.content["failed"])
     for subject in sorted(subjects, key=lambda one: one.name in failed):
         if not document.lacks(subject, options.dtype):
             continue
-        if time.perf_counter() - begin + document.expected_s(subject) > limit_s:
+        known_s, own = document.expected_s(subject), options.of(subject)
+        if time.perf_counter() + max(known_s and known_s + first_s, own.measuring_s) > options.ends_s:
             cut = True
             continue
         tell(subject.name)
-        attempts = _Attempts(document, subject)
-        with _clean():
-            try:
-                row = measure_subject(subject, stage, options, tell, attempts)
-            except Poisoned as error:
-                attempts.broke(error)
-                raise
-            except JoulemarkError as error:
-                document.fail(subject, str(error))
-                tell(f"  {error}")
-                continue
-            except RuntimeError as error:
-                if is_poisoned(error) or not is_out_of_memory(error):
-                    raise
-                document.fail(subject, f"out of memory: {first_line(error)}"[:400])
-                tell(f"  out of memory: {first_line(error)}")
-                continue
-        document.add(row)
-        tell(line_of(row))
+        first_s = 0.0
+        row = _measured(subject, document, stage, own, tell)
+        if row is not None and holds_figures(row):
+            document.add(row)
+            tell(line_of(row))
+        elif row is not None and not row["cut"]:
+            document.fail(subject, "no rival could be measured: " + _first_reason(row))
+        cut |= row is not None and row["cut"]
     return not cut
+
+
+def _measured(
+    subject: Subject, document: Document, stage: Stage, options: Options, tell: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """A subject's row; None where the document says why there is none."""
+    attempts = _Attempts(document, subject)
+    with _clean():
+        try:
+            return measure_subject(subject, stage, options, tell, attempts)
+        except Poisoned as error:
+            attempts.broke(error)
+            raise
+        except JoulemarkError as error:
+            why = str(error)
+        except RuntimeError as error:
+            if is_poisoned(error) or not is_out_of_memory(error):
+                raise
+            why = f"out of memory: {first_line(error)}"
+    document.fail(subject, why[:400])
+    tell(f"  {why}")
+    return None
+
+
+def _first_reason(row: Mapping[str, Any]) -> str:
+    """Of one rival, why it is missing."""
+    told = (f"{name}: {one['missing']['all']}" for name, one in row["rivals"].items() if "all" in one["missing"])
+    return next(told, "none was asked for")
 
 
 def group_gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from joulemark.errors import ConfigurationError
 from joulemark.merged_bench.judge import judge
+from joulemark.merged_bench.rows import is_whole
 from joulemark.records import Table
 
 BARS: Mapping[str, float] = {"mobilenet_v2": 1.7, "efficientnet_b0": 1.3, "resnet50": 1.1}
@@ -43,7 +44,9 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for one in documents:
         failed |= one["failed"]
         for row in one["rows"]:
-            rows[row["subject"], row["dtype"]] = {"gpu_uuid": one["gpu_uuid"], **row}
+            key = (row["subject"], row["dtype"])
+            if is_whole(row) or key not in rows or not is_whole(rows[key]):
+                rows[key] = {"gpu_uuid": one["gpu_uuid"], **row}
     uuids = {one["gpu_uuid"] for one in documents}
     failed = {name: why for name, why in failed.items() if not any(name.partition(":")[0] == key for key, _ in rows)}
     whole = {"gpu_uuid": uuids.pop() if len(uuids) == 1 else None, "rows": list(rows.values()), "failed": failed}

@@ -125,20 +125,23 @@ def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
     found: dict[tuple[str, str], Timed] = {}
     for row in document["rows"]:
         for one in (one for rival in row["rivals"].values() for one in rival.get("candidates", ())):
-            if one.get("counts") and one["measured_s"]:
-                block = f"{row['subject']}/{len(one['layers'])}x{'x'.join(map(str, one['size']))}"
-                found[block, one["path"]] = _candidate(block, one)
+            block = f"{row['subject']}/{len(one['layers'])}x{'x'.join(map(str, one['size']))}"
+            made = _candidate(block, one) if one["measured_s"] and one["candidate"] is not None else None
+            if made is not None:
+                found[block, one["path"]] = made
     return list(found.values())
 
 
-def _candidate(block: str, one: Mapping[str, Any]) -> Timed:
-    """Counted as this version counts where its plan is known, else as the version that measured it did."""
+def _candidate(block: str, one: Mapping[str, Any]) -> Timed | None:
+    """Counted as this version counts where its plan is known, else as the version that measured it did; or not."""
     family, shared = one["candidate"]["family"], one["candidate"]["shared"]
     name = one["path"].partition("/")[2]
     if one.get("plan") is None:
-        return Timed(block, family, name, one["counts"], one["measured_s"], shared)
+        return Timed(block, family, name, one["counts"], one["measured_s"], shared) if one.get("counts") else None
     layers = [Conv(**{key: _tupled(value) for key, value in layer.items()}) for layer in one["layers"]]
     kernel = _made(family, Description(Sequence(tuple(layers)), one["form"]), one["plan"])
+    if kernel.counts is None:
+        return None
     counts = _counted(kernel, one["size"], one["batch"])
     problem = _problem(layers, one["size"], one["batch"], one["form"])
     return Timed(block, family, name, counts, one["measured_s"], shared, problem)
@@ -217,12 +220,32 @@ def errors_of(points: List[Timed]) -> dict[str, Any]:
         "good_choices": _share(blocks, "cost"),
         "good_of_three": _share(blocks, "cost_of_three"),
         "good_of_tried": _share(blocks, "cost_of_tried"),
+        "right_schedules": _told_right(blocks),
     }
 
 
 def _share(blocks: List[Mapping[str, Any]], cost: str) -> float | None:
     """Of the blocks, of those whose choice was good; None where no block could be predicted by others."""
     return sum(one[cost] <= GOOD for one in blocks) / len(blocks) if blocks else None
+
+
+def _told_right(blocks: List[Mapping[str, Any]]) -> float | None:
+    """Of the blocks that both padded and memoized bricks were measured on, where the faster ones were told."""
+    both = [one["memoized_over_padded"] for one in blocks if one["memoized_over_padded"] is not None]
+    return sum((one["measured"] < 1) == (one["predicted"] < 1) for one in both) / len(both) if both else None
+
+
+def _memoized_over_padded(known: List[tuple[Timed, float]]) -> dict[str, float] | None:
+    """The fastest kernel of memoized bricks over that of padded ones, by measured and by predicted times.
+
+    Both compute their intermediates once or with a halo by the same instructions; what takes several launches is out.
+    """
+    found = [[(one.time_s, time_s) for one, time_s in known if one.family == family and " x " not in one.name]
+             for family in ("memoized", "chain")]  # fmt: skip
+    if not all(found):
+        return None
+    (memoized, told), (padded, padded_told) = [tuple(map(min, zip(*each, strict=True))) for each in found]
+    return {"measured": round(memoized / padded, 3), "predicted": round(told / padded_told, 3)}
 
 
 def _choice(name: str, known: List[tuple[Timed, float]]) -> dict[str, Any]:
@@ -240,6 +263,7 @@ def _choice(name: str, known: List[tuple[Timed, float]]) -> dict[str, Any]:
         "cost_of_three": round(min(one.time_s for one, _ in ranked[:_TRIED]) / best, 3),
         "tried": len(tried),
         "cost_of_tried": round(min(ranked[number][0].time_s for number in tried) / best, 3),
+        "memoized_over_padded": _memoized_over_padded(known),
     }
 
 
@@ -272,7 +296,21 @@ def table(errors: Mapping[str, Any]) -> str:
         f"within 5 % of the best: {good} of {count} choices, {three} with three tried, {tried} with those tried that "
         "merging measures"
     )
+    lines += _schedules(errors["blocks"])
     return "\n".join(lines)
+
+
+def _schedules(blocks: List[Mapping[str, Any]]) -> list[str]:
+    """Padded against memoized bricks, in a line each for how often the winner is told and where memoized ones win."""
+    both = [(one["block"], one["memoized_over_padded"]) for one in blocks if one["memoized_over_padded"] is not None]
+    if not both:
+        return []
+    right = round((_told_right(blocks) or 0) * len(both))
+    won = [f"{name} ({one['measured']:.3f} of its time)" for name, one in both if one["measured"] < 1]
+    return [
+        f"padded or memoized bricks, whichever is faster, told in {right} of {len(both)}; memoized faster than padded: "
+        + (", ".join(won) or "nowhere")
+    ]
 
 
 def main(argv: List[str] | None = None) -> int:

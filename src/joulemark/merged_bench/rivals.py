@@ -25,8 +25,8 @@ from joulemark.merged.graph import find_chains, trace
 from joulemark.merged.paths import OWN, format_of, kind_of_path
 from joulemark.merged.plan import Planner, Setting
 from joulemark.merged.rates import learn, rates_of
+from joulemark.merged.replay import for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
-from joulemark.merged.whole import Replayed
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
@@ -199,12 +199,13 @@ def _merged(task: Task) -> Made:
         "merge_cached_s": cached_s,
         "first_was_cached": made.cached,
         "variant": made.variant,
+        "captured": made.captured,
         "times": made.times,
+        "device_times": made.device_times,
         "problems": made.problems,
         "explain": made.explain().splitlines(),
     }
-    if isinstance(made.inner, Replayed):
-        made.inner = made.inner.inner  # graphs are ours, over rotating inputs; its own holds memory for nothing
+    made.inner = for_capture(made.inner)  # graphs are ours, over rotating inputs; its own holds memory for nothing
     return made, None, facts
 
 
@@ -283,6 +284,8 @@ RIVALS: Mapping[str, Callable[[Task], Any]] = {
 
 OURS = ("merged", "own_unmerged", "padded", "memoized", "rows", "bricks")
 """What is no rival."""
+OTHER_SCHEDULES = ("memoized", "rows", "bricks")
+"""Schedules beside padded, each by itself: six seconds of a chain's row."""
 EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
 INSTEAD = {"compile_default": "compile"}

@@ -37,11 +37,15 @@ _UNRECONCILED = ("kernels_and_launches_differ", "kernels_differ_between_iteratio
 def tandem_document(runs: Sequence[Run]) -> dict[str, Json]:
     """What stored sweeps say about the tandem of CPU and GPU (``docs/schema/tandem.schema.json``).
 
-    Of a case that was measured in several runs one with a profile tells before one without, then the last.
+    Of a case that was measured in several runs one with a profile tells before one without, then the newest.
+
+    Args:
+        runs: in any order; of runs that began at one time the last is the newest.
 
     Raises:
         ConfigurationError: no record of the runs has figures of the profiler pass.
     """
+    runs = sorted(runs, key=lambda one: one.started_utc or 0.0)
     records = _one_of_each(one for run in runs for one in run.records if one.outcome in _MEASURED)
     profiled = [one for one in records.values() if _profiled(one)]
     if not profiled:

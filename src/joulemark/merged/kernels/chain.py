@@ -308,11 +308,16 @@ class _Bricks(Lines):
         return -(-pixels * self.chunks(tensor) * 16 // ALIGNMENT) * ALIGNMENT
 
     def counts(self, size: Shape, batch: int, device: Device) -> Counts:
-        """What the busiest multiprocessor does; ``step`` is a row of 16 columns that a warp makes after another."""
+        """What the busiest multiprocessor does.
+
+        ``step`` is a row of 16 columns that a warp makes after another, ``chunk_bare`` what is brought and left while
+        no block beside it multiplies.
+        """
         out = self.description.sequence.sizes(size)[-1]
         blocks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
         each = -(-blocks // device.multiprocessors)
-        rounds = each / min(self.plan.blocks, each, device.shared // (self.shared + BLOCK_SHARED))
+        beside = min(self.plan.blocks, each, device.shared // (self.shared + BLOCK_SHARED))
+        rounds = each / beside
         taps = 27 if self.volume else 9
         products = stores = steps = chained = 0.0
         for number, one in enumerate(self.parameters):
@@ -330,6 +335,7 @@ class _Bricks(Lines):
         return {
             "product": each * products * slower, "store": each * stores, "chunk": each * pixels, "step": rounds * steps,
             "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
+            "chunk_bare": each * pixels / beside,
         }  # fmt: skip
 
     def source(self, name: str) -> str:

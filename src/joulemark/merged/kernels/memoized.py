@@ -35,6 +35,8 @@ from joulemark.merged.sequence import Shape
 _HEADER_BYTES = 256
 _TICKET_BYTES = 128
 _LEAST_RING = 4
+_READ_ROWS = 3
+"""Of bricks: those that a brick's rows and their halo lie in."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,20 @@ class _Memoized(Lines):
         self.shared = _TICKET_BYTES + ((plan.edge[0] + 2) * self.width + 2 * GUARD) * chunks * 16
 
     def counts(self, size: Shape, batch: int, device: Device) -> Counts:
-        """What the busiest multiprocessor does, in the terms of ``chain``; flags and their waits are not in it."""
-        bricks = batch * -(-size[0] // self.edge[0]) * -(-size[1] // self.edge[1])
-        lanes = min(self.plan.lanes, batch) * -(-size[1] // self.edge[1]) * self.depth
+        """What the busiest multiprocessor does, in the terms of ``chain``; flags and their waits are not in it.
+
+        A task begins with its layer's weights (``weight_load``). While a brick is read with the rows around it, three
+        of a ring's, as many rows of each layer as the ring has beside them can be worked on.
+        """
+        rows, across = -(-size[0] // self.edge[0]), -(-size[1] // self.edge[1])
+        bricks = batch * rows * across
+        ahead = rows if self.depth == 1 else min(rows, self.plan.ring - _READ_ROWS)
+        lanes = min(self.plan.lanes, batch) * across * self.depth * ahead
         slots = min(device.multiprocessors * self.plan.blocks, lanes)  # what can be worked on at the same time
-        rounds = bricks / slots
+        rounds = max(1.0, bricks / slots)
         each = rounds * min(self.plan.blocks, -(-slots // device.multiprocessors))
         height, strips, slower = self.plan.edge[0], self.width // 16, 3 if self.description.format == "fp32" else 1
-        products = stores = chunks = steps = chained = 0.0
+        products = stores = chunks = steps = chained = weights = 0.0
         for number, one in enumerate(self.parameters):
             workers = self.plan.warps // one.splits
             segments = segments_for(height, strips, workers)
@@ -94,12 +102,13 @@ class _Memoized(Lines):
             products += height * strips * 9 * one.steps * one.tiles * one.splits
             stores += height * strips * one.splits * one.tiles
             chunks += (height + 2) * self.width * self.chunks(number) + prod(self.edge) * self.chunks(number)
+            weights += 9 * one.steps * one.tiles * self.plan.warps * (1 if one.resident else height)
             steps += alone
             chained += alone * one.steps * one.tiles * 9
         return {
             "product": each * products * slower, "store": each * stores, "chunk": each * chunks,
             "step": rounds * steps, "chained_product": rounds * chained * slower, "round": rounds * self.depth,
-            "launch": 1,
+            "weight_load": each * weights, "launch": 1,
         }  # fmt: skip
 
     def rows(self, batch: int, size: Shape) -> int:

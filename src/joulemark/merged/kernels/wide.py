@@ -7,8 +7,10 @@ scheme; of its products 1/2, 3/4 or all are needed with 16, 32 or 64 channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import a_fragments
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.seconds import Counts, cheapest
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
 
@@ -120,6 +123,26 @@ def _constants(description: Description, plan: Plan) -> tuple[dict[str, object],
     return constants, staged + plan.pairs * packed * row
 
 
+def counts(description: Description, plan: Plan, size: Shape, batch: int, device: Device) -> Counts:
+    """What the busiest multiprocessor does: one block on it takes brick after brick.
+
+    ``step`` is a group of rows that goes through all layers' warpgroups, ``product`` the columns of their products,
+    which share the tensor cores, ``store`` the columns of one layer's sums, ``chunk`` 16 bytes of input or output.
+    """
+    layers, channels = description.sequence.layers, channels_of(description)
+    out, depth, packed = description.sequence.sizes(size)[-1], len(layers), ROWS // channels
+    rows, columns = plan.pairs * packed, plan.pairs * plan.width
+    groups = min(plan.groups, -(-out[0] // rows))
+    bricks = batch * -(-out[0] // (rows * groups)) * -(-out[1] // (plan.width - 2 * depth))
+    rounds = -(-bricks // device.multiprocessors)
+    steps = rounds * (groups + 2 * depth)  # a group above and one below for each layer's halo
+    moved = (layers[0].in_channels + layers[-1].out_channels) * description.itemsize / 16
+    return {
+        "product": steps * depth * (packed + 2) * 3 * (channels // 16) * columns, "store": steps * columns,
+        "chunk": steps * rows * plan.width * moved, "step": steps, "round": rounds, "launch": 1,
+    }  # fmt: skip
+
+
 def _registers(description: Description, plan: Plan) -> int:
     """Of a thread that multiplies: weights, sums, and others beside them."""
     channels = channels_of(description)
@@ -153,27 +176,25 @@ def _body(description: Description) -> str:
 def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 8) -> list[Plan]:
     """Plans worth a trial for inputs of ``size``, the most promising first.
 
-    They are ranked by the columns of products that the busiest multiprocessor's last layer makes, halo rows included:
-    nothing of this family was measured so far.
-
     Raises:
         ValueError: there is no wide kernel for this sequence.
     """
     refuse(unsuited(description), "wide kernel")
-    out, depth = description.sequence.sizes(size)[-1], len(description.sequence.layers)
-    ranked: list[tuple[int, int, Plan]] = []
+    plans = _all_plans(description, description.sequence.sizes(size)[-1], device)
+    return cheapest("wide", plans, lambda plan: counts(description, plan, size, batch, device), limit)
+
+
+def _all_plans(description: Description, out: Shape, device: Device) -> Iterator[Plan]:
+    """Bands and groups that fit: the height of an image in up to eight parts."""
+    depth = len(description.sequence.layers)
     for width, pairs in ((32, 4), (32, 3), (64, 2), (32, 2), (64, 1)):
         rows = pairs * (ROWS // channels_of(description))
         most = -(-out[0] // rows)
-        bands = batch * -(-out[1] // (width - 2 * depth))
         for groups in sorted({-(-most // n) for n in (1, 2, 3, 4, 6, 8)}, reverse=True):
             plan = Plan(width, pairs, groups)
             _, shared = _constants(description, plan)
-            if rows < depth or shared > device.block_shared or _registers(description, plan) > REGISTERS[depth][1]:
-                continue
-            rounds = -(-bands * -(-most // groups) // device.multiprocessors)
-            ranked.append((rounds * (groups + depth) * pairs * width, len(ranked), plan))
-    return [plan for *_, plan in sorted(ranked, key=lambda one: one[:2])[:limit]]
+            if rows >= depth and shared <= device.block_shared and _registers(description, plan) <= REGISTERS[depth][1]:
+                yield plan
 
 
 def wide(description: Description, plan: Plan) -> Kernel:
@@ -213,4 +234,5 @@ def wide(description: Description, plan: Plan) -> Kernel:
         persistent=1,
         least=90,
         only=90,
+        counts=partial(counts, description, plan),
     )

@@ -1,0 +1,52 @@
+"""Rows of a document in its file: which of them stay, and which are measured once more (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from joulemark.errors import ConfigurationError
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a document whole, or leave the file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def measured_in(path: Path, dtype: str) -> set[str]:
+    """The subjects that need not be measured again for a file; none where it is not there."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else ()
+    return {row["subject"] for row in rows if row["dtype"] == dtype and is_whole(row)}
+
+
+def ask_again(path: Path, names: Iterable[str]) -> None:
+    """Have the subjects of a file's rows measured once more; the rows stay until then.
+
+    Raises:
+        ConfigurationError: there is no file, or no row of a subject in it.
+    """
+    if not path.exists():
+        raise ConfigurationError(f"{path} is not there: nothing in it can be measured again", "give a file of rows")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for name in names:
+        found = [row for row in content["rows"] if row["subject"] == name]
+        if not found:
+            raise ConfigurationError(f"{path} holds no row of {name!r} to measure again", "leave it out")
+        for row in found:
+            row["again"] = True
+    write(path, content)
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Whether a row stays as it is: figures in it, not cut short by time, not to be measured again."""
+    return holds_figures(row) and not row.get("cut") and not row.get("again")
+
+
+def holds_figures(row: Mapping[str, Any]) -> bool:
+    """Whether any rival was measured."""
+    return any(one.get("burst_s") is not None for one in row["rivals"].values())

@@ -1,0 +1,48 @@
+"""What tests of merged execution share."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from joulemark.merged import cache  # noqa: E402
+from tests.merged.fakes import Simulated, Wrapped, fake_capture  # noqa: E402
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A folder of the test's own for what the disk keeps."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def given_times(monkeypatch):
+    """Nothing is timed, where what a time is does not matter: each candidate takes 1 ms."""
+    from joulemark.merged import plan, whole
+
+    for module, name in ((plan, "race"), (whole, "race_calls")):
+        monkeypatch.setattr(module, name, lambda calls, _: dict.fromkeys(calls, 1e-3))
+
+
+@pytest.fixture
+def simulated_gpu(monkeypatch, own_cache):
+    """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
+    from joulemark.merged import automatic, plan, questions, replay, whole
+
+    simulated = Simulated()
+    monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
+    example = questions.example
+    monkeypatch.setattr(
+        questions, "example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
+    )
+    monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
+    monkeypatch.setattr(plan, "compiler_for", lambda _: lambda kernel: None)
+    monkeypatch.setattr(automatic, "learn", lambda *_: None)
+    monkeypatch.setattr(replay, "capture", fake_capture)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: simulated.capturing)
+    monkeypatch.setattr(automatic, "compiled", lambda inner, mode: Wrapped(inner, mode))
+    monkeypatch.setattr(whole, "race_calls", simulated.race_calls)
+    monkeypatch.setattr(whole, "race_replays", simulated.race_replays)
+    monkeypatch.setattr(whole.Referee, "pool", None)
+    return simulated

@@ -1,0 +1,116 @@
+"""What the disk keeps of segments and plans: nothing that the values of one model's weights decided, nothing broken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from joulemark.merged import cache, merge
+from joulemark.merged.graph import trace
+from joulemark.merged.plan import Planner, Setting
+from tests.merged.fakes import RATES, executed, fake_family, pair_and_input
+
+pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
+
+
+def merged_here(model, x, wrong=False, **more):
+    return merge(model, x, rates=RATES, families=(fake_family(wrong=wrong),), measure=True, **more)
+
+
+def entries(kind):
+    return list(cache.folder().glob(f"{kind}-*.json"))
+
+
+def planned(model, x, family):
+    with torch.no_grad():
+        planner = Planner(Setting(torch.device("cpu"), "fp32", RATES, (family,), True))
+        planner.plan(trace(model, (x,)))
+    return planner
+
+
+def test_weights_that_are_not_finite_leave_nothing_that_a_good_model_would_read():
+    """Keys ignore values, which decide no times; what they decide is kept nowhere."""
+    model, x = pair_and_input()
+    broken, _ = pair_and_input()
+    with torch.no_grad():
+        broken.a.weight[0, 0, 0, 0] = torch.nan
+    first = merged_here(broken, x)
+    told = [problem for path in entries("segment") for _, problem in json.loads(path.read_text()).values()]
+    assert told
+    assert not any(told)
+    assert not entries("plan")
+    assert first(x).isnan().any()
+    good = merged_here(model, x)
+    assert not good.cached
+    assert all(one.measured_s is not None for one in good.decisions if one.how != "plain")
+    assert merged_here(model, x).cached
+
+
+def test_a_problem_that_comes_from_values_is_told_from_one_of_the_kernel():
+    """A kernel that packs no small weights works with others; one that is wrong always is wrong with any."""
+    from tests.merged import fakes
+
+    def refuses_small(parameters):
+        if any(one.weight.abs().max() < 1e-4 for one in parameters):
+            raise ValueError("it loses these weights")
+        return fakes.packed(parameters)
+
+    model, x = pair_and_input()
+    always = planned(model, x, fake_family(wrong=True))
+    assert not always.of_values
+    assert any("its output is wrong" in path.read_text() for path in entries("segment"))
+    with torch.no_grad():
+        for one in model.parameters():
+            one *= 1e-6
+    small = planned(model, x, fake_family(name="choosy", pack=refuses_small))
+    assert small.of_values
+    assert any(one.problem == "ValueError: it loses these weights" for trials in small.found.values() for one in trials)
+    assert not any("loses" in path.read_text() for path in entries("segment"))
+
+
+def test_the_disk_is_not_asked_for_a_plan_of_a_model_whose_output_is_not_finite():
+    model, x = pair_and_input()
+    first = merged_here(model, x.clone().fill_(torch.inf))
+    assert not first.cached
+    assert not entries("plan")
+
+
+BROKEN_SEGMENTS = ["[]", "3", '"fast"', "{}", '{"library": 3}', '{"library": ["fast", null]}', '{"library": [1.0]}']
+
+
+@pytest.mark.parametrize("text", BROKEN_SEGMENTS)
+def test_a_segments_entry_of_another_type_is_measured_again(text):
+    model, x = pair_and_input()
+    planned(model, x, fake_family())
+    before = {path: set(json.loads(path.read_text())) for path in entries("segment")}
+    for path in before:
+        path.write_text(text)
+    planner = planned(model, x, fake_family())
+    assert not any(one.problem for trials in planner.found.values() for one in trials)
+    assert {path: set(json.loads(path.read_text())) for path in entries("segment")} == before
+
+
+def test_a_plans_entry_of_another_type_is_made_anew():
+    model, x = pair_and_input()
+    merged_here(model, x)
+    (path,) = entries("plan")
+    whole = json.loads(path.read_text())
+    first = whole["choices"][0]
+    fields = (
+        {"cut_s": "long"}, {"left": 3}, {"left": {"a": 1}}, {"times": []}, {"variant": None}, {"variant": "another"},
+        {"device_times": {"graph": "fast"}}, {"captured": 3}, {"choices": {}},
+    )  # fmt: skip
+    choices = (
+        {"units": 3}, {"units": ["a", "b"], "path": "library"}, {"units": ["b", "a"]}, {"path": "fake/none"},
+        {"measured_s": "fast"},
+    )  # fmt: skip
+    wrong = [[], 3, {}, *({**whole, **one} for one in fields)]
+    wrong += [{**whole, "choices": [{**first, **one}]} for one in choices]
+    for one in wrong:
+        path.write_text(json.dumps(one))
+        merged = merged_here(model, x)
+        assert (merged.failed, merged.cached) == (None, False), one
+    assert merged_here(model, x).cached
+    assert executed(merged) or merged.variant == "folded"
