@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
 from joulemark.merged_bench.networks import BARS  # noqa: E402
+from joulemark.merged_bench.rows import is_whole  # noqa: E402
 
 SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
 ORDER = (
@@ -120,7 +121,7 @@ def done(job: Job, out: Path) -> bool:
     if not part.exists():
         return False
     rows = json.loads(part.read_text(encoding="utf-8"))["rows"]
-    there = {row["subject"] for row in rows if not row.get("cut")}
+    there = {row["subject"] for row in rows if is_whole(row)}
     return {f"{job.network}-b{batch}" for batch in job.batches.split(",")} <= there
 
 

@@ -362,9 +362,10 @@ def test_where_another_start_follows_no_job_begins_that_could_not_tune(tmp_path)
 
 def test_jobs_whose_rows_are_there_are_not_begun_again(tmp_path):
     (tmp_path / "parts").mkdir()
-    rows = {"rows": [{"subject": "unet-b32"}, {"subject": "unet-b1"}]}
+    measured = {"rivals": {"eager": {"burst_s": 1e-3}}}
+    rows = {"rows": [{"subject": "unet-b32", **measured}, {"subject": "unet-b1", **measured}]}
     (tmp_path / "parts" / "unet-b32-1.json").write_text(json.dumps(rows))
-    (tmp_path / "parts" / "vgg16-b32-1.json").write_text(json.dumps({"rows": [{"subject": "vgg16-b32"}]}))
+    (tmp_path / "parts" / "vgg16-b32-1.json").write_text(json.dumps({"rows": [{"subject": "vgg16-b32", **measured}]}))
     assert [name for name, *_ in work(tmp_path, [], groups="32,1")] == ["vgg16-b32-1"]
     assert work(tmp_path, [], seconds=30.0) == []
 
