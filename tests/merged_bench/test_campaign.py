@@ -270,8 +270,8 @@ def test_the_benchmark_knows_the_options(name, tmp_path, capsys):
     given = stage.commands[0][1:] if stage.beside else stage.commands[0]  # behind "nice"
     command = [part.replace("{left}", "1") for part in given[2:]]
     main = runpy.run_path(given[1])["main"]
-    assert main([*command, "--only", "no such block", "--device", "cpu"]) == 0
-    capsys.readouterr()
+    assert main([*command, "--only", "no such block", "--device", "cpu"]) == 2
+    assert "no subject is left" in capsys.readouterr().err, "all else that it is given is understood"
 
 
 CHILDREN = runpy.run_path(str(SCRIPTS / "children.py"))

@@ -488,6 +488,58 @@ def test_without_rates_or_candidates_there_is_no_verdict():
     assert judge({**fake_document(), "rates": {**RATES.to_json(), "l2_bytes_per_s": -2.2e12}}) is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--rounds", "0"],
+        ["--turns", "-1"],
+        ["--kernels", "x"],
+        ["--limit", "nan"],
+        ["--rival-limit", "inf"],
+        ["--rivals", ""],
+        ["--only", "nothing of that name"],
+    ],
+    ids=lambda one: one[0],
+)
+def test_the_command_refuses_what_would_measure_nothing(tmp_path, capsys, wrong):
+    path = tmp_path / "blocks.json"
+    try:
+        code = command.main("blocks", lambda _: BLOCKS, rivals.EVERY, ["--out", str(path), "--device", "cpu", *wrong])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert "error: " in capsys.readouterr().err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"rows": ', "[]", '{"schema": 1}'], ids=["empty", "half", "list", "no rows"])
+def test_a_file_that_holds_no_rows_is_refused_and_stays(tmp_path, capsys, text):
+    path = tmp_path / "blocks.json"
+    path.write_text(text)
+    arguments = ["--out", str(path), "--device", "cpu", "--tiny", "--limit", "5"]
+    assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 2
+    assert str(path) in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "blocks.json"):
+        arguments = ["--out", str(path), "--device", "cpu", "--tiny", "--limit", "5"]
+        assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 2
+        assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_command_in_words(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measure_all", interrupted)
+    arguments = ["--out", str(tmp_path / "blocks.json"), "--device", "cpu", "--tiny", "--limit", "5"]
+    assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 130
+    assert "rows that are done are kept" in capsys.readouterr().err
+
+
 def test_the_command_refuses_an_unknown_rival(tmp_path, capsys):
     arguments = ["--out", str(tmp_path / "x.json"), "--rivals", "eagre", "--device", "cpu"]
     assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 2

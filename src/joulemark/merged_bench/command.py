@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
 import time
@@ -30,8 +31,8 @@ from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
 
-_CUT = 3
-"""Exit code: time was up first."""
+_CUT, _INTERRUPTED = 3, 130
+"""Exit codes: time was up first; Ctrl-C."""
 _FOR_MERGING = 0.35
 """Of all the time, at most."""
 _PACE = Pace(most_samples=500)
@@ -57,7 +58,8 @@ def main(
         about: what ``--help`` says.
 
     Returns:
-        0 done, 2 wrong use or no GPU, 3 time was up first, 4 a CUDA error ended the process: start again to go on.
+        0 done, 2 wrong use or no GPU, 3 time was up first, 4 a CUDA error ended the process: start again to go on, 130
+        interrupted.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="F.json", help="goes on with a file that is there")
@@ -67,19 +69,19 @@ def main(
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument(
         "--limit",
-        type=float,
+        type=_seconds,
         default=540.0,
         metavar="S",
         help="for all: what of a row would not end in time is left out",
     )
-    parser.add_argument("--subject-limit", type=float, default=300.0, metavar="S", help="of building one's rivals")
-    parser.add_argument("--rival-limit", type=float, default=200.0, metavar="S", help="of building one rival")
+    parser.add_argument("--subject-limit", type=_seconds, default=300.0, metavar="S", help="of building one's rivals")
+    parser.add_argument("--rival-limit", type=_seconds, default=200.0, metavar="S", help="of building one rival")
     merge_s = 15.0 if kind == "blocks" else BUDGET_S
-    parser.add_argument("--merge-budget", type=float, default=merge_s, metavar="S", help="of merging a subject")
-    parser.add_argument("--rounds", type=int, default=25, help="bursts of each rival")
-    parser.add_argument("--sustain", type=float, default=2.2, metavar="S", help="of each steady window; 0 for none")
-    parser.add_argument("--turns", type=int, default=1, help="steady windows of each rival")
-    parser.add_argument("--sustain-best", type=int, metavar="N", help="steady windows for ours and the N fastest alone")
+    parser.add_argument("--merge-budget", type=_seconds, default=merge_s, metavar="S", help="of merging a subject")
+    parser.add_argument("--rounds", type=_count, default=25, help="bursts of each rival")
+    parser.add_argument("--sustain", type=_seconds, default=2.2, metavar="S", help="of each steady window; 0 for none")
+    parser.add_argument("--turns", type=_count, default=1, help="steady windows of each rival")
+    parser.add_argument("--sustain-best", type=_count, metavar="N", help="steady windows for ours and the N fastest")
     parser.add_argument(
         "--unmerged-bursts-only", action="store_true", help="no steady windows of our own unmerged kernels"
     )
@@ -100,7 +102,7 @@ def main(
     )
     parser.add_argument("--share", default="1/1", metavar="N/ALL", help="every ALLth subject, from the Nth on")
     parser.add_argument(
-        "--kernels", type=int, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
+        "--kernels", type=_count, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
     )
     parser.add_argument("--build", metavar="ARCHITECTURE", help="only compile what will be tried, as sm_90a; no GPU")
     parser.add_argument("--no-counters", action="store_true", help="leave bytes by hardware counters out")
@@ -112,6 +114,11 @@ def main(
         every = subjects(args)
         chosen = chosen_of(every, args.only, args.first, args.share, args.first_alone)
         known_in(every, _words(args.by_schedule or ""))
+        if not chosen:
+            raise ConfigurationError(
+                f"no subject is left by --only {args.only!r} and --share {args.share}",
+                f"there are {', '.join(one.name for one in every)}",
+            )
         if args.again:
             ask_again(args.out, _words(args.again))
             return 0
@@ -128,6 +135,27 @@ def main(
     except RuntimeError as error:
         print(f"error: {error}; start again to go on", file=sys.stderr)
         return 4
+    except KeyboardInterrupt:
+        print("interrupted: rows that are done are kept; start again to go on", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _count(text: str) -> int:
+    """A whole number above 0."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Seconds, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds")
+    return value
 
 
 def chosen_of(
@@ -183,6 +211,8 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     unknown = [one for one in (*chosen, *without) if one not in rivals.RIVALS]
     if unknown:
         raise ConfigurationError(f"no rival is called {unknown[0]!r}", f"there are {', '.join(rivals.EVERY)}")
+    if not chosen:
+        raise ConfigurationError("no rival is left to measure", f"there are {', '.join(rivals.EVERY)}")
     ends_s = time.perf_counter() + args.limit
     assembler = use_torchs_assembler()
     if assembler is not None:

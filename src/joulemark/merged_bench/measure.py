@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from joulemark.merged.questions import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.limits import TooLong, within
-from joulemark.merged_bench.rows import holds_figures, is_whole, write
+from joulemark.merged_bench.rows import check_writable, holds_figures, is_whole, read, write
 from joulemark.merged_bench.stage import Act, Poisoned, Stage, over_best
 from joulemark.merged_bench.subjects import Shape, Subject
 from joulemark.workloads import precision
@@ -364,7 +363,7 @@ class Document:
         facts: of GPU and software; another GPU's file is refused.
 
     Raises:
-        ConfigurationError: the file is no such document, or of another GPU.
+        ConfigurationError: the file is no such document, or of another GPU, or cannot be written.
     """
 
     def __init__(self, path: Path, kind: str, facts: Mapping[str, Any]) -> None:
@@ -378,9 +377,10 @@ class Document:
             "rows": [],
             "failed": {},
         }
+        check_writable(path)
         if not path.exists():
             return
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read(path)
         if (found.get("schema"), found.get("kind"), found.get("gpu")) != (SCHEMA, kind, facts["gpu"]):
             raise ConfigurationError(
                 f"{path} is no document of merged {kind} on {facts['gpu']}", "choose another --out"

@@ -1,4 +1,4 @@
-"""Rows of a document in its file: which of them stay, and which are measured once more (pure)."""
+"""Rows of a document in its file: which of them stay, and which are measured once more."""
 
 from __future__ import annotations
 
@@ -18,9 +18,45 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A document from its file.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds no rows.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read as JSON: {error}", "choose another file") from error
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+        raise ConfigurationError(f"{path} holds no rows of merged execution", "choose another file")
+    return content
+
+
+def check_writable(path: Path) -> None:
+    """Find out before hours of work whether their file can be written.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}", "choose another file") from error
+
+
 def measured_in(path: Path, dtype: str) -> set[str]:
-    """The subjects that need not be measured again for a file; none where it is not there."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else ()
+    """The subjects that need not be measured again for a file; none where it is not there.
+
+    Raises:
+        ConfigurationError: the file holds no rows.
+    """
+    rows = read(path)["rows"] if path.exists() else ()
     return {row["subject"] for row in rows if row["dtype"] == dtype and is_whole(row)}
 
 
@@ -32,7 +68,7 @@ def ask_again(path: Path, names: Iterable[str]) -> None:
     """
     if not path.exists():
         raise ConfigurationError(f"{path} is not there: nothing in it can be measured again", "give a file of rows")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read(path)
     for name in names:
         found = [row for row in content["rows"] if row["subject"] == name]
         if not found:
