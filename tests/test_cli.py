@@ -147,11 +147,13 @@ def test_the_format_may_be_chosen_against_the_suffix(capsys, stored, tmp_path):
     assert (tmp_path / "r.txt").read_text().startswith("run_id,")
 
 
+ATTRIBUTION = str(RUNS.parents[2] / "results" / "nvidia-h200" / "attribution-resnet50.json")
 BAD_INPUTS = [
     (["report", "{tmp}/none.jsonl"], "No such file"),
     (["report", "{tmp}/empty.jsonl"], "is empty"),
     (["report", "{tmp}/newer.jsonl"], "joulemark/sweep/2"),
     (["report", "{tmp}/nothing"], "no usable result"),
+    (["report", ATTRIBUTION], "only what joulemark attribution wrote: give runs beside it"),
     (["report", "{run}", "--out", "{tmp}/r.pdf"], "no report format has this suffix"),
     (["report", "{run}", "--out", "{tmp}/run.jsonl"], "no report format"),
     (["report", "{run}", "--out", "{tmp}/" + 300 * "a" + ".md"], "File name too long"),
@@ -237,6 +239,7 @@ def test_compare_has_formats(capsys, form, part):
     [
         (("aa",), "aa got no results"),
         (("aa", "gone.jsonl"), "cannot read gone.jsonl"),
+        (("aa", "--", "bench_sort.py", "--bench-quick"), "give --processes 24 too, to measure"),
         (("aa", RUNS / "baseline.json"), "nothing to judge the gate on"),
         (("aa", RUNS / "baseline.json", "--out", RUNS / "baseline.json"), "is not a joulemark document of aa"),
         (("aa", RUNS / "baseline.json", "--out", "aa.jsonl"), "ends in .json"),

@@ -88,7 +88,7 @@ def test_an_intermediate_that_is_read_elsewhere_ends_the_sequence():
     (part,) = merged_parts(merged)
     assert len(part.sequence.layers) == 2
     torch.testing.assert_close(merged(x), model(x))
-    assert "c: plain (no other convolution follows that alone reads its output)" in merged.explain()
+    assert "c: plain (what reads its output is not one other convolution alone)" in merged.explain()
 
 
 class Sorted(nn.Module):

@@ -336,6 +336,19 @@ def test_answers_keep_to_the_terminal_and_need_no_colour(committed, width):
         assert len(text.splitlines()) <= 12 * len(committed.shown) * (1 if width == 80 else 2)
 
 
+def test_what_a_step_is_made_of_adds_up_with_what_it_gained(committed):
+    """Of bars below 2 % of the step, which are not told, there are at most four; the others are rounded."""
+    from joulemark.report import answers_view
+
+    text = answers_view.render(committed, 300)
+    steps = [line for line in text.splitlines() if line.startswith("  step ")]
+    assert any("gained: clock" in line for line in steps)
+    for line in steps:
+        spent, _, gained = line.partition("gained:")
+        shares = [sum(map(int, re.findall(r" (\d+) %", part))) for part in (spent, gained)]
+        assert shares[0] - shares[1] == pytest.approx(100, abs=4), line
+
+
 def test_small_plots_rise_with_the_values():
     from joulemark.report.answers_view import spark
 

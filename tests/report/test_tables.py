@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from joulemark.records import Case, Finding
+from joulemark.records import Case, Environment, Finding
 from joulemark.report import terminal
 from joulemark.report.tables import efficiency_of, notes_of_missing, summary_line, tables_of_run
 
@@ -138,6 +138,12 @@ def test_each_benchmark_has_its_table_and_the_last_all_notes(make_record, make_r
     ]
     assert [len(table.notes) for table in tables] == [0, 0, 2]
     assert tables[-1].notes[0] == "[1] gpt2-cpu: not supported: no decode"
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_run_on_simulated_gpus_says_so_above_its_table(make_record, make_run, simulated):
+    run = make_run(make_record(), environment=Environment({"driver": "580.0", "simulated": simulated}))
+    assert ("simulated GPUs" in tables_of_run(run)[0].title) == simulated
 
 
 def test_notes_of_several_reasons_stay_apart(make_record):

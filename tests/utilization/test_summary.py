@@ -258,7 +258,7 @@ def test_an_export_of_nsight_compute_joins_its_case(stored, tmp_path, capsys):
     assert sum(cell["per_kernel"] is not None for cell in cells) == 1
     for given, said in (
         ("b64", "it takes CASE=FILE"),
-        (f"resnet50={export}", "which 6 cases are"),
+        (f"resnet50={export}", "which 6 of "),
         (f"b64-channels={tmp_path / 'nowhere.csv'}", "nowhere.csv"),
     ):
         assert main(["utilization", str(stored), "--counters", given]) == 2

@@ -134,7 +134,7 @@ def read_recording(folder: Path) -> Recording:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableInput(
             f"{folder} holds no whole recording ({type(error).__name__}: {error})",
-            "give the folder that joulemark.measure.attribution.record wrote",
+            "give the folder that joulemark.measure.attribution.record wrote, or a document (--out F.json)",
         ) from error
 
 

@@ -60,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
 def _stored(results: list[str]) -> list[Run]:
     if not results:
         raise ConfigurationError("aa got no results", "give RESULT…, or --processes 24 to measure first")
+    for one in results:
+        if one.startswith("-"):
+            raise ConfigurationError(f"aa got {one!r}, which is no result", "give --processes 24 too, to measure")
     return read_runs(map(Path, results))
 
 

@@ -148,7 +148,11 @@ def _read(paths: Sequence[Path]) -> Given:
             say(f"left out: {line}")
         given.append((path, runs, found))
     if not any(runs for _, runs, _ in given):
-        raise ConfigurationError(f"no usable result in {', '.join(map(str, paths))}", "run pytest --bench first")
+        what = f"no usable result in {', '.join(map(str, paths))}"
+        kinds = sorted({one.kind for _, _, found in given for one in found})
+        if kinds:
+            raise ConfigurationError(f"{what}, only what joulemark {' and '.join(kinds)} wrote", "give runs beside it")
+        raise ConfigurationError(what, "run pytest --bench first")
     return given
 
 

@@ -194,7 +194,7 @@ def find_segments(graph: fx.GraphModule, shortest: int = 2) -> tuple[list[Segmen
         why = _unsuited(node)
         units = [] if why else _follow(node)
         if why or len(units) < shortest:
-            left[str(node.target)] = why or "no other convolution follows that alone reads its output"
+            left[str(node.target)] = why or "what reads its output is not one other convolution alone"
             continue
         segment = _segment(units)
         found.append(segment)

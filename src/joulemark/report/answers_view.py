@@ -82,7 +82,10 @@ def _plot(curve: Curve, blocks: bool) -> str:
 
 
 def _step(curve: Curve, blocks: bool) -> str:
-    """What a step at the plateau is made of: ``███ ideal 17 %  ██████████████ no tensor core 71 %``."""
+    """What a step at the plateau is made of: ``███ ideal 17 %  ██████████████ no tensor core 71 %``.
+
+    Shares may add up to more than the step; negative ones, which make up for that, stand in brackets as gained.
+    """
     found = curve.waterfalls.get(curve.plateau_batch or 0)
     if not isinstance(found, Waterfall):
         return ""
@@ -90,7 +93,9 @@ def _step(curve: Curve, blocks: bool) -> str:
     shares = {BARS[name]: seconds / found.step_s for name, seconds in found.bars.items()}
     long = {name: min(max(1, round(_BAR * share)), 2 * _BAR) for name, share in shares.items() if share >= _SEEN}
     parts = [f"{sign * length} {name} {100 * shares[name]:.0f} %" for name, length in long.items()]
-    return f"{'  '.join(parts)} (batch {curve.plateau_batch})"
+    gained = [f"{name} {-100 * share:.0f} %" for name, share in shares.items() if share <= -_SEEN]
+    less = f"; gained: {', '.join(gained)}" if gained else ""
+    return f"{'  '.join(parts)} (batch {curve.plateau_batch}{less})"
 
 
 def render_markdown(evidence: Evidence) -> str:

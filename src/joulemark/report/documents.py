@@ -67,7 +67,7 @@ def read(path: Path, kind: str) -> Document:
         _CHECKS[kind](content)
     except (OSError, ValueError, RecursionError) as error:
         what = f"{path} is no whole document of joulemark {kind} ({type(error).__name__}: {error})"
-        raise UnreadableInput(what, "make it again") from error
+        raise UnreadableInput(what, f"give one that joulemark {kind} --out has written, or make it again") from error
     return Document(path, kind, content)
 
 

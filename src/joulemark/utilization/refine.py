@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import LEVELS
@@ -143,10 +144,13 @@ def find_record(records: Iterable[Record], label: str) -> Record:
     Raises:
         ConfigurationError: none or several cases do.
     """
-    found = {record.case_id: record for record in records if label in record.case.label}
+    cases = {record.case_id: record for record in records}
+    found = {case_id: record for case_id, record in cases.items() if label in record.case.label}
     if len(found) != 1:
-        some = ", ".join(sorted(record.case.label for record in found.values())[:3]) or "none"
+        labels = [record.case.label for record in (found or cases).values()]
+        some = ", ".join(get_close_matches(label, labels, 3, 0.0)) or "none"
         raise ConfigurationError(
-            f"--counters got the case {label!r}, which {len(found)} cases are ({some})", "name one"
+            f"--counters got the case {label!r}, which {len(found)} of {len(cases)} cases are",
+            f"give a part of one case's label alone, such as of {some}",
         )
     return next(iter(found.values()))
