@@ -18,13 +18,14 @@ import pytest
 from joulemark.cli import main
 from joulemark.energy import stored as energy
 from joulemark.errors import ConfigurationError, UnreadableInput
-from joulemark.records import Finding
+from joulemark.records import Environment, Finding
 from joulemark.report import answers, documents, page, render
 from joulemark.report.answers import answers_of
 from joulemark.report.evidence import Document, gather
 from joulemark.report.page import pictures
 from joulemark.report.page.energy import energy as energy_section
 from joulemark.report.page.parts import Section
+from tests.report.conftest import ENVIRONMENT
 from tests.report.many import many_records
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +214,23 @@ def test_hostile_names_are_inert_in_the_answers(make_record, make_run, form, nam
     assert form != "markdown" or not re.search(r"<(script|img)", text)
     if form == "csv":
         assert not any(cell.startswith("=") for row in csv.reader(text.splitlines()) for cell in row)
+
+
+def test_simulated_gpus_stand_apart_and_say_so(make_record, make_run):
+    simulated = Environment({"driver": "580.65.06", "gpus": [], "host": {"name": "a"}, "simulated": True})
+    records = [replace(one, environment_id=simulated.environment_id) for one in sweep(make_record, knee=16)]
+    runs = [make_run(*sweep(make_record)), make_run(*records, path="fake.jsonl", environment=simulated)]
+    evidence = gather(runs)
+    titles = [one.full_title for one in evidence.workloads]
+    assert len(titles) == 2
+    assert sorted("simulated GPU" in title for title in titles) == [False, True]
+    ours = next(one for one in evidence.workloads if "simulated" not in one.title)
+    assert {record.environment_id for row in ours.main.records.values() for record in row} == {
+        ENVIRONMENT.environment_id
+    }
+    for form in ("terminal", "markdown"):
+        assert "simulated GPU" in render(runs, form, width=100)
+    assert "simulated GPU" in page.render(evidence)
 
 
 def test_hostile_names_make_no_paths_of_plots(make_record, make_run, tmp_path):

@@ -226,8 +226,8 @@ def slug(text: str) -> str:
 def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
     """Arrange runs and documents.
 
-    Records of one configuration under one driver stand together, of several runs too; of a figure, the best equipped
-    run counts: one with a profile before one without, then the newest.
+    Records of one configuration under one driver stand together, of several runs too, but never those of simulated GPUs
+    with others; of a figure, the best equipped run counts: one with a profile before one without, then the newest.
 
     Args:
         runs: in any order.
@@ -241,16 +241,18 @@ def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
             case, driver = record.case, driver_of_record(run, record)
             drivers.add(driver)
             if case.batch_size is not None and case.batch_size > 0:
-                key = (case.workload, case.phase, case.gpu_model, driver, *sorted(case.params.items()))
+                simulated = is_simulated(run, record)
+                key = (case.workload, case.phase, case.gpu_model, driver, simulated, *sorted(case.params.items()))
                 groups.setdefault(key, {}).setdefault(_configuration(case).case_id, []).append(record)
     usual = _usual_gpu(ordered)
     found: list[Workload] = []
     taken: set[str] = set()
-    for (_, _, _, driver, *_), configurations in groups.items():
+    for (_, _, _, driver, simulated, *_), configurations in groups.items():
         curves = sorted(filter(None, map(_curve, configurations.values())), key=_usual, reverse=True)
         if curves:
             name = _with_board(title_of(curves[0].case, usual), next(iter(curves[0].records.values()))[-1])
             name += f", driver {driver}" if len(drivers) > 1 else ""
+            name += ", simulated GPU" if simulated else ""
             anchor = untaken(slug(name), taken)
             found.append(Workload(anchor, name, tuple(curves)))
     found.sort(key=_rank)
@@ -262,6 +264,12 @@ def driver_of_record(run: Run, record: Record) -> str:
     """The driver that a record was measured under, or ``unknown``."""
     environment = run.environments.get(record.environment_id)
     return driver_of({} if environment is None else environment.facts)
+
+
+def is_simulated(run: Run, record: Record) -> bool:
+    """Whether a record is of simulated GPUs."""
+    environment = run.environments.get(record.environment_id)
+    return environment is not None and bool(environment.facts.get("simulated"))
 
 
 def _configuration(case: Case) -> Case:
