@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -24,17 +23,8 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def compilers() -> dict[str, str]:
-    """Variables that let compilers find what they have compiled, in this process and others; those that are set stay.
-
-    Torch's worker processes assemble by torch's own ptxas and Triton by its own. The version of ptxas is part of the
-    key of Triton's cache: with two of them a process compiles again what its workers have compiled for it.
-    """
-    found = {name: f"/var/tmp/{folder}" for name, folder in _CACHES.items()}
-    torch = importlib.util.find_spec("torch")
-    assembler = Path((torch and torch.origin) or "").parent / "bin" / "ptxas"
-    if assembler.exists():
-        found["TRITON_PTXAS_PATH"] = str(assembler)
-    return {name: os.environ.get(name, value) for name, value in found.items()}
+    """Variables that let compilers find what they have compiled, in this process and others; those that are set stay."""
+    return {name: os.environ.get(name, f"/var/tmp/{folder}") for name, folder in _CACHES.items()}
 
 
 def end_process(child: subprocess.Popen[bytes]) -> None:
