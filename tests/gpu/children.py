@@ -23,7 +23,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def compilers() -> dict[str, str]:
-    """Variables that let compilers find what they have compiled, in this process and others; those that are set stay."""
+    """Variables that let compilers find what they, and other processes, have compiled; those that are set stay."""
     return {name: os.environ.get(name, f"/var/tmp/{folder}") for name, folder in _CACHES.items()}
 
 
