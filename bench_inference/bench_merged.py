@@ -40,9 +40,10 @@ def show(path):
     """The tables of a file of networks or of blocks, in Markdown."""
     from joulemark.merged_bench import blocks, networks
     from joulemark.merged_bench.published import brickdl_table
+    from joulemark.merged_bench.rows import read
     from joulemark.report.markdown import render
 
-    document = read(path)
+    document = read(Path(path))
     with told_as_no_document(path):
         if document["kind"] == "blocks":
             tables = [blocks.gains_table(document), blocks.schedules_table(document)]
@@ -55,8 +56,9 @@ def join(out, *parts):
     """Several files as one; a file that is there is replaced when all are joined."""
     from joulemark.errors import ConfigurationError
     from joulemark.merged_bench.networks import joined
+    from joulemark.merged_bench.rows import read
 
-    documents = [read(one) for one in parts]
+    documents = [read(Path(one)) for one in parts]
     with told_as_no_document(", ".join(parts)):
         whole = joined(documents)
     part = Path(f"{out}.part")
@@ -65,23 +67,6 @@ def join(out, *parts):
         part.replace(out)
     except OSError as error:
         raise ConfigurationError(f"{out} cannot be written: {error.strerror}", "choose another") from error
-
-
-def read(path):
-    """A file of measured rows.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is no such file.
-    """
-    from joulemark.errors import ConfigurationError
-
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}", "give a file that --out has written") from error
-    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
-        raise ConfigurationError(f"{path} holds no rows", "give a file that --out has written")
-    return document
 
 
 @contextmanager

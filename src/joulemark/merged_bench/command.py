@@ -61,6 +61,41 @@ def main(
         0 done, 2 wrong use or no GPU, 3 time was up first, 4 a CUDA error ended the process: start again to go on, 130
         interrupted.
     """
+    parser = _parser(kind, names, about)
+    more(parser)
+    args = parser.parse_args(argv)
+    try:
+        every = subjects(args)
+        chosen = chosen_of(every, args.only, args.first, args.share, args.first_alone)
+        known_in(every, _words(args.by_schedule or ""))
+        if not chosen:
+            raise ConfigurationError(
+                f"no subject is left by --only {args.only!r} and --share {args.share}",
+                f"there are {', '.join(one.name for one in every)}",
+            )
+        if args.again:
+            ask_again(args.out, _words(args.again))
+            return 0
+        if args.build is not None:
+            there = measured_in(args.out, args.dtype)
+            chosen = [one for one in chosen if one.name not in there]
+            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
+            return 0
+        with ends_when_asked(_CUT):
+            return _run(kind, chosen, args)
+    except JoulemarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"error: {error}; start again to go on", file=sys.stderr)
+        return 4
+    except KeyboardInterrupt:
+        print("interrupted: rows that are done are kept; start again to go on", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.ArgumentParser:
+    """What both benchmarks are given."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="F.json", help="goes on with a file that is there")
     parser.add_argument("--only", default="", metavar="WORD", help="subjects with WORD in their name")
@@ -108,36 +143,7 @@ def main(
     parser.add_argument("--no-counters", action="store_true", help="leave bytes by hardware counters out")
     parser.add_argument("--device", default="cuda:0", help="as torch calls it; cpu with --tiny tests the command")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes")
-    more(parser)
-    args = parser.parse_args(argv)
-    try:
-        every = subjects(args)
-        chosen = chosen_of(every, args.only, args.first, args.share, args.first_alone)
-        known_in(every, _words(args.by_schedule or ""))
-        if not chosen:
-            raise ConfigurationError(
-                f"no subject is left by --only {args.only!r} and --share {args.share}",
-                f"there are {', '.join(one.name for one in every)}",
-            )
-        if args.again:
-            ask_again(args.out, _words(args.again))
-            return 0
-        if args.build is not None:
-            there = measured_in(args.out, args.dtype)
-            chosen = [one for one in chosen if one.name not in there]
-            print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
-            return 0
-        with ends_when_asked(_CUT):
-            return _run(kind, chosen, args)
-    except JoulemarkError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        print(f"error: {error}; start again to go on", file=sys.stderr)
-        return 4
-    except KeyboardInterrupt:
-        print("interrupted: rows that are done are kept; start again to go on", file=sys.stderr)
-        return _INTERRUPTED
+    return parser
 
 
 def _count(text: str) -> int:

@@ -26,10 +26,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read as JSON: {error}", "choose another file") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}", "give a file that --out has written") from error
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
-        raise ConfigurationError(f"{path} holds no rows of merged execution", "choose another file")
+        raise ConfigurationError(f"{path} holds no rows", "give a file that --out has written")
     return content
 
 
