@@ -167,10 +167,12 @@ def _worst_error(out: Any, expected: Any) -> float:
 
 
 def _fastest(times: Mapping[str, float]) -> str:
-    """The least of times, or one as good of what no compiler has to make again: it is ready sooner next time."""
+    """The least of times, or one as good: of what no compiler has to make again, it is ready sooner next time; of what
+    forks into no branches, it holds less memory.
+    """
     least = min(times.values())
     good = [name for name, seconds in times.items() if seconds <= _EQUAL * least]
-    return min(good, key=lambda name: ("compiled" in name, times[name]))
+    return min(good, key=lambda name: ("compiled" in name, "branches" in name, times[name]))
 
 
 def _call(module: nn.Module, example: tuple[Any, ...]) -> Callable[[], object]:
