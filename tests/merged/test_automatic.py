@@ -472,13 +472,15 @@ def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_
 
 
 GRAPHS = [
-    "graph", "folded graph", "compiled graph", "folded compiled graph", "compiled tuned graph",
-    "folded compiled tuned graph",
+    "graph", "folded graph", "folded branches graph", "compiled graph", "folded compiled graph",
+    "compiled tuned graph", "folded compiled tuned graph",
 ]  # fmt: skip
 NO_GRAPHS = ["launches", "folded", "compiled", "folded compiled", "compiled tuned", "folded compiled tuned"]
 
 
-@pytest.mark.parametrize("best", ["launches", "graph", "folded graph", "compiled graph", "folded compiled tuned graph"])
+@pytest.mark.parametrize(
+    "best", ["launches", "graph", "folded branches graph", "compiled graph", "folded compiled tuned graph"]
+)
 def test_whatever_is_fastest_of_all_rivals_comes_back_and_again_from_the_disk(simulated_gpu, best):
     simulated_gpu.times[best] = simulated_gpu.on_device[best] = 0.9
     fastest = best if best in GRAPHS else "graph"
@@ -516,7 +518,7 @@ def test_as_good_without_a_compiler_is_better(simulated_gpu):
 def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu):
     merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=46.0)
     assert simulated_gpu.called == ["launches", "folded", "graph"]
-    assert simulated_gpu.replayed == ["graph", "folded graph"]
+    assert simulated_gpu.replayed == ["graph", "folded graph", "folded branches graph"]
     assert merged.problems["compiled"].startswith("no time: compiling is expected to take")
     assert "of budget_s=50 1 s are left" in merged.problems["folded compiled graph"]
     assert merged.problems["compiled"] in merged.explain()

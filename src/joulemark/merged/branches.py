@@ -36,8 +36,11 @@ WORTH = 0.02
 _HAND_OVER = 0.25
 """What an event costs where nothing is known, in nodes: a guess."""
 _VIEWS = frozenset(
-    "getattr getitem size dim stride view view_as flatten unflatten squeeze unsqueeze permute transpose t movedim expand "
-    "expand_as narrow chunk split unbind select detach numel".split()
+    (
+        *("getattr", "getitem", "size", "dim", "stride", "numel", "detach", "view", "view_as", "flatten", "unflatten"),
+        *("squeeze", "unsqueeze", "permute", "transpose", "t", "movedim", "expand", "expand_as"),
+        *("narrow", "chunk", "split", "unbind", "select"),
+    )
 )
 """Functions and methods that launch nothing. Where one does all the same only the balance is a little off."""
 _VIEWING = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -220,10 +223,9 @@ def _clocked(
     steps: list[Step] = []
     for node in order:
         mine = stream[node]
-        needed = [place[one] for one in before[node] if not _covers(clocks[mine], steps[place[one]])]
-        needed = [
-            one for one in needed if not any(one != other and _covers(steps[other].clock, steps[one]) for other in needed)
-        ]
+        open_ = [place[one] for one in before[node] if not _covers(clocks[mine], steps[place[one]])]
+        implied = {one for one in open_ for other in open_ if one != other and _covers(steps[other].clock, steps[one])}
+        needed = [one for one in open_ if one not in implied]
         # What a stream is first given follows what the call found: its memory may be read by what came before.
         waits = tuple(sorted(needed)) if needed or not mine or any(clocks[mine]) else (START,)
         clock = [max(counts) for counts in zip(clocks[mine], *(steps[one].clock for one in needed), strict=True)]

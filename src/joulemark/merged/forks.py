@@ -7,18 +7,21 @@ waits for every other one, as a capture demands (CUDA Programming Guide, "Cross-
 **Memory.** torch's allocator gives a block back to the stream that it was allocated on as soon as the host drops the
 last reference to it, and whatever the host asks for on that stream afterwards may get it. That is right for a block
 that its own stream alone uses: stream order is host order. So the rule: *a block that a step on another stream reads or
-writes is referred to until the host has made the block's own stream wait for that step.* What gets the block then was
-given to its stream later, thus runs behind that wait, thus behind all steps on other streams; steps on its own stream
-were given to it before. Whether a stream has waited for a step tells its vector clock (:class:`~.branches.Step`); blocks
-are told apart by storages, so a view keeps what it is a view of. Where a stream does not wait again the block is kept
-until the call ends, when the captured stream has waited for all. A block of another stream is then free and may still
-be read by what was given to the captured stream before; the first step that any other stream gets in a later call
-waits for an event that the captured stream has recorded in that call, hence behind such reads. So are blocks of outputs,
-which belong to the stream that has made them and are read behind the join. Inputs belong to the captured stream. What a
-step allocates and drops inside, workspaces of cuDNN say, its own stream alone uses; scratch that outlives a call belongs
-to one segment (:class:`joulemark.merged.paths.Recipe`), which a graph calls once. Other streams are used nowhere
-else, and a captured stream has its own, so two captures at a time share none. ``record_stream`` would hold all blocks
-until the capture ends: in a capture no event can be asked whether it is reached.
+writes is referred to until the host has made the block's own stream wait for that step.* Who gets the block then is
+given to its stream later, hence runs behind that wait, hence behind all steps on other streams; steps on its own stream
+were given to it before. Whether a stream has waited for a step is told by its vector clock
+(:class:`~joulemark.merged.branches.Step`); blocks are told apart by storages, so a view keeps what it is a view of.
+
+- Where a stream does not wait again, the block is kept until the call ends and all has joined. What other streams own
+  is free then, and the captured one may still read it, an output say. The first step that another stream gets in a
+  later call waits for an event that the captured stream records in that call, hence behind all such reads.
+- Inputs count as the captured stream's.
+- What a step allocates and drops inside, workspaces of cuDNN say, its own stream alone uses. cuBLAS has a workspace for
+  each stream. Scratch that outlives a call belongs to one segment (:class:`joulemark.merged.paths.Recipe`), which a
+  graph calls once.
+- A captured stream has its other streams to itself, so two captures at a time share none; that two of them are one
+  stream, or the captured one, as torch deals out 32 in turns, costs only what they would have overlapped.
+- ``record_stream`` would hold each block until the capture ends: in it no event can be asked whether it is reached.
 
 **Launches.** A kernel that is launched early waits itself for the one in front of it on its stream; which of several
 predecessors that is where its stream has just waited for another is nowhere written. The first one of ours behind such

@@ -167,8 +167,10 @@ def _worst_error(out: Any, expected: Any) -> float:
 
 
 def _fastest(times: Mapping[str, float]) -> str:
-    """The least of times, or one as good: of what no compiler has to make again, it is ready sooner next time; of what
-    forks into no branches, it holds less memory.
+    """The least of times, or one as good.
+
+    Rather of what no compiler has to make again, it is ready sooner next time; then of what forks into no branches, it
+    holds less memory.
     """
     least = min(times.values())
     good = [name for name, seconds in times.items() if seconds <= _EQUAL * least]

@@ -13,7 +13,6 @@ from torch import Tensor
 from joulemark.merged.kernels.compile import KernelError, architecture_of, build
 from joulemark.merged.kernels.kernel import Kernel
 
-
 _behind_others: set[int] = set()
 """Streams, as CUDA knows them, that have waited for another one since the last launch of ours that may be early."""
 
