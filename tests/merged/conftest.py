@@ -45,4 +45,5 @@ def simulated_gpu(monkeypatch, own_cache):
     monkeypatch.setattr(whole, "race_calls", simulated.race_calls)
     monkeypatch.setattr(whole, "race_replays", simulated.race_replays)
     monkeypatch.setattr(whole.Referee, "pool", None)
+    monkeypatch.setattr(whole.Referee, "forked_pool", None)
     return simulated

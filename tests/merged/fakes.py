@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -146,6 +147,19 @@ class FakeGraph:
 def fake_capture(inner, inputs, pool):
     graph = FakeGraph(inner, inputs)
     return graph, graph.outputs
+
+
+class AtOnce:
+    """Streams of a device that does everything as soon as it is asked."""
+
+    def on(self, stream):
+        return nullcontext()
+
+    def record(self, stream):
+        return None
+
+    def wait(self, stream, event):
+        pass
 
 
 @dataclass

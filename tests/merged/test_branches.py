@@ -24,7 +24,7 @@ from joulemark.merged.graph import trace
 from joulemark.merged.in_place import Tracer
 from joulemark.merged.replay import for_capture
 from joulemark.workloads import networks
-from tests.merged.fakes import RATES, merged_there, pair_and_input
+from tests.merged.fakes import RATES, AtOnce, merged_there, pair_and_input
 
 RARE = 7
 """Of a simulated operation's number: what it multiplies by, so that the order of its operands counts."""
@@ -296,20 +296,6 @@ class Changing(nn.Module):
         return torch.cat([y.flatten(), z.flatten() + 1, w, torch.zeros(2)])
 
 
-class AtOnce:
-    """Streams of a device that does everything as soon as it is asked."""
-
-    @contextmanager
-    def on(self, stream):
-        yield
-
-    def record(self, stream):
-        return None
-
-    def wait(self, stream, event):
-        pass
-
-
 def test_what_a_model_changes_in_place_is_read_behind_that():
     model, x = Changing(), torch.randn(3, 4)
     graph = trace(model, (x,))
@@ -345,6 +331,60 @@ def test_what_holds_tensors_unseen_is_kept_until_the_call_ends():
         graph.get_submodule(name).forward = lambda one: device.launch((one.value,), device.allocate(), 9)
     after_calls(graph, device, device)
     assert device.races() == []
+
+
+class Stream:
+    """What of a CUDA stream is used; keeps what it was asked for."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_):
+        self.cuda_stream, self.asked = id(self), []
+
+    def record_event(self):
+        return self
+
+    def wait_event(self, event):
+        self.asked.append(event)
+
+
+def test_a_capture_forks_from_its_stream_into_the_same_others_each_time(simulated_gpu, monkeypatch):
+    from joulemark.merged import forks
+    from joulemark.merged.kernels import launch
+
+    first, on = Stream(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: first)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: on.append(one) or torch.no_grad())
+    monkeypatch.setattr(launch, "_behind_others", set())
+    forks._others.cache_clear()
+    assert forks.streams_of_capture(3) is None
+    simulated_gpu.capturing = True
+    streams, again = forks.streams_of_capture(3), forks.streams_of_capture(2)
+    streams.wait(2, streams.record(0))
+    for one, number in ((streams, 0), (streams, 1), (again, 1), (streams, 2)):
+        with one.on(number):
+            pass
+    assert on[0] is on[1] is not on[2], "the captured stream is the current one"
+    assert (on[2].asked, on[0].asked, first.asked) == ([first], [], [])
+    assert launch._behind_others == {on[2].cuda_stream}
+    forks._others.cache_clear()
+
+
+def test_a_step_that_fails_leaves_all_streams_joined():
+    """Else the capture that failed could not be ended."""
+    device = Device()
+    graph = built(device, *FORKS)
+
+    def fail(*_):
+        raise ValueError("no memory")
+
+    graph.get_submodule("work_7").forward = fail
+    with pytest.raises(ValueError, match="no memory"):
+        after_calls(graph, device, device)
+    device.launch((), device.allocate(), 1)
+    assert {one.stream for one in Forked(graph, None, None).schedule.steps} == {0, 1}
+    assert device.operations[-1].behind == (1 << len(device.operations) - 1) - 1
 
 
 class Beside(nn.Module):

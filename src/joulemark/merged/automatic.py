@@ -345,7 +345,7 @@ class _Automatic:
         assert isinstance(graph, fx.GraphModule)
         forked = Forked(graph, self.setting.rates, self.setting.form)
         if forked.schedule.gain >= WORTH:
-            referee.try_(name, lambda: Replayed(forked, self.inputs, referee.pool))
+            referee.try_(name, lambda: Replayed(forked, self.inputs, referee.forked_pool))
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[Tensor]:

@@ -161,7 +161,7 @@ def _flops(node: fx.Node) -> float:
     weight, meta = getattr(module_of(node), "weight", None), node.meta.get("tensor_meta")
     if not isinstance(weight, torch.Tensor) or weight.dim() < 2 or not isinstance(meta, TensorMetadata):
         return 0.0
-    return 2.0 * weight[0].numel() * prod(meta.shape)
+    return float(2 * weight[0].numel() * prod(meta.shape))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ were given to it before. Whether a stream has waited for a step is told by its v
   is free then, and the captured one may still read it, an output say. The first step that another stream gets in a
   later call waits for an event that the captured stream records in that call, hence behind all such reads.
 - Inputs count as the captured stream's.
-- What a step allocates and drops inside, workspaces of cuDNN say, its own stream alone uses. cuBLAS has a workspace for
-  each stream. Scratch that outlives a call belongs to one segment (:class:`joulemark.merged.paths.Recipe`), which a
-  graph calls once.
-- A captured stream has its other streams to itself, so two captures at a time share none; that two of them are one
-  stream, or the captured one, as torch deals out 32 in turns, costs only what they would have overlapped.
+- What a step allocates and drops inside, workspaces of cuDNN say, its own stream alone uses. torch keeps a workspace of
+  cuBLAS for each stream. Scratch that outlives a call belongs to one segment (:class:`joulemark.merged.paths.Recipe`),
+  which a graph calls once.
+- A thread has the other streams to itself and captures one graph at a time. That one of them is the captured one, as
+  torch deals out 32 in turns, costs only what they would have overlapped.
 - ``record_stream`` would hold each block until the capture ends: in it no event can be asked whether it is reached.
 
 **Launches.** A kernel that is launched early waits itself for the one in front of it on its stream; which of several
@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -70,7 +71,7 @@ def streams_of_capture(count: int) -> Streams | None:
 class _Captured:
     def __init__(self, count: int) -> None:
         first: Any = torch.cuda.current_stream()
-        self._streams = (first, *_others(first.device, first.cuda_stream)[: count - 1])
+        self._streams = (first, *_others(first.device, get_ident())[: count - 1])
 
     def on(self, stream: int) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._streams[stream]) if stream else nullcontext()
@@ -86,13 +87,9 @@ class _Captured:
 
 
 @lru_cache(maxsize=64)
-def _others(device: torch.device, first: int) -> tuple[Any, ...]:
-    """The same for each capture on a stream: what a pool has free is given to the stream alone that it was made for.
-
-    Args:
-        first: the captured stream, as CUDA knows it.
-    """
-    del first
+def _others(device: torch.device, thread: int) -> tuple[Any, ...]:
+    """The same for all captures of a thread: what is made for a stream, blocks of a pool say, serves it alone."""
+    del thread
     return tuple(torch.cuda.Stream(device) for _ in range(STREAMS - 1))
 
 

@@ -73,6 +73,11 @@ class Referee:
         """Memory that the graphs of all variants share: of a large model it holds one set of activations, not five."""
         return torch.cuda.graph_pool_handle()
 
+    @cached_property
+    def forked_pool(self) -> Any:
+        """Memory of the graphs with several streams: a pool keeps what each stream has had, whoever else uses it."""
+        return torch.cuda.graph_pool_handle()
+
     def try_(self, name: str, build: Callable[[], nn.Module]) -> nn.Module | None:
         """Build a variant and call it once; None, with the reason kept, where that fails or its output is wrong."""
         begin = time.monotonic()
