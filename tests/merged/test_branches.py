@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
+from torch.nn import functional as F
 from torchvision import models
 
 from joulemark.merged.branches import START, WORTH, dependencies, schedule
@@ -419,6 +420,28 @@ def test_who_captures_gets_branches_where_they_are_fastest_on_the_device(simulat
         simulated_gpu.capturing = True
         torch.testing.assert_close(merged(x), expected, rtol=1e-4, atol=1e-5)
         simulated_gpu.capturing = False
+
+
+def test_the_rival_by_fused_kernels_has_its_branches_too(simulated_gpu, monkeypatch):
+    """CuDNN's own do not run here: torch's operators stand in."""
+    from joulemark.merged import paths
+
+    def fused(layer, x, residual, weight, bias):
+        y = F.conv2d(x, weight, bias, layer.stride, layer.padding)
+        return torch.relu(y if residual is None else y + residual)
+
+    monkeypatch.setattr(paths, "_fused", fused)
+    simulated_gpu.on_device["fused branches graph"] = simulated_gpu.times["fused branches graph"] = 0.9
+    model, x = Beside().eval(), torch.randn(2, 3, 17, 19)
+    for cached in (False, True):
+        merged = merged_there(model, x)
+        assert [name for name in simulated_gpu.replayed if "branches" in name] == [
+            "branches graph", "fused branches graph"
+        ]  # fmt: skip
+        assert (merged.variant, merged.captured, merged.cached) == (*["fused branches graph"] * 2, cached)
+        assert "whole model: plain (measured faster as 'fused branches graph'" in merged.explain()
+        assert "the whole model: branches (1 parallel region on 2 streams)" in merged.explain()
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_branches_that_are_hardly_faster_are_not_taken(simulated_gpu):
