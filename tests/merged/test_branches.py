@@ -360,8 +360,11 @@ def test_a_capture_forks_from_its_stream_into_the_same_others_each_time(simulate
     monkeypatch.setattr(launch, "_behind_others", set())
     forks._others.cache_clear()
     assert forks.streams_of_capture(3) is None
+    with forks.rehearsed():
+        again = forks.streams_of_capture(2)
+    assert forks.streams_of_capture(3) is None
     simulated_gpu.capturing = True
-    streams, again = forks.streams_of_capture(3), forks.streams_of_capture(2)
+    streams = forks.streams_of_capture(3)
     streams.wait(2, streams.record(0))
     for one, number in ((streams, 0), (streams, 1), (again, 1), (streams, 2)):
         with one.on(number):

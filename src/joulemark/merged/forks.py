@@ -19,8 +19,8 @@ were given to it before. Whether a stream has waited for a step is told by its v
 - What a step allocates and drops inside, workspaces of cuDNN say, its own stream alone uses. torch keeps a workspace of
   cuBLAS for each stream. Scratch that outlives a call belongs to one segment (:class:`joulemark.merged.paths.Recipe`),
   which a graph calls once.
-- A thread has the other streams to itself and captures one graph at a time. That one of them is the captured one, as
-  torch deals out 32 in turns, costs only what they would have overlapped.
+- A thread has the other streams to itself and captures one graph at a time, or rehearses it. That one of them is the
+  captured one, as torch deals out 32 in turns, costs only what they would have overlapped.
 - ``record_stream`` would hold each block until the capture ends: in it no event can be asked whether it is reached.
 
 **Launches.** A kernel that is launched early waits itself for the one in front of it on its stream; which of several
@@ -33,7 +33,8 @@ a wait is launched in order (:func:`joulemark.merged.kernels.launch.in_order_beh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import get_ident
@@ -63,12 +64,25 @@ class Streams(Protocol):
         """Have a stream wait for an event before what it is given from now on."""
 
 
+_rehearsed: ContextVar[bool] = ContextVar("rehearsed", default=False)
+
+
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """Fork outside of a capture too: what libraries keep for each stream is made then, in no graph's memory."""
+    before = _rehearsed.set(True)
+    try:
+        yield
+    finally:
+        _rehearsed.reset(before)
+
+
 def streams_of_capture(count: int) -> Streams | None:
-    """Streams to fork into where the current one is being captured; None elsewhere."""
-    return _Captured(count) if torch.cuda.is_current_stream_capturing() else None
+    """Streams to fork into where the current one is being captured, or that is rehearsed; None elsewhere."""
+    return _Cuda(count) if _rehearsed.get() or torch.cuda.is_current_stream_capturing() else None
 
 
-class _Captured:
+class _Cuda:
     def __init__(self, count: int) -> None:
         first: Any = torch.cuda.current_stream()
         self._streams = (first, *_others(first.device, get_ident())[: count - 1])
