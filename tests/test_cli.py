@@ -192,7 +192,8 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     args = ["compare", RUNS / f"{base}.json", RUNS / f"{new}.json", *options]
     code, out, err = run(capsys, *args)
     assert (code, err) == (expected, "")
-    assert "verdict: " in out
+    assert out.startswith("verdict: ")
+    assert f"(exit code {expected}: " in out.split(";")[0]
     code, out, err = run(capsys, *args, "--json")
     assert code == expected
     document = strict(out, "compare")
@@ -203,7 +204,8 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
 def test_compare_in_markdown_is_for_a_jobs_page(capsys, stored):
     code, out, err = run(capsys, "compare", stored, stored, "--format", "markdown")
     assert (code, err) == (0, "")
-    assert out.startswith("### ")
+    assert out.startswith("**verdict: same (exit code 0: nothing is worse); 0 of ")
+    assert out.splitlines()[2].startswith("### ")
     assert "| :--- |" in out
 
 

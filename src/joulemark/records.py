@@ -487,6 +487,7 @@ class Table:
         numeric: indices of columns to align right.
         notes: lines under the table.
         title: heading over it.
+        lead: what is to be read before all else, over the title.
     """
 
     columns: tuple[str, ...]
@@ -494,3 +495,4 @@ class Table:
     numeric: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     title: str = ""
+    lead: str = ""

@@ -60,10 +60,11 @@ def rule_of(args: argparse.Namespace) -> Rule:
 def show(comparison: Comparison, args: argparse.Namespace) -> int:
     """Print a comparison; the exit code by its verdict."""
     from joulemark.report import output
-    from joulemark.report.comparison import exit_code
+    from joulemark.report.comparison import exit_code, meaning_of_exit
 
     form: output.Format = "json" if args.json else args.format
-    sys.stdout.write(output.render_comparison(comparison, form))
+    ends = meaning_of_exit(comparison, args.fail_on_missing)
+    sys.stdout.write(output.render_comparison(comparison, form, ends=ends))
     if form in ("json", "csv"):
         for message in comparison.messages:
             say(message)
