@@ -208,6 +208,28 @@ def test_a_throughput_that_fell_is_worse(make_record, make_run):
     assert (worst.ratio, worst.verdict) == (0.5, "regressed")
 
 
+@pytest.mark.parametrize("base", [False, True, None])
+@pytest.mark.parametrize("new", [False, True, None])
+def test_a_simulated_gpu_is_named_and_never_judged_against_a_real_one(make_record, make_run, base, new):
+    def side(simulated, time):
+        place = Environment({"driver": "1"} if simulated is None else {"driver": "1", "simulated": simulated})
+        record = make_record(figures={"host_time_s": time})
+        return make_run(replace(record, environment_id=place.environment_id), environment=place)
+
+    comparison = compare(side(base, 1.0), side(new, 2.0))
+    (row,) = comparison.rows
+    mixed = {base, new} == {False, True}
+    assert (row.gated, exit_code(comparison)) == (not mixed, 0 if mixed else 1)
+    fakes = [name for name, simulated in (("BASE", base), ("NEW", new)) if simulated]
+    assert [f"{name} was measured on simulated GPUs: no figure of power or energy is real" for name in fakes] == [
+        one for one in comparison.messages if "was measured on" in one
+    ]
+    assert any("shown, not gated" in one for one in comparison.messages) == mixed
+    lead = table_of(comparison, meaning_of_exit(comparison)).lead
+    assert (f"simulated GPUs in {' and '.join(fakes)}" in lead) == bool(fakes)
+    assert ("no figure counts" in lead) == mixed
+
+
 def test_missing_rows_that_fail_say_so(make_record, make_run):
     both, one = (make_run(*(make_record(batch=b, figures=FIGURES) for b in batches)) for batches in ((1, 2), (1,)))
     comparison = compare(both, one)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
 from joulemark.metrics import format_value
-from joulemark.records import Record, Run
+from joulemark.records import NOT_REAL, Record, Run
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
@@ -32,7 +32,7 @@ def header_lines(session: BenchSession) -> list[str]:
         if target.note:
             lines.append(f"  ! {target.note}")
     if inventory.simulated:
-        lines.append("  ! these GPUs are simulated: no figure of power or energy is real")
+        lines.append(f"  ! these GPUs are simulated: {NOT_REAL}")
     if inventory.problem is not None:
         lines.append(f"  ! {inventory.problem}")
     if not session.config.pluginmanager.hasplugin("benchmark"):

@@ -100,6 +100,7 @@ class Comparison:
         messages: about the runs as a whole.
         rule: by which the rows were judged.
         between_processes: metric → pooled relative standard deviation of processes, where it was measured.
+        simulated: the sides, of ``BASE`` and ``NEW``, that have simulated GPUs.
     """
 
     base: str
@@ -112,6 +113,7 @@ class Comparison:
     messages: tuple[str, ...] = ()
     rule: Rule = field(default_factory=Rule)
     between_processes: Mapping[str, float] = field(default_factory=dict)
+    simulated: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:

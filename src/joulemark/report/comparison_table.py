@@ -109,6 +109,7 @@ def verdict_line(comparison: Comparison, names: Mapping[str, str], ends: str) ->
     """
     changed = {row.key for row in comparison.rows if row.gated and row.verdict in ("regressed", "improved")}
     parts = [f"verdict: {comparison.verdict}" + (f" ({ends})" if ends else "")]
+    parts += [f"simulated GPUs in {' and '.join(comparison.simulated)}"] if comparison.simulated else []
     if comparison.compared:
         parts.append(f"{len(changed)} of {_count(comparison.compared, 'case')} changed")
     worst = comparison.worst()
