@@ -148,6 +148,9 @@ def test_the_format_may_be_chosen_against_the_suffix(capsys, stored, tmp_path):
 
 
 ATTRIBUTION = str(RUNS.parents[2] / "results" / "nvidia-h200" / "attribution-resnet50.json")
+TANDEM = str(RUNS.parents[2] / "results" / "nvidia-h200" / "tandem.json")
+CALIBRATION = str(RUNS.parents[2] / "results" / "calibration" / "nvidia-h200.json")
+RUN_OF_OTHERS = str(RUNS / "baseline.json")
 BAD_INPUTS = [
     (["report", "{tmp}/none.jsonl"], "No such file"),
     (["report", "{tmp}/empty.jsonl"], "is empty"),
@@ -160,6 +163,11 @@ BAD_INPUTS = [
     (["compare", "{run}", "{tmp}/empty.jsonl"], "is empty"),
     (["compare", "{run}", "{run}", "--metrics", "speed"], "the metric 'speed' is unknown"),
     (["compare", "{run}", "{run}", "--spread", "200%"], "is not a fraction"),
+    (["attribution", "{tmp}/none"], "no whole recording (No such file or directory)"),
+    (["attribution", TANDEM], "(its schema is 'joulemark/tandem/1')"),
+    (["energy", "--calibration", "{tmp}/none"], "cannot be read (No such file or directory): run joulemark calibrate"),
+    (["energy", RUN_OF_OTHERS, "--calibration", CALIBRATION], "holds no measured workloads ('schema' is missing)"),
+    (["calibrate", "--refit", "{tmp}/none"], "(No such file or directory): give the .jsonl that joulemark calibrate"),
 ]
 
 

@@ -242,7 +242,7 @@ def test_the_command_prints_writes_and_draws(run, tmp_path, capsys):
     assert capsys.readouterr().out == shown
     out.write_text(json.dumps({name: value for name, value in written.items() if name != "kernels"}))
     assert main(["attribution", str(out)]) == 2
-    assert "no whole document of joulemark attribution (KeyError: 'kernels')" in capsys.readouterr().err
+    assert "no whole document of joulemark attribution ('kernels' is missing)" in capsys.readouterr().err
 
 
 def test_names_from_a_recording_are_shown_harmless(run):
