@@ -209,6 +209,22 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     assert document["spread"]["source"] == "assumed"
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("env", "--chekc"), "joulemark env: error: unrecognized arguments: --chekc (did you mean --check?); "),
+        (("env", "more"), "joulemark env: error: unrecognized arguments: more; joulemark env --help shows an example"),
+        (("compare", "a.jsonl"), "required: NEW; joulemark compare --help shows an example"),
+        (("compar", "a", "b"), "; joulemark --help shows an example"),
+        ((), "required: COMMAND; joulemark --help shows an example"),
+    ],
+)
+def test_wrong_arguments_lead_to_the_help_of_their_command(capsys, args, says):
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
 def test_compare_in_markdown_is_for_a_jobs_page(capsys, stored):
     code, out, err = run(capsys, "compare", stored, stored, "--format", "markdown")
     assert (code, err) == (0, "")

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """What ``ArgumentParser.add_subparsers`` returns."""
 
 FORMATS = ("terminal", "markdown", "csv", "json")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says of wrong arguments which were perhaps meant, and where the help is."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}; {self.prog} --help shows an example")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End with an error about arguments that this command does not take."""
+        known = [name for action in self._actions for name in action.option_strings]
+        meant = [one for name in unknown for one in get_close_matches(name.partition("=")[0], known, 1)]
+        also = f" (did you mean {', '.join(dict.fromkeys(meant))}?)" if meant else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{also}")
 
 
 def add_command(
@@ -21,7 +36,7 @@ def add_command(
     example: str,
     run: Callable[[argparse.Namespace], int],
     exit_codes: str | None = None,
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Add a command whose help ends with an example.
 
     Args:
@@ -39,7 +54,7 @@ def add_command(
         epilog=f"example:\n  {example}" + (f"\n\nexit codes: {exit_codes}" if exit_codes else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
