@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -209,6 +210,15 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     assert document["spread"]["source"] == "assumed"
 
 
+@pytest.mark.parametrize("command", [one.__name__.rpartition(".")[2] for one in COMMANDS])
+def test_help_teaches_by_an_example_and_says_what_exit_codes_mean(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert "\nexample:\n  " in out
+    assert f"joulemark {command}" in out[out.index("\nexample:") :]
+    assert re.search(r"\nexit codes: 0 .+, 2 ", out)
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -269,7 +279,8 @@ def test_compare_has_formats(capsys, form, part):
         (("aa", RUNS / "baseline.json"), "nothing to judge the gate on"),
         (("aa", RUNS / "baseline.json", "--out", RUNS / "baseline.json"), "is not a joulemark document of aa"),
         (("aa", RUNS / "baseline.json", "--out", "aa.jsonl"), "ends in .json"),
-        (("aa", "--processes", "0"), "'0' is not a positive number"),
+        (("aa", "--processes", "0"), "'0' is not a positive number; give a whole one, such as 3"),
+        (("aa", "--processes", "5", "--", "bench_sort.py"), "--processes 5 are too few to judge the gate on: give 6"),
         (("aa", RUNS / "baseline.json", "--metric", "power_w"), "not judged on 'power_w'"),
         (("ab", "--old", "nowhere"), "--new"),
         (("ab", "--old", "nowhere", "--new", "nowhere"), "nowhere is neither a Python interpreter"),

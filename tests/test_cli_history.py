@@ -114,7 +114,7 @@ def test_pytest_benchmarks_files_are_runs_too(run):
 BAD = [
     (["{tmp}/none"], "there is no folder"),
     (["{tmp}/nothing"], "no usable result"),
-    (["{store}", "--metric", "speed"], "no run has the metric 'speed': there are device_time_s, throughput_per_s"),
+    (["{store}", "--metric", "speed"], "no run has the metric 'speed': choose from device_time_s, throughput_per_s"),
     (["{store}", "-k", "vgg"], "named like 'vgg'"),
     (["{store}", "--html", "{tmp}/a.md"], "use a name that ends in .html"),
     (["{store}", "--false-alarms", "0"], "--false-alarms 0 is out of range"),

@@ -35,7 +35,7 @@ def add_command(
     about: str,
     example: str,
     run: Callable[[argparse.Namespace], int],
-    exit_codes: str | None = None,
+    exit_codes: str = "0 done, 2 wrong use or unreadable",
 ) -> Parser:
     """Add a command whose help ends with an example.
 
@@ -45,13 +45,13 @@ def add_command(
         about: what it does, in one line without a full stop.
         example: a command line that works.
         run: does it and returns the exit code.
-        exit_codes: what they mean, where they mean more than 0 fine and 2 wrong use.
+        exit_codes: what they mean.
     """
     parser = commands.add_parser(
         name,
         help=about,
         description=f"{about[0].upper()}{about[1:]}.",
-        epilog=f"example:\n  {example}" + (f"\n\nexit codes: {exit_codes}" if exit_codes else ""),
+        epilog=f"example:\n  {example}\n\nexit codes: {exit_codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, parser=parser)
@@ -91,7 +91,7 @@ def fraction(text: str) -> float:
 def positive(text: str) -> int:
     """A whole number above 0; for ``type=`` of an argument."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; give a whole one, such as 3")
     return int(text)
 
 
