@@ -197,7 +197,7 @@ def test_the_verdict_stands_first_with_what_changed_and_the_worst(make_record, m
     assert oom.endswith("2 of 2 cases changed; worst: b9, ok -> OOM")
     assert lead(base, side(figures=FIGURES)) == "verdict: inconclusive (exit code 3: nothing in common)"
     other = make_run(make_record(gpu="nvidia-a100", figures={"host_time_s": 9.0}, batch=1))
-    assert lead(base, other) == "verdict: same (exit code 0: no figure counts); 0 of 1 case changed"
+    assert lead(base, other) == "verdict: none (exit code 0: no figure counts)"
 
 
 def test_a_throughput_that_fell_is_worse(make_record, make_run):

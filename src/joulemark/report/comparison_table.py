@@ -107,13 +107,13 @@ def verdict_line(comparison: Comparison, names: Mapping[str, str], ends: str) ->
         names: what its table calls a case.
         ends: how the command ends because of it; may be empty.
     """
-    changed = {row.key for row in comparison.rows if row.gated and row.verdict in ("regressed", "improved")}
-    parts = [f"verdict: {comparison.verdict}" + (f" ({ends})" if ends else "")]
-    parts += [f"simulated GPUs in {' and '.join(comparison.simulated)}"] if comparison.simulated else []
-    if comparison.compared:
-        parts.append(f"{len(changed)} of {_count(comparison.compared, 'case')} changed")
     worst = comparison.worst()
+    verdict = comparison.verdict if worst is not None or not comparison.rows else "none"
+    parts = [f"verdict: {verdict}" + (f" ({ends})" if ends else "")]
+    parts += [f"simulated GPUs in {' and '.join(comparison.simulated)}"] if comparison.simulated else []
     if worst is not None:
+        changed = {row.key for row in comparison.rows if row.gated and row.verdict in ("regressed", "improved")}
+        parts.append(f"{len(changed)} of {_count(comparison.compared, 'case')} changed")
         parts.append(f"worst: {names[worst.key]}, {_in_words(worst)}")
     return "; ".join(parts)
 
