@@ -108,7 +108,8 @@ def notes_of(trend: Trend) -> list[str]:
     )
     if figures.flagged:
         share = figures.flagged / sum(level.runs for levels in trend.levels for level in levels.values())
-        notes.append(f"{figures.flagged} figures ({share:.0%}) are flagged in their runs; they count here")
+        which = "1 figure" if figures.flagged == 1 else f"{figures.flagged} figures"
+        notes.append(f"flagged in their runs, and counted here: {which} ({share:.0%})")
     if figures.simulated:
         notes.append(f"all runs are on simulated GPUs: {NOT_REAL}")
     if figures.simulated_apart:
@@ -117,7 +118,7 @@ def notes_of(trend: Trend) -> list[str]:
             "(keep them in a folder of their own)"
         )
     if figures.copies:
-        notes.append(f"{_runs(figures.copies)} stand in several files and count once")
+        notes.append(f"in several files, and counted once: {_runs(figures.copies)}")
     return notes
 
 
