@@ -20,7 +20,7 @@ from joulemark.energy.model import Model, Prediction
 from joulemark.energy.series import series_of
 from joulemark.energy.split import Split, split
 from joulemark.energy.units import STATIC
-from joulemark.errors import MeasurementError, UnreadableInput
+from joulemark.errors import MeasurementError, UnreadableInput, in_words
 from joulemark.records import Amount, Json, Positive, Share, converted
 
 if TYPE_CHECKING:
@@ -157,10 +157,11 @@ def read_measurements(path: Path) -> tuple[Mapping[str, Json], list[Measured]]:
         converted(document, _Source)
         return document, [_measured(row) for row in document["rows"]]
     except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableInput(f"measured workloads: {path} cannot be read ({error})") from error
+        what = f"measured workloads: {path} cannot be read ({in_words(error)})"
+        raise UnreadableInput(what, "check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableInput(
-            f"{path} holds no measured workloads ({type(error).__name__}: {error})",
+            f"{path} holds no measured workloads ({in_words(error)})",
             f"give what bench_energy/measure_workloads.py wrote ({MEASUREMENTS_SCHEMA}), or what joulemark energy did",
         ) from error
 
