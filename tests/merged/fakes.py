@@ -17,7 +17,7 @@ from joulemark.merged.executor import traced_or_reason
 from joulemark.merged.families import Family
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.paths import Executed
-from joulemark.merged.plan import Setting
+from joulemark.merged.setting import Setting
 
 RATES = Rates(
     gpu="a GPU of round numbers",

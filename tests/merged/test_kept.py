@@ -9,7 +9,8 @@ import torch
 
 from joulemark.merged import cache, merge
 from joulemark.merged.graph import trace
-from joulemark.merged.plan import Planner, Setting
+from joulemark.merged.plan import Planner
+from joulemark.merged.setting import Setting
 from tests.merged.fakes import RATES, executed, fake_family, pair_and_input
 
 pytestmark = pytest.mark.usefixtures("own_cache", "given_times")

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from joulemark.collect.power import PowerSampler  # noqa: E402
 from joulemark.errors import ConfigurationError  # noqa: E402
-from joulemark.merged import cache, plan  # noqa: E402
+from joulemark.merged import cache, trials  # noqa: E402
 from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
@@ -397,7 +397,7 @@ def test_subjects_are_chosen_ordered_and_shared():
 
 def test_kernels_are_built_before_the_gpu_is_held(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JOULEMARK_KERNEL_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.setattr(plan, "_MOST", 2)
+    monkeypatch.setattr(trials, "_MOST", 2)
     arguments = ["--out", "x.json", "--build", "sm_90a", "--kernels", "2", "--only", "inverted-32-32-16"]
     assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 0
     said = capsys.readouterr().out
@@ -416,7 +416,7 @@ def test_what_is_built_for_a_network_is_what_merging_would_try():
     families = Counter(
         (one.name.partition("_2d_")[0], "_wg_" in one.name) for one in kernels
     )  # of warps, of warpgroups
-    assert all(2 <= count <= plan._MOST for count in families.values())
+    assert all(2 <= count <= trials._MOST for count in families.values())
     whole = "inverted_residual"
     assert set(families) == {(whole, False), (whole, True), ("expand_depthwise", False)}
 

@@ -23,13 +23,15 @@ from joulemark.merged.families import Family, known_families
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import cudnn_tuning, format_of
-from joulemark.merged.plan import Choice, Planner, Setting
+from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
+from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
+from joulemark.merged.trials import Choice
 from joulemark.merged.whole import Referee, Verdict
 
 _FOR_SEGMENTS = 0.55
