@@ -23,9 +23,12 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.assembler import use_torchs_assembler
+from joulemark.merged_bench.document import Document
+from joulemark.merged_bench.gains import group_gains
 from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.limits import ends_when_asked
-from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
+from joulemark.merged_bench.measure import measure_all
+from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prebuild import prebuild
 from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
