@@ -69,7 +69,7 @@ def main(
     args = parser.parse_args(argv)
     try:
         every = subjects(args)
-        chosen = chosen_of(every, args.only, args.first, args.share, args.first_alone)
+        chosen = chosen_of(every, args.only, args.first, args.share)
         known_in(every, _words(args.by_schedule or ""))
         if not chosen:
             raise ConfigurationError(
@@ -126,7 +126,6 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
     parser.add_argument(
         "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
     )
-    parser.add_argument("--first-alone", action="store_true", help="not the others")
     parser.add_argument(
         "--by-schedule",
         metavar="NAMES",
@@ -149,16 +148,13 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
     return parser
 
 
-def chosen_of(
-    subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1", alone: bool = False
-) -> list[Subject]:
+def chosen_of(subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1") -> list[Subject]:
     """Subjects as the options choose and order them.
 
     Args:
         only: a word of their names.
         first: names and groups, separated by commas, that come before all others.
         share: ``n/all``: every ``all``-th, from the ``n``-th on.
-        alone: whether the others are left out.
 
     Raises:
         ConfigurationError: a name that nothing has, or a share that is none.
@@ -172,9 +168,7 @@ def chosen_of(
     def place(one: Subject) -> int:
         return next((n for n, name in enumerate(wanted) if name in (one.name, one.group)), len(wanted))
 
-    chosen = sorted(
-        (one for one in subjects if only in one.name and not (alone and place(one) == len(wanted))), key=place
-    )
+    chosen = sorted((one for one in subjects if only in one.name), key=place)
     return chosen[int(number) - 1 :: int(every)]
 
 
