@@ -273,7 +273,7 @@ def test_paths_of_a_layer_on_a_cpu_are_torchs_own():
 
 def planner_there(model, x, deadline=float("inf")):
     """A planner as on a GPU, and the model's graph."""
-    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged.merged_model import traced_or_reason
     from joulemark.merged.plan import Planner
     from joulemark.merged.setting import Setting
 
@@ -604,7 +604,7 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
 
 def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch):
     from joulemark.merged import measuring
-    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged.merged_model import traced_or_reason
     from joulemark.merged.plan import Planner
     from joulemark.merged.setting import Setting
 
@@ -629,7 +629,7 @@ def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypat
 
 def test_a_layer_whose_every_path_failed_stays_with_torchs_operators(simulated_gpu, monkeypatch):
     from joulemark.merged import measuring
-    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged.merged_model import traced_or_reason
     from joulemark.merged.plan import Planner
     from joulemark.merged.setting import Setting
 

@@ -235,7 +235,7 @@ def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
 
 @pytest.mark.parametrize(("most_s", "calls"), [(90.0, 2), (0.0, 1)])
 def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, calls):
-    from joulemark.merged.executor import MergedModel
+    from joulemark.merged.merged_model import MergedModel
 
     made = []
 

@@ -18,10 +18,10 @@ from torch.utils import _pytree as pytree
 from joulemark.merged import cache
 from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
+from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
