@@ -268,4 +268,3 @@ def test_counts_tell_the_time_on_the_gpu_that_was_measured(gpu):
         assert (prediction.bound == "counts") == counted
         if counted:
             assert prediction.time_s == one.candidate.counted_s > 0
-        assert prediction.measured_share == counted
