@@ -216,7 +216,7 @@ def test_a_prediction_never_beats_a_measurement():
     choices, _ = planner.plan(trace(model, (x,)))
     assert any(one.merged for one in choices)
     assert all(one.measured_s is not None for one in choices)
-    tried = [one for trials in planner.found.values() for one in trials]
+    tried = [one for trials in planner.ranges.found.values() for one in trials]
     assert any(one.measured_s is None and one.predicted_s is not None for one in tried)
 
 
@@ -302,16 +302,16 @@ def test_what_is_measured_was_compiled_before_each_kernel_once_and_layers_alone_
     assert not any(measured[: -len(ranges)])
     assert set().union(*ranges) <= set(built)
     assert len(built) == len(set(built))
-    assert not planner.cut
+    assert not planner.ranges.cut
 
 
 def test_the_range_that_saves_most_is_measured_first(simulated_gpu, monkeypatch):
     from joulemark.merged.builds import Builds
     from joulemark.merged.graph import find_chains
-    from joulemark.merged.plan import Planner
+    from joulemark.merged.ranges import Ranges
 
     order: list[float] = []
-    trials = Planner._trials
+    trials = Ranges.trials
 
     def recorded(self, segment, apart):
         found = trials(self, segment, apart)
@@ -325,7 +325,7 @@ def test_the_range_that_saves_most_is_measured_first(simulated_gpu, monkeypatch)
     builds = Builds(None)
     planner._rank(chains, builds)
     singles = [[planner._single(unit) for unit in chain] for chain in chains]
-    monkeypatch.setattr(Planner, "_trials", recorded)
+    monkeypatch.setattr(Ranges, "trials", recorded)
     planner._measure_ranges(chains, singles, builds)
     assert order == sorted(order, reverse=True)
     assert len(order) > 1
@@ -351,9 +351,9 @@ def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simu
     planner, graph = planner_there(*model_and_input(), deadline=time.monotonic() + 1.0)
     choices, _ = planner.plan(graph)
     ever.set()
-    tried = {one.path.partition("/")[2] for trials in planner.found.values() for one in trials if one.measured_s}
+    tried = {one.path.partition("/")[2] for trials in planner.ranges.found.values() for one in trials if one.measured_s}
     assert slow[0] not in tried
-    assert planner.cut
+    assert planner.ranges.cut
     assert any(one.merged for one in choices)
 
 
@@ -372,8 +372,8 @@ def test_a_range_that_a_longer_one_beats_is_not_measured(simulated_gpu, counted_
 
     planner, _ = planner_there(*model_and_input())
     kernel = object()
-    planner.candidates["front"] = [Trial("f/1", "padded", None, kernel, None, counted_s=counted_s)]
-    planner.found["whole"] = [Trial("f/2", "padded", None, kernel, None, measured_s=whole_s, counted_s=1e-6)]
+    planner.ranges.candidates["front"] = [Trial("f/1", "padded", None, kernel, None, counted_s=counted_s)]
+    planner.ranges.found["whole"] = [Trial("f/2", "padded", None, kernel, None, measured_s=whole_s, counted_s=1e-6)]
     assert planner._beaten("front", {(0, 0, 3): "whole", **dict.fromkeys(places, "front")}) is beaten
 
 
@@ -381,7 +381,7 @@ def test_ranges_that_there_is_no_time_to_rank_are_not_merged(simulated_gpu):
     planner, graph = planner_there(*model_and_input(), deadline=0.0)
     choices, _ = planner.plan(graph)
     assert {one.path for one in choices} == {"library"}
-    assert planner.cut
+    assert planner.ranges.cut
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])

@@ -188,11 +188,11 @@ class _Automatic:
                 self.refused += [Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()]
                 choices, left = planner.plan(self.rewritten)
             return self._finish(choices, left, None)
-        if planner.cut:
+        if planner.ranges.cut:
             self.cut, self.untried = True, _UNTRIED
         if self.setting.rates is not None and self.setting.device.type == "cuda":
-            learn(planner.points(), self.setting.rates, self.setting.device)
-        self.of_values = planner.of_values
+            learn(planner.ranges.points(), self.setting.rates, self.setting.device)
+        self.of_values = planner.ranges.of_values
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:

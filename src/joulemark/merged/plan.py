@@ -4,9 +4,9 @@ Every range of a chain that something can execute as one is predicted by the per
 measured in turns against its layers one by one (each distinct range once, kept on disk), and the cuts of the chain with
 the least time in all win. A path whose output is wrong on the example's shapes is left out, however fast.
 
-Here is in which order that happens, and how the chain is cut. What a range is tried on and what of it is measured is
-told by :mod:`joulemark.merged.trials`, :mod:`~joulemark.merged.builds` compile it beside and
-:mod:`~joulemark.merged.measuring` times it.
+Here is in which order that happens, and how a chain is cut. What may execute a range is told by
+:mod:`joulemark.merged.trials`, what is known of each range by :mod:`joulemark.merged.ranges`;
+:mod:`joulemark.merged.builds` compiles beside, :mod:`joulemark.merged.measuring` checks and times.
 """
 
 from __future__ import annotations
@@ -14,31 +14,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import inf, prod
-from typing import Any
 
 from torch import fx
 
 from joulemark.merged.builds import Builds, build_all, builds_for, compiling_own
-from joulemark.merged.cost import Point
-from joulemark.merged.families import limits_of
 from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Kernel
-from joulemark.merged.measuring import measure, right_once
-from joulemark.merged.paths import OWN, kind_of_path
+from joulemark.merged.measuring import right_once
 from joulemark.merged.questions import question
+from joulemark.merged.ranges import Ranges
 from joulemark.merged.setting import Setting
-from joulemark.merged.trials import (
-    ALIKE,
-    MEASURED,
-    Choice,
-    Trial,
-    candidates_of,
-    promising,
-    shape_of,
-    unit_names,
-)
+from joulemark.merged.trials import ALIKE, MEASURED, Choice, Trial, shape_of, unit_names
 
 _FLOPS_PER_ELEMENT = 400
 """FLOPs in bf16 in the time of an element's way through memory (an H200's 790 TFLOP/s and 4.3 TB/s): for an order."""
@@ -56,73 +44,27 @@ class Planner:
 
     Args:
         setting: device, rates, kernels.
-        found: trials of ranges already tried, by what they depend on.
-        candidates: of ranges that are going to be tried.
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
-        ranges: that were tried.
-        cut: whether time was up before all of them were.
         proved: range and path of what was run once and not measured.
     """
 
     setting: Setting
-    candidates: dict[str, list[Trial]] = field(default_factory=dict)
-    found: dict[str, list[Trial]] = field(default_factory=dict)
     forced: bool = False
     most: int = MEASURED
-    ranges: dict[str, Segment] = field(default_factory=dict)
-    cut: bool = False
     proved: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ranges = Ranges(self.setting, self.forced, self.most)
 
     def own_choice(self, unit: Unit) -> Choice:
         """The best generated kernel for a single layer; its best path of all where there is none that is right."""
         segment = range_segment([unit])
         assert segment is not None
         with builds_for(self.setting) as builds:
-            builds.wait(self._promised([(segment, inf)]), self.setting.deadline)
-        own = self._best(one for one in self._trials(segment, inf) if one.kernel is not None)
+            builds.wait(self.ranges.promised([segment]), self.setting.deadline)
+        own = self.ranges.best(one for one in self.ranges.trials(segment, inf) if one.kernel is not None)
         return self._single(unit) if own is None else _choice(unit_names([unit]), segment, own, None, "asked for")
-
-    @property
-    def of_values(self) -> bool:
-        """Whether the weights' values decided: another model of these shapes may be planned otherwise."""
-        return any(one.of_values for trials in self.found.values() for one in trials)
-
-    def points(self) -> list[Point]:
-        """What was measured, for fitting the performance model."""
-        found = []
-        for key, trials in self.found.items():
-            segment, form = self.ranges[key], self.setting.form
-            for one in trials:
-                if one.measured_s and one.prediction is not None and form is not None:
-                    candidate = one.prediction.candidate
-                    found.append(
-                        Point(
-                            segment.sequence, segment.size, segment.batch, form, candidate, one.measured_s, cold=False
-                        )
-                    )
-        return found
-
-    def table(self) -> list[dict[str, Any]]:
-        """All candidates that were tried and measured or refused, for judging and fitting the performance model."""
-        rows = []
-        for key, trials in self.found.items():
-            for one in trials:
-                if one.prediction is None or (one.measured_s is None and one.problem is None):
-                    continue
-                candidate, segment = asdict(one.prediction.candidate), self.ranges[key]
-                layers = [asdict(layer) for layer in segment.sequence.layers]
-                shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
-                known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
-                told = {"path": one.path, "bound": one.prediction.bound, "counts": self._counts(one, segment)}
-                plan = None if one.kernel is None else one.kernel.plan
-                rows.append({**shape, "candidate": candidate, "plan": plan, **told, **known})
-        return rows
-
-    def _counts(self, trial: Trial, segment: Segment) -> dict[str, float] | None:
-        if trial.kernel is None or trial.kernel.counts is None:
-            return None
-        return dict(trial.kernel.counts(segment.size, segment.batch, limits_of(self.setting.rates)))
 
     def plan(self, graph: fx.GraphModule) -> tuple[list[Choice], dict[str, str]]:
         """A choice for every convolution, and per convolution that no path takes the reason.
@@ -134,8 +76,8 @@ class Planner:
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         with builds_for(self.setting) as builds:
             if self.setting.measured:
-                builds.add(self._promised((one, inf) for one in alone))
-                own = ((one, trial) for one in alone for trial in self.candidates.get(self._key(one), ()))
+                builds.add(self.ranges.promised(alone))
+                own = ((one, trial) for one in alone for trial in self.ranges.candidates.get(self.ranges.key(one), ()))
                 with compiling_own(own, self.setting):
                     self._rank(chains, builds)
             self._measure_alone(_heaviest_first(alone), builds)
@@ -152,9 +94,9 @@ class Planner:
         ranges = [one for units in spans if (one := range_segment(list(units))) is not None]
         for segment in _heaviest_first(ranges):
             if time.monotonic() > until:
-                self.cut = True
+                self.ranges.cut = True
                 break
-            builds.add(self._promised([(segment, inf)]))
+            builds.add(self.ranges.promised([segment]))
 
     def _measure_ranges(self, chains: List[List[Unit]], singles: List[List[Choice]], builds: Builds) -> None:
         """Measure ranges that were ranked: what is compiled already first, most saved time as predicted first."""
@@ -162,52 +104,37 @@ class Planner:
         at: dict[_Place, str] = {}
         for number, pair in enumerate(zip(chains, singles, strict=True)):
             for begin, end, segment, apart in self._ranges(*pair):
-                key = at[number, begin, end] = self._key(segment)
-                trials = self.candidates.get(key, self.found.get(key, []))
+                key = at[number, begin, end] = self.ranges.key(segment)
+                trials = self.ranges.candidates.get(key, self.ranges.found.get(key, []))
                 saved = apart - min((one.time_s for one in trials if one.kernel), default=inf)
                 before = asked.get(key, (0.0, segment, apart))[0]
                 asked[key] = (before + saved, segment, apart)
         hopeful = [one[1:] for one in sorted(asked.values(), key=lambda one: -one[0])]
         for deadline in (0.0, self.setting.deadline):
             hopeful = [one for one in hopeful if not self._done_with(*one, builds, deadline, at)]
-        self.cut |= bool(hopeful)
+        self.ranges.cut |= bool(hopeful)
 
     def _done_with(
         self, segment: Segment, apart: float, builds: Builds, deadline: float, at: Mapping[_Place, str]
     ) -> bool:
         """Whether a range was measured, or needs not be."""
-        key = self._key(segment)
-        if key in self.candidates and self._beaten(key, at):
-            self.found[key], self.ranges[key] = self.candidates.pop(key), segment
-        return self._measured_if_ready(segment, apart, builds, deadline)
+        key = self.ranges.key(segment)
+        if key in self.ranges.candidates and self._beaten(key, at):
+            self.ranges.leave(segment)
+        ready = self.ranges.ready(segment, apart, builds, deadline)
+        if ready:
+            self.ranges.trials(segment, apart)
+        return ready
 
     def _beaten(self, key: str, at: Mapping[_Place, str]) -> bool:
         """Whether a longer range around it takes as measured what it takes as predicted: then no cut wants it."""
-        kernels = [one for one in self.candidates[key] if one.kernel and one.problem is None]
+        kernels = [one for one in self.ranges.candidates[key] if one.kernel and one.problem is None]
         if not kernels or any(one.counted_s is None for one in kernels):
             return False
         least = (1 - ALIKE) * min(one.time_s for one in kernels)
         places = [one for one, there in at.items() if there == key]
-        return all(any(self._measured_s(at[one]) <= least for one in at if _is_around(one, place)) for place in places)
-
-    def _measured_s(self, key: str) -> float:
-        best = self._best(self.found.get(key, ()))
-        return inf if best is None or best.measured_s is None else best.measured_s
-
-    def _measured_if_ready(self, segment: Segment, apart: float, builds: Builds, deadline: float) -> bool:
-        ready = self._ready(segment, apart, builds, deadline)
-        if ready:
-            self._trials(segment, apart)
-        return ready
-
-    def _ready(self, segment: Segment, apart: float, builds: Builds, deadline: float) -> bool:
-        """Whether a range was ranked and what is to be measured of it is compiled by a deadline."""
-        key = self._key(segment)
-        if key in self.found:
-            return True
-        chosen = self._promising(self.candidates.get(key, ()), apart)
-        kernels = [one.kernel for one in chosen if one.kernel]
-        return key in self.candidates and builds.wait(kernels, deadline)
+        around = ([at[one] for one in at if _is_around(one, place)] for place in places)
+        return all(any(self.ranges.measured_s(one) <= least for one in keys) for keys in around)
 
     def prove(self, graph: fx.GraphModule, choices: Iterable[Choice]) -> dict[Choice, str]:
         """Run once what was chosen and not measured; what fails or is wrong has no part in another plan.
@@ -220,8 +147,8 @@ class Planner:
         for choice in choices:
             segment = range_segment([units[name] for name in choice.units])
             assert segment is not None
-            trial = next(one for one in self.found[self._key(segment)] if one.path == choice.path)
-            what = (self._key(segment), choice.path)
+            trial = next(one for one in self.ranges.found[self.ranges.key(segment)] if one.path == choice.path)
+            what = (self.ranges.key(segment), choice.path)
             if what not in self.proved:
                 self.proved.add(what)
                 unseen.append((choice, segment, trial))
@@ -236,13 +163,12 @@ class Planner:
     def _measure_alone(self, segments: List[Segment], builds: Builds) -> None:
         """Measure layers alone, in order, for a part of the time: without any left, no range would be merged."""
         begin = time.monotonic()
-        until = begin + _FOR_LAYERS * (self.setting.deadline - begin)
+        until, measured = begin + _FOR_LAYERS * (self.setting.deadline - begin), self.setting.measured
         for segment in segments:
-            if self.setting.measured and (time.monotonic() > until or not self._ready(segment, inf, builds, until)):
-                self.cut, key = True, self._key(segment)
-                trials = self.candidates.pop(key, None) or candidates_of(segment, self.setting)
-                self.found[key], self.ranges[key] = trials, segment
-            self._trials(segment, inf)
+            if measured and (time.monotonic() > until or not self.ranges.ready(segment, inf, builds, until)):
+                self.ranges.cut = True
+                self.ranges.leave(segment)
+            self.ranges.trials(segment, inf)
 
     def _ranges(self, chain: List[Unit], singles: List[Choice]) -> Iterator[tuple[int, int, Segment, float]]:
         """Every range of a chain that may be executed as one: begin, end, and the time of its layers one by one."""
@@ -257,23 +183,12 @@ class Planner:
         chains, _ = find_chains(graph)
         ranges = [chain[begin:end] for chain in chains for begin, end in self._spans(chain)]
         segments = [range_segment(list(units)) for units in ranges]
-        return self._promised((one, inf) for one in segments if one is not None)
+        return self.ranges.promised(one for one in segments if one is not None)
 
     def _spans(self, chain: List[Unit]) -> Iterator[tuple[int, int]]:
         """Begin and end of every range of a chain, of one unit and more."""
         for end in range(1, len(chain) + 1):
             yield from ((begin, end) for begin in range(max(0, end - self.setting.depth), end))
-
-    def _promised(self, segments: Iterable[tuple[Segment, float]]) -> list[Kernel]:
-        """Kernels that are promising for segments not seen yet, each once."""
-        kernels: dict[str, Kernel] = {}
-        for segment, apart in segments:
-            key = self._key(segment)
-            if key not in self.candidates:
-                self.candidates[key] = candidates_of(segment, self.setting)
-                chosen = self._promising(self.candidates[key], apart)
-                kernels.update((one.kernel.name, one.kernel) for one in chosen if one.kernel)
-        return list(kernels.values())
 
     def _cut(self, chain: List[Unit], singles: List[Choice]) -> list[Choice]:
         """The cheapest cuts of a chain: dynamic programming over its ends."""
@@ -292,8 +207,8 @@ class Planner:
     def _single(self, unit: Unit) -> Choice:
         segment = range_segment([unit])
         assert segment is not None
-        trials = self._trials(segment, inf)
-        best = self._best(trials) or self._unmeasured(trials)
+        trials = self.ranges.trials(segment, inf)
+        best = self.ranges.best(trials) or self._unmeasured(trials)
         why = "its best path" if best.measured_s is not None else "a single layer"
         return _choice(unit_names([unit]), segment, best, None, why)
 
@@ -304,53 +219,14 @@ class Planner:
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
         segment = range_segment(list(units))
-        if segment is None or (self.setting.measured and not self._is_ranked(segment)):
+        if segment is None or (self.setting.measured and not self.ranges.is_ranked(segment)):
             return None
         apart = sum(_known(one) for one in singles)
-        best = self._best(self._trials(segment, apart))
+        best = self.ranges.best(self.ranges.trials(segment, apart))
         if best is None:
             return None
         why = "measured" if best.measured_s is not None else "predicted"
         return _choice(unit_names(units), segment, best, apart, why)
-
-    def _is_ranked(self, segment: Segment) -> bool:
-        """Whether its kernels were ranked while there was time for that."""
-        key = self._key(segment)
-        return key in self.found or key in self.candidates
-
-    def _best(self, trials: Iterable[Trial]) -> Trial | None:
-        """The fastest that works: among those measured where it is measured, else as predicted; None without any.
-
-        A prediction never beats a measurement: what was not worth measuring is not worth taking. Where nothing is
-        measured and several layers are merged by force, a single one is our own kernels' too.
-        """
-        known = [one for one in trials if one.problem is None and one.time_s < inf]
-        if self.setting.measured:
-            known = [one for one in known if one.measured_s is not None]
-        elif self.forced:
-            known = [one for one in known if one.kernel or kind_of_path(one.path) in OWN] or known
-        return min(known, key=lambda one: one.time_s, default=None)
-
-    def _trials(self, segment: Segment, apart: float) -> list[Trial]:
-        """All candidates of a segment, measured where that is wanted and promising."""
-        key = self._key(segment)
-        if key not in self.found:
-            trials = self.candidates.pop(key, None) or candidates_of(segment, self.setting)
-            if self.setting.measured:
-                self._measure(segment, trials, apart)
-            self.found[key], self.ranges[key] = trials, segment
-        return self.found[key]
-
-    def _key(self, segment: Segment) -> str:
-        return repr((*shape_of(segment), self.setting.form))
-
-    def _measure(self, segment: Segment, trials: List[Trial], apart: float) -> None:
-        chosen = self._promising(trials, apart)
-        if chosen and not measure(segment, chosen, self.setting):
-            self.cut = True
-
-    def _promising(self, trials: Iterable[Trial], apart: float) -> list[Trial]:
-        return promising(trials, apart, self.most, self.forced)
 
 
 def _heaviest_first(segments: Iterable[Segment]) -> list[Segment]:

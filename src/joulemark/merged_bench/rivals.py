@@ -225,8 +225,8 @@ def _forced(how: str) -> Callable[[Task], Made]:
             raise Unsupported(f"no kernel of schedule {how!r} executes two layers or more of this model")
         rewrite(graph, choices, setting)
         assert setting.rates is not None
-        learn(planner.points(), setting.rates, torch.device("cuda", torch.cuda.current_device()))
-        facts = {"paths": [one.path for one in choices], "candidates": planner.table()}
+        learn(planner.ranges.points(), setting.rates, torch.device("cuda", torch.cuda.current_device()))
+        facts = {"paths": [one.path for one in choices], "candidates": planner.ranges.table()}
         return graph, None, facts
 
     return make
