@@ -9,7 +9,7 @@ import math
 def positive(text: str) -> int:
     """A whole number above 0."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; give a whole one, such as 3")
     return int(text)
 
 
