@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from joulemark.merged.automatic import _Automatic
 from joulemark.merged.bricks import Parameters, run_padded, run_plain
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import traced_or_reason
 from joulemark.merged.families import Family
 from joulemark.merged.kernels import Kernel
+from joulemark.merged.merged_model import traced_or_reason
 from joulemark.merged.paths import Executed
-from joulemark.merged.plan import Setting
+from joulemark.merged.setting import Setting
 
 RATES = Rates(
     gpu="a GPU of round numbers",

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command, add_form_arguments, new_folder, positive
+from joulemark.argument_types import positive
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments, new_folder
 from joulemark.cli.console import read_runs, say, show
 from joulemark.errors import ConfigurationError
 

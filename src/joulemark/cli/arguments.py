@@ -1,4 +1,4 @@
-"""How commands describe themselves and read their arguments."""
+"""How commands describe themselves, and the arguments that several have."""
 
 from __future__ import annotations
 
@@ -77,22 +77,6 @@ def add_document_arguments(parser: argparse.ArgumentParser, schema: str) -> None
     add_form_arguments(parser, schema)
     parser.add_argument("--out", type=Path, metavar="F", help="write to F (.json or .md) instead of the terminal")
     parser.add_argument("--plot", type=Path, metavar="F", help="draw into F (.svg, .png or .pdf; needs matplotlib)")
-
-
-def fraction(text: str) -> float:
-    """A share given as ``0.02`` or ``2%``; for ``type=`` of an argument."""
-    number = text.strip()
-    try:
-        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%") from None
-
-
-def positive(text: str) -> int:
-    """A whole number above 0; for ``type=`` of an argument."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; give a whole one, such as 3")
-    return int(text)
 
 
 def new_folder(command: str) -> Path:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command, add_form_arguments, fraction
+from joulemark.argument_types import fraction
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments
 from joulemark.cli.console import print_json, say
 from joulemark.errors import ConfigurationError
 

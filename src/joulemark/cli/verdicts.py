@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import FORMATS, fraction
+from joulemark.argument_types import fraction
+from joulemark.cli.arguments import FORMATS
 from joulemark.cli.console import say
 
 if TYPE_CHECKING:

@@ -19,19 +19,21 @@ from joulemark.merged import cache
 from joulemark.merged.branches import WORTH
 from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.forks import Forked
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
+from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.paths import cudnn_tuning, format_of
-from joulemark.merged.plan import Choice, Planner, Setting
+from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
+from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
+from joulemark.merged.trials import Choice
 from joulemark.merged.whole import Referee, Verdict
 
 _FOR_SEGMENTS = 0.55
@@ -189,11 +191,11 @@ class _Automatic:
                 self.refused += [Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()]
                 choices, left = planner.plan(self.rewritten)
             return self._finish(choices, left, None)
-        if planner.cut:
+        if planner.ranges.cut:
             self.cut, self.untried = True, _UNTRIED
         if self.setting.rates is not None and self.setting.device.type == "cuda":
-            learn(planner.points(), self.setting.rates, self.setting.device)
-        self.of_values = planner.of_values
+            learn(planner.ranges.points(), self.setting.rates, self.setting.device)
+        self.of_values = planner.ranges.of_values
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:

@@ -13,7 +13,8 @@ from joulemark.merged.families import offers
 from joulemark.merged.graph import Segment, find_chains, range_segment
 from joulemark.merged.kernels import Kernel, KernelError
 from joulemark.merged.paths import LIBRARY, Executed, kind_of_path
-from joulemark.merged.plan import Choice, Setting, problem_of, unit_names
+from joulemark.merged.setting import Setting, problem_of
+from joulemark.merged.trials import Choice, unit_names
 
 
 def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from joulemark.merged.plan import TOLERANCE, Setting
 from joulemark.merged.questions import relative_error
 from joulemark.merged.replay import Replayed
+from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race_calls, race_replays
 
 _WHOLE = 5
