@@ -59,3 +59,14 @@ def test_only_a_compiler_that_tunes_is_asked(mode, asked, monkeypatch):
     module = torch.nn.ReLU()
     assert torch.equal(compiling.compiled(module, mode)._orig_mod(torch.ones(2)), torch.ones(2))
     assert bool(calls) == asked
+
+
+def test_its_processes_are_started_where_torch_can_be_asked_to(monkeypatch):
+    from torch._inductor import async_compile
+
+    started = []
+    monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: started.append(1))
+    assert compiling.start_workers()
+    assert started == [1]
+    monkeypatch.delattr(async_compile, "maybe_warm_pool")
+    assert not compiling.start_workers()

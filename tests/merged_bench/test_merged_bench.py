@@ -371,12 +371,21 @@ def test_steady_windows_are_for_ours_and_the_fastest():
 def test_bytes_of_our_unmerged_kernels_are_counted_though_they_get_no_steady_window(monkeypatch):
     monkeypatch.setattr(Stage, "sustained", lambda self, acts, *_: [one.figures.update(sustained_s=1) for one in acts])
     stage = Stage("cpu", counters=Source([0]))
-    acts = [stage.act(name, lambda _: None, [None]) for name in ("eager", "merged", "own_unmerged")]
+    acts = [stage.act(name, lambda _: None, [None]) for name in ("jit", "merged", "own_unmerged")]
     spent = _perform(stage, acts, replace(QUICK, rounds=2, sustain_s=1.0, sustain_best=1, steady_unmerged=False))
     assert set(spent) == {"bursts", "sustained", "counted"}
-    assert [one.name for one in acts if "sustained_s" in one.figures] == ["eager", "merged"]
+    assert [one.name for one in acts if "sustained_s" in one.figures] == ["jit", "merged"]
     assert acts[2].missing["energy_j"] == "for the fastest alone was time"
     assert all("dram_read_bytes" in one.figures for one in acts)
+
+
+def test_bytes_of_cudnn_are_counted_however_slow_it_is_and_of_no_other_rival_that_is(monkeypatch):
+    monkeypatch.setattr(Stage, "_timed", lambda self, act: {"jit": 1.0, "merged": 0.5}.get(act.name, 2.0))
+    stage = Stage("cpu", counters=Source([0]))
+    acts = [stage.act(name, lambda _: None, [None]) for name in ("eager", "fused", "jit", "merged")]
+    _perform(stage, acts, replace(QUICK, rounds=2, sustain_s=0.0, sustain_best=1))
+    assert [one.name for one in acts if "dram_read_bytes" in one.figures] == ["eager", "jit", "merged"]
+    assert acts[1].missing["dram_read_bytes"] == "for the fastest alone was time"
 
 
 def test_subjects_are_chosen_ordered_and_shared():

@@ -49,6 +49,22 @@ def leave_out_grouped_templates() -> bool:
     return True
 
 
+def start_workers() -> bool:
+    """Have torch's compiler start its processes now, beside what is done until it has work for them.
+
+    It does so by itself when it is first called, and until they are there it compiles one kernel after another.
+
+    Returns:
+        Whether it does: not every version of torch can be asked to.
+    """
+    try:
+        from torch._inductor.async_compile import maybe_warm_pool
+    except ImportError:
+        return False
+    maybe_warm_pool()
+    return True
+
+
 def compiled(module: nn.Module, mode: str = "default") -> nn.Module:
     """A module under torch's compiler for the shapes of its inputs, without graphs of the compiler's own."""
     if mode.startswith("max-autotune"):

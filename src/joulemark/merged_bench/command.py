@@ -18,6 +18,7 @@ from joulemark.collect.pm_sampling import Pace
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.merged.compiling import start_workers
 from joulemark.merged.cost import Rates
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
@@ -202,6 +203,8 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     assembler = use_torchs_assembler()
     if assembler is not None:
         print(f"Triton assembles by {assembler}", flush=True)
+    if args.device != "cpu":
+        start_workers()
     stage, facts = _stage(args)
     options = Options(
         args.dtype,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import Unsupported
+from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.questions import relative_error
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.limits import TooLong, within
@@ -50,7 +51,7 @@ def arranged(model: nn.Module, dtype: str, device: str) -> nn.Module:
 def reference_of(model: nn.Module, x: Tensor, device: str) -> Tensor | None:
     """The output in fp32 of the model with weights and input as rounded to the number format."""
     rounded = copy.deepcopy(model).to(device=device, dtype=x.dtype).float()
-    with torch.no_grad():
+    with torch.no_grad(), cudnn_tuning(False):  # only its output counts, and each shape's trials take cuDNN time
         out = rounded(x[:_CHECKED].float())
     return out if isinstance(out, Tensor) else None
 
