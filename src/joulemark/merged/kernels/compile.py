@@ -58,6 +58,7 @@ def architecture_of(major: int, minor: int) -> str:
     return f"sm_{number}a" if number == 90 else f"sm_{number}"
 
 
+@cache
 def device_text(name: str) -> str:
     """A file of ``device/``; ``#include`` and ``#pragma once`` of files beside it are left out."""
     text = (resources.files(__package__) / "device" / name).read_text(encoding="utf-8")

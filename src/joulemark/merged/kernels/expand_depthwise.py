@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -32,6 +33,7 @@ from joulemark.merged.kernels.expansion import (
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import neighbours_of_16
 from joulemark.merged.kernels.seconds import Counts, cheapest, varied
+from joulemark.merged.kernels.tiling import for_blocks
 from joulemark.merged.sequence import Shape
 
 _CONVOLVING = {3: (44, 14), 5: (112, 10)}
@@ -56,10 +58,16 @@ class _Geometry(Expanding):
     plan: Plan
     expands = True
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         return self.input_bytes + self.hidden_bytes + self.slack * 16
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Of its plan: few of a kind are worth a trial."""
+        plan = self.plan
+        return plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together
 
     def resident(self, device: Device) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
@@ -193,33 +201,38 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     _refuse(description)
     out = description.sequence.sizes(size)[-1]
     fitting = (
-        replace(plan, resident=resident)
-        for plan in _all_plans(description, out)
-        if (resident := _geometry(description, plan).resident(device))
+        for_blocks(geometry, resident)
+        for geometry in _all_cuts(description, out)
+        if (resident := geometry.resident(device))
     )
     ranked = cheapest(
         "expand_depthwise",
         fitting,
-        lambda plan: _geometry(description, plan).counts(size, out, batch, device),
+        lambda geometry: geometry.counts(size, out, batch, device),
         4 * limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together),
+        lambda geometry: geometry.kind,
     )
     # Counts add up what more warps would overlap: of each number of warps the best is tried early.
-    return varied(ranked, lambda plan: min(16, plan.resident * plan.warps * plan.groups) // 4)[:limit]
+    plans = (one.plan for one in ranked)
+    return varied(plans, lambda plan: min(16, plan.resident * plan.warps * plan.groups) // 4)[:limit]
 
 
-def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
+def _all_cuts(description: Description, out: Shape) -> Iterator[_Geometry]:
     """Every way to cut that the kernel can be generated for."""
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65))) or [out[1]]
     shared = (1, 2, 3) if -(-description.sequence.channels(0) // 16) > KEPT_STEPS else (0,)  # 0: as registers admit
-    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (1, 2), (1, 2, 3, 4, 6), shared)
-    for width, narrow, tiles, blocks, groups, buffers, parts, together in ways:
-        height = tiles * blocks * (2 if narrow else 1)
-        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, together or (1 if tiles > 1 else 2), parts)
-        geometry = _geometry(description, plan)
-        useful = height <= out[0] + (1 if narrow else 3) and parts * groups <= geometry.chunks
-        if useful and 2 <= plan.warps * groups <= _WARPS and geometry.turns <= _TURNS:
-            yield plan
+    chunks = -(-description.sequence.channels(1) // CHUNK)
+    for width, narrow, tiles, blocks in product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7)):
+        brick = Plan(tiles * blocks * (2 if narrow else 1), width, tiles, narrow=narrow)
+        if brick.height > out[0] + (1 if narrow else 3):
+            continue
+        for groups, buffers, parts, together in product((1, 2, 3, 4), (1, 2), (1, 2, 3, 4, 6), shared):
+            if 2 <= brick.warps * groups <= _WARPS and parts * groups <= chunks:
+                together = together or (1 if tiles > 1 else 2)
+                plan = Plan(brick.height, width, tiles, groups, buffers, 1, narrow, together, parts)
+                geometry = _geometry(description, plan)
+                if geometry.turns <= _TURNS:
+                    yield geometry
 
 
 def _geometry(description: Description, plan: Plan) -> _Geometry:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -70,38 +71,38 @@ class Expanding:
     silus: tuple[bool, bool]
     plan: Cut
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Of hidden channels."""
         return -(-self.hidden // CHUNK)
 
-    @property
+    @cached_property
     def steps_in(self) -> int:
         """Of 16 input channels."""
         return -(-self.channels_in // 16) if self.expands else 2 * self.chunks
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """Pixels of a row of the brick's input."""
         return self.stride * (self.plan.width + (self.window - 1) // self.stride)
 
-    @property
+    @cached_property
     def pixel_tiles(self) -> int:
         """Tiles of 16 pixels of the brick's input."""
         return -(-(self.stride * (self.plan.height - 1) + self.window) * self.pitch // 16)
 
-    @property
+    @cached_property
     def turns(self) -> int:
         """Tiles of pixels that a warp expands."""
         return -(-self.pixel_tiles // self.plan.warps)
 
-    @property
+    @cached_property
     def plane_pixels(self) -> int:
         """Pixels that an octet has room for."""
         # Copies of the neighbouring octets of a pixel fall on different banks.
         return self.pixel_tiles * 16 + (8 // min(8, 2 * self.steps_in) if self.steps_in < 4 else 1)
 
-    @property
+    @cached_property
     def slack(self) -> int:
         """Pixels behind the last octet that tiles with columns to spare read (and do not use)."""
         plan, step = self.plan, self.stride * self.plan.tile[0]
@@ -118,17 +119,17 @@ class Expanding:
         """Of shared memory, for a brick's input."""
         return 2 * self.steps_in * self.plane_pixels * 16
 
-    @property
+    @cached_property
     def hidden_bytes(self) -> int:
         """Of shared memory, for the chunks that all groups are at."""
         return self.plan.groups * self.plan.buffers * 4 * self.plane_pixels * 16 if self.expands else 0
 
-    @property
+    @cached_property
     def tap_products(self) -> int:
         """Matrix products of a tile and 8 hidden channels in the depthwise."""
         return self.window * (self.window // 2) + -(-self.window // 2)
 
-    @property
+    @cached_property
     def stage_weight_bytes(self) -> int:
         """Of a chunk's weights of both stages, as a block reads them."""
         return (self.steps_in * 1024 if self.expands else 0) + 4 * 8 * 16 * -(-(self.window**2) // 4)

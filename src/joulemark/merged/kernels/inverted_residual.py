@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -31,6 +32,7 @@ from joulemark.merged.kernels.expansion import (
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import product_fragments, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.tiling import for_blocks
 from joulemark.merged.sequence import Shape
 
 _SPARED = 8
@@ -62,11 +64,11 @@ class _Geometry(Expanding):
     plan: Plan
     window = 3
 
-    @property
+    @cached_property
     def out_pixels(self) -> int:
         return self.plan.strips * self.plan.tile[1] * self.plan.height + 1
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         plan = self.plan
@@ -87,6 +89,12 @@ class _Geometry(Expanding):
         """Whether the output has room where the input of its brick was."""
         staged = self.channels_out // 8 // self.plan.parts * self.out_pixels
         return self.residual or staged <= 2 * self.steps_in * self.plane_pixels
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Of its plan: few of a kind are worth a trial."""
+        plan = self.plan
+        return plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together, plan.ahead
 
     def resident(self, device: Device, spared: int = 0) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
@@ -227,40 +235,46 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
     out = description.sequence.sizes(size)[-1]
     fitting = (
-        replace(plan, resident=resident)
-        for plan in _all_plans(description, out)
-        for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
-        if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
+        for_blocks(one, resident)
+        for one in _all_cuts(description, out)
+        for resident in sorted({one.resident(device, spared) for spared in (0, _SPARED)})
+        if resident and (not one.plan.ahead or one.plan.bricks(out, batch) > resident * device.multiprocessors)
     )
-    return cheapest(
+    ranked = cheapest(
         "inverted_residual",
         fitting,
-        lambda plan: _geometry(description, plan).counts(out, batch, device),
+        lambda geometry: geometry.counts(out, batch, device),
         limit,
-        lambda plan: (plan.width * plan.height, plan.tiles, plan.groups, plan.parts, plan.together, plan.ahead),
+        lambda geometry: geometry.kind,
     )
+    return [one.plan for one in ranked]
 
 
-def _all_plans(description: Description, out: Shape) -> Iterator[Plan]:
+def _all_cuts(description: Description, out: Shape) -> Iterator[_Geometry]:
     """Every way to cut that the kernel can be generated for."""
     channels = description.sequence.channels(len(description.sequence.layers))
-    expands = len(description.sequence.layers) == 3
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
+    expands = len(description.sequence.layers) == 3
+    ways = ((1, 2, 3, 4), (1, 2)) if expands else ((1,), (2,))  # groups, buffers
     steps = -(-description.sequence.channels(0) // 16)
     shared = (1, 2, 3) if expands and steps > KEPT_STEPS else (0,)  # 0: as many as there are registers for
-    ways = product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7), (1, 2, 3, 4), (1, 2), splits, shared)
-    for width, narrow, tiles, blocks, groups, buffers, parts, together in ways:
-        height = tiles * blocks * (2 if narrow else 1)
-        plan = Plan(height, width, tiles, groups, buffers, 1, narrow, together or (1 if tiles > 1 else 2), parts)
-        geometry = _geometry(description, plan)
-        useful = height <= out[0] + (1 if narrow else 3) and (expands or (groups == 1 and buffers == 2))
-        if useful and 2 <= plan.warps * groups <= 16 and groups <= geometry.chunks and geometry.turns <= 16:
-            yield plan
+    for width, narrow, tiles, blocks in product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7)):
+        brick = Plan(tiles * blocks * (2 if narrow else 1), width, tiles, narrow=narrow)
+        if brick.height > out[0] + (1 if narrow else 3):
+            continue
+        for groups, buffers, parts, together in product(*ways, splits, shared):
+            if not 2 <= brick.warps * groups <= 16:
+                continue
+            together = together or (1 if tiles > 1 else 2)
+            plan = Plan(brick.height, width, tiles, groups, buffers, 1, narrow, together, parts)
+            geometry = _geometry(description, plan)
+            if groups > geometry.chunks or geometry.turns > 16:
+                continue
+            yield geometry
             # One group: several small blocks side by side beat one with more warps.
-            ahead = replace(plan, ahead=True)
-            if groups == parts == 1 and _geometry(description, ahead).stages_in_place:
-                yield ahead
+            if groups == parts == 1 and geometry.stages_in_place:
+                yield _geometry(description, replace(plan, ahead=True))
 
 
 def _geometry(description: Description, plan: Plan) -> _Geometry:

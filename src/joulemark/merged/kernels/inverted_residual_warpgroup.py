@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -23,7 +24,7 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, half_taps, neighbours_of_16, sum_bytes
 from joulemark.merged.kernels.seconds import Counts, cheapest
-from joulemark.merged.kernels.tiling import Tiled
+from joulemark.merged.kernels.tiling import Tiled, for_blocks
 from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
 
@@ -80,7 +81,7 @@ class Plan(Tiled):
     halves: bool = False
     early: bool = False
 
-    @property
+    @cached_property
     def warps(self) -> int:
         """Of a group, in whole warpgroups; the last may have no positions."""
         each = self.strips * -(-self.height // (self.tiles * self.tile[0]))
@@ -102,7 +103,7 @@ class _Geometry:
     residual: bool
     plan: Plan
 
-    @property
+    @cached_property
     def own_chunks(self) -> int:
         """Of each group of each block of a cluster; zeros behind the last hidden channels make them equal."""
         return -(-self.hidden // (self.plan.chunk * self.shares))
@@ -116,7 +117,7 @@ class _Geometry:
         """Of a brick's hidden channels."""
         return self.plan.split * self.plan.groups
 
-    @property
+    @cached_property
     def steps_in(self) -> int:
         return -(-self.channels_in // 16)
 
@@ -124,27 +125,27 @@ class _Geometry:
     def octets_out(self) -> int:
         return self.channels_out // 8
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         return self.stride * (self.plan.width + 2 // self.stride)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return self.stride * (self.plan.height - 1) + 3
 
-    @property
+    @cached_property
     def turns(self) -> int:
         """Tiles of 64 pixels that a warpgroup expands at most."""
         tiles = self.plan.images * -(-self.rows * self.pitch // 64)
         return -(-tiles // (self.plan.warps // 4))
 
-    @property
+    @cached_property
     def plane_pixels(self) -> int:
         """Of an octet of the input in shared memory."""
         # Copies of the neighbouring octets of a pixel fall on different banks.
         return self._padded(1 if self.steps_in > 2 else 8 // (2 * self.steps_in))
 
-    @property
+    @cached_property
     def hidden_pixels(self) -> int:
         """Of an octet of hidden channels."""
         if not self.plan.halves:
@@ -167,21 +168,21 @@ class _Geometry:
         pixels = (plan.images - 1) * self.rows * self.pitch + max(self.rows * self.pitch, last + 1) + 1
         return -(-(pixels - rest) // 8) * 8 + rest
 
-    @property
+    @cached_property
     def out_pixels(self) -> int:
         return self.plan.images * self.plan.height * self.plan.strips * self.plan.tile[1] + 1
 
-    @property
+    @cached_property
     def expand_bytes(self) -> int:
         """Of a chunk's weights of the expansion."""
         return self.plan.chunk * (self.steps_in * 32 + 8)
 
-    @property
+    @cached_property
     def project_bytes(self) -> int:
         """Of a chunk's weights of projection and depthwise."""
         return self.plan.chunk * (self.channels_out * 2 + (20 if self.plan.halves else 48 + 8))
 
-    @property
+    @cached_property
     def hidden_at(self) -> int:
         """Where the hidden channels begin in shared memory, behind the input and what is put together in its place."""
         given = 2 * self.steps_in * self.plane_pixels * 16
@@ -189,13 +190,13 @@ class _Geometry:
             return _HEAD + 2 * given
         return _HEAD + (max(given, self.staged) if self.shares > 1 else given)
 
-    @property
+    @cached_property
     def staged(self) -> int:
         """Bytes of the output that a block puts together, from the input's beginning on; with a residual 0: in it."""
         own = -(-self.octets_out // self.plan.split)
         return 0 if self.residual else own * self.out_pixels * 16
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         plan = self.plan
@@ -205,13 +206,20 @@ class _Geometry:
             return max(whole, self.hidden_at + plan.groups * plan.tiles * self.octets_out * plan.warps * 512)
         return max(whole, _HEAD + self.staged)
 
-    @property
+    @cached_property
     def half_loads(self) -> int:
         """Wavefronts of shared memory (128 bytes) of a warp's depthwise in halves, of an octet: taps, then rows."""
         plan = self.plan
         rows = self.stride * (plan.tiles * plan.tile[0] - 1) + 3
         columns = self.stride * (0 if plan.narrow else 1) + 3
         return 10 + rows * columns
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Of its plan: few of a kind are worth a trial."""
+        plan = self.plan
+        cut = plan.width * plan.height, plan.tiles, plan.images, plan.split
+        return *cut, plan.ahead, plan.groups, plan.halves
 
     def resident(self, device: Device, spared: int = 0) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits.
@@ -377,61 +385,62 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
     out = description.sequence.sizes(size)[-1]
     fitting = (
-        replace(plan, resident=resident)
-        for plan in _shared_plans(description, out, batch, device)
-        for resident in sorted({_geometry(description, plan).resident(device, spared) for spared in (0, _SPARED)})
-        if resident and (not plan.ahead or plan.bricks(out, batch) > resident * device.multiprocessors)
+        for_blocks(one, resident)
+        for one in _shared_cuts(description, out, batch, device)
+        for resident in sorted({one.resident(device, spared) for spared in (0, _SPARED)})
+        if resident and (not one.plan.ahead or one.plan.bricks(out, batch) > resident * device.multiprocessors)
     )
     ranked = cheapest(
         "inverted_residual_warpgroup",
         fitting,
-        lambda plan: _geometry(description, plan).counts(out, batch, device),
+        lambda geometry: geometry.counts(out, batch, device),
         limit,
-        lambda plan: (
-            plan.width * plan.height,
-            plan.tiles,
-            plan.images,
-            plan.split,
-            plan.ahead,
-            plan.groups,
-            plan.halves,
-        ),
+        lambda geometry: geometry.kind,
     )
     # Of 16 plans that were measured both ways, all were faster launched early, by 0.45 to 0.87 µs.
-    return [replace(plan, early=_few_blocks(plan, out, batch, device)) for plan in ranked]
+    return [replace(one.plan, early=_few_blocks(one.plan, out, batch, device)) for one in ranked]
 
 
 def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Plan]:
     """Every way to cut that the kernel can be generated for."""
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     heights = sorted({-(-out[0] // n) for n in range(1, 15)} & set(range(2, 33)))
-    ways = product(widths, heights, (False, True), (1, 2, 4), (32, 48, 64, 96), (1, 2, 3, 4), range(1, _MOST_SPLIT + 1))
     hidden = description.sequence.layers[1].out_channels
-    for width, height, narrow, tiles, chunk, images, split in ways:
-        plan = Plan(height, width, tiles, chunk, images, split, 1, narrow)
-        # Several images are whole ones, and in clusters of any size they may come out even with the multiprocessors.
-        whole = split in (1, 2, 4, 8) if images == 1 else images <= batch and (height, width) == tuple(out)
-        made = _positions(plan)
-        if not whole or chunk * (split - 1) >= hidden or 2 * height * width <= made:
+    for width, height, narrow, tiles in product(widths, heights, (False, True), (1, 2, 4)):
+        brick = Plan(height, width, tiles, narrow=narrow)
+        made = _positions(brick)
+        better = not narrow or made < _positions(replace(brick, narrow=False))
+        if not better or 2 * height * width <= made:
             continue
+        for chunk, images, split in product((32, 48, 64, 96), (1, 2, 3, 4), range(1, _MOST_SPLIT + 1)):
+            # Several images are whole ones; clusters of any size may come out even with the multiprocessors.
+            several = images <= batch and (height, width) == tuple(out)
+            if (split in (1, 2, 4, 8) if images == 1 else several) and chunk * (split - 1) < hidden:
+                yield Plan(height, width, tiles, chunk, images, split, 1, narrow)
+
+
+def _all_cuts(description: Description, out: Shape, batch: int) -> Iterator[_Geometry]:
+    """Those whose blocks have few warps enough, and the same that bring inputs ahead where there is room for them."""
+    for plan in _all_plans(description, out, batch):
         geometry = _geometry(description, plan)
-        better = not narrow or made < _positions(replace(plan, narrow=False))
-        if better and 4 <= plan.warps <= 16 and geometry.turns <= 8:
-            yield plan
-            if split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
-                yield replace(plan, ahead=True)
+        if 4 <= plan.warps <= 16 and geometry.turns <= 8:
+            yield geometry
+            if plan.split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
+                yield _geometry(description, replace(plan, ahead=True))
 
 
-def _shared_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:
+def _shared_cuts(description: Description, out: Shape, batch: int, device: Device) -> Iterator[_Geometry]:
     """The same with the depthwise of both kinds, and in groups where there are few blocks."""
     hidden = description.sequence.layers[1].out_channels
     ways = (False,) if halves_unsuited(description) else (False, True)
-    for plan in _all_plans(description, out, batch):
+    for geometry in _all_cuts(description, out, batch):
+        plan = geometry.plan
         few = _few_blocks(plan, out, batch, device)
         most = min(_MOST_GROUPS, 16 // plan.warps) if few and not plan.ahead else 1
         groups = [n for n in range(1, most + 1) if plan.chunk * (plan.split * n - 1) < hidden]
         for n, halves in product(groups, ways):
-            yield replace(plan, groups=n, halves=halves)
+            same = n == 1 and not halves
+            yield geometry if same else _geometry(description, replace(plan, groups=n, halves=halves))
 
 
 def _few_blocks(plan: Plan, out: Shape, batch: int, device: Device) -> bool:
