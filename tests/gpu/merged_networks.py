@@ -1,18 +1,19 @@
 """All networks against all rivals, on one GPU or on several of a machine at once.
 
-    python tests/gpu/merged_networks.py OUT --seconds 1650 [--networks mobilenet_v2,resnet50] [--batches "32 128 1"]
-    python tests/gpu/merged_networks.py OUT --seconds 560 --later 1090  # and so on, where one start may not take longer
+    python tests/gpu/merged_networks.py OUT --seconds 1650   # what matters most comes first; again to go on
+    python tests/gpu/merged_networks.py OUT --seconds 560    # and so on, where one start may not take longer
 
 Each job is a command of its own, ``bench_merged.py`` for one network and a group of batches, with its part of the
 result in OUT/parts; jobs wait in order of weight for the next free GPU: all networks in the first group, those with a
-bar of their own in the others, then all else. Started again with the same OUT it goes on: what the parts hold is not
-measured again. At the end the parts are joined to OUT/merged.json and shown. ``--batches`` are groups apart by spaces:
-"32 128 1" measures all networks at 32 first, "32,128,1" one network at all three in one process. Compilers' and our own
-caches are kept beside, so that a job that is begun again finds what it has compiled.
+bar of their own in the others, then all else, and at the very end what torch itself may fail at. Started again with the
+same OUT it goes on: what the parts hold is not measured again. At the end the parts are joined to OUT/merged.json and
+shown. ``--batches`` are groups apart by spaces: "32,128 1" measures all networks at 32 and 128 first, one process for
+both, so that it starts, and its compilers do, once. Compilers' and our own caches are kept beside, so that a job that
+is begun again finds what it has compiled.
 
-Of the time the networks behind keep what a row takes without a compiler that tunes; what is left beyond that, such a
-compiler may take, and where it is not ready by then the one that does not tune is the rival. XLA has its turn where
-BrickDL's table has figures to stand beside. What follows the script's own options goes to ``bench_merged.py``.
+A job begins where there is time for a row with a compiler that tunes; what has less waits for the next start. XLA has
+its turn where BrickDL's table has figures to stand beside. What follows the script's own options goes to
+``bench_merged.py``. Ended by SIGTERM or Ctrl-C it ends the commands too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
-from threading import Thread
+from threading import Event, Thread
 
 from children import compilers, end_process, environment
 
@@ -46,14 +48,16 @@ ORDER = (
 RIVALS = ("merged", "eager", "fused", "jit", "compile", "compile_default", "tensorrt")
 WITH_XLA = ("resnet50", "vgg16")
 SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "1")
+LARGE = {("unet", 128), ("deepcam", 128)}
+"""Network and batch with tensors of more than 2³¹ elements, at which torch and cuDNN may fail (pytorch issue 117736):
+they come last, in processes of their own."""
 _CUDA_ERROR = 4
-_LEAST_S = 100.0
-"""Of a row without a compiler that tunes: 9 until the clock runs, merging 50, the other rivals 30, measuring 11. No job
-begins with less, and those that wait behind another keep as much."""
-_WHOLE_S = 150.0
-"""Of a row with one. Where another start follows, a job that has less left waits for it."""
-_TUNING_S = (30.0, 180.0)
-"""Least and most that a rival may take to be built."""
+_WHOLE_S = 120.0
+"""Of a row, at least, with the start of its process: no job begins with less."""
+_FOR_OTHERS_S = 90.0
+"""Of it, for all but the rival that is tuned."""
+_TUNING_S = 180.0
+"""Most that a rival may take to be built."""
 _STARTING_S = 20.0
 """Of a job, until its clock runs, and from its last row to its end."""
 
@@ -82,26 +86,14 @@ Run = Callable[[Job, tuple[str, ...], int, float], int | None]
 
 def jobs(networks: Sequence[str], groups: str) -> list[Job]:
     """All jobs, in the order in which they are begun."""
-    first, *others = groups.split()
+    first, *others = ([int(one) for one in group.split(",")] for group in groups.split())
     barred = [one for one in networks if one in BARS]
     rest = [one for one in networks if one not in BARS]
-    return [
-        *(Job(network, first) for network in networks),
-        *(Job(network, batches) for some in (barred, rest) for batches in others for network in some),
-    ]
-
-
-def given_to(job: Job, behind: Sequence[Job], left: float, later: float, gpus: int) -> float:
-    """Seconds of a job: all but what those behind it in its group keep and no later start has for them.
-
-    Args:
-        job: that begins.
-        behind: that wait.
-        left, later: seconds of this start and of those that follow it.
-        gpus: that share what waits.
-    """
-    kept = _LEAST_S * sum(one.batches == job.batches for one in behind) / gpus
-    return min(left, max(_LEAST_S, left - max(0.0, kept - later)))
+    ordered = [(network, first) for network in networks]
+    ordered += [(network, batches) for some in (barred, rest) for batches in others for network in some]
+    usual = [(network, [one for one in batches if (network, one) not in LARGE]) for network, batches in ordered]
+    large = [(network, [one]) for network, batches in ordered for one in batches if (network, one) in LARGE]
+    return [Job(network, ",".join(map(str, batches))) for network, batches in (*usual, *large) if batches]
 
 
 def command_of(job: Job, out: Path, seconds: float, more: Sequence[str]) -> tuple[str, ...]:
@@ -109,8 +101,7 @@ def command_of(job: Job, out: Path, seconds: float, more: Sequence[str]) -> tupl
     part = str(out / "parts" / f"{job.name}.json")
     rivals = (*RIVALS, "xla") if job.network in WITH_XLA else RIVALS
     what = ("--network", job.network, "--batches", job.batches, "--out", part, "--rivals", ",".join(rivals))
-    least, most = _TUNING_S
-    tuning = min(most, max(least, seconds - _LEAST_S))
+    tuning = min(_TUNING_S, max(_WHOLE_S, seconds) - _FOR_OTHERS_S)
     limits = ("--limit", f"{seconds - _STARTING_S:.0f}", "--rival-limit", f"{tuning:.0f}")
     return (sys.executable, str(SCRIPT), *what, *limits, *SHORT, *more)
 
@@ -125,16 +116,7 @@ def done(job: Job, out: Path) -> bool:
     return {f"{job.network}-b{batch}" for batch in job.batches.split(",")} <= there
 
 
-def work(
-    waiting: Queue[Job],
-    gpu: int,
-    out: Path,
-    end: float,
-    run: Run,
-    more: Sequence[str],
-    later: float = 0.0,
-    gpus: int = 1,
-) -> None:
+def work(waiting: Queue[Job], gpu: int, out: Path, end: float, run: Run, more: Sequence[str]) -> None:
     """One GPU: job after job until there is none, or no time.
 
     Args:
@@ -144,42 +126,58 @@ def work(
         end: on ``time.monotonic``.
         run: runs a job.
         more: arguments of its command.
-        later: seconds of the starts that follow this one.
-        gpus: that take jobs from the same queue.
     """
-    least = _WHOLE_S if later >= _WHOLE_S else _LEAST_S
-    while (left := end - time.monotonic()) > least:
+    while (left := end - time.monotonic()) > _WHOLE_S:
         try:
             job = waiting.get_nowait()
         except Empty:
             return
         begin = time.monotonic()
-        seconds = given_to(job, list(waiting.queue), left, later, gpus)
-        code = run(job, command_of(job, out, seconds, more), gpu, left)
-        if code == _CUDA_ERROR and (left := end - time.monotonic()) > _LEAST_S:
+        code = run(job, command_of(job, out, left, more), gpu, left)
+        if code == _CUDA_ERROR and (left := end - time.monotonic()) > _WHOLE_S:
             # The part knows which rival it was; a new process goes on behind it.
-            code = run(job, command_of(job, out, min(seconds, left), more), gpu, left)
+            code = run(job, command_of(job, out, left, more), gpu, left)
         print(f"== {job.name} on GPU {gpu}: {code}, {time.monotonic() - begin:.0f} s", flush=True)
 
 
-def run_here(out: Path, gpus: int) -> Run:
-    """Commands as processes that see one GPU each and share the processors."""
-    cores = len(os.sched_getaffinity(0))
+class Commands:
+    """Commands as processes that see one GPU each and share the processors.
 
-    def run(job: Job, command: tuple[str, ...], gpu: int, left: float) -> int | None:
+    Args:
+        out: folder of the result.
+        gpus: of the machine, that have a job at a time each.
+    """
+
+    def __init__(self, out: Path, gpus: int) -> None:
+        self.out = out
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        names = visible.split(",") if visible else [str(one) for one in range(gpus)]
-        variables = environment(CUDA_VISIBLE_DEVICES=names[gpu], **compilers())
-        variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(2, cores // gpus)))
-        with (out / "logs" / f"{job.name}.log").open("a") as log:
+        self.names = visible.split(",") if visible else [str(one) for one in range(gpus)]
+        self.threads = max(2, len(os.sched_getaffinity(0)) // max(gpus, 1))
+        self.running: set[subprocess.Popen[bytes]] = set()
+        self.over = Event()
+
+    def __call__(self, job: Job, command: tuple[str, ...], gpu: int, left: float) -> int | None:
+        """As :data:`Run`."""
+        variables = environment(CUDA_VISIBLE_DEVICES=self.names[gpu], **compilers())
+        variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(self.threads))
+        with (self.out / "logs" / f"{job.name}.log").open("a") as log:
+            if self.over.is_set():
+                return None
             child = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
+            self.running.add(child)
             try:
                 return child.wait(timeout=left)
             except subprocess.TimeoutExpired:
                 end_process(child)
                 return None
+            finally:
+                self.running.discard(child)
 
-    return run
+    def end(self) -> None:
+        """End what runs; nothing begins any more."""
+        self.over.set()
+        for child in list(self.running):
+            end_process(child)
 
 
 def show(out: Path) -> None:
@@ -199,8 +197,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--networks", default=",".join(ORDER))
-    parser.add_argument("--batches", default="32 128 1")
-    parser.add_argument("--later", type=float, default=0.0, metavar="S", help="seconds of starts that follow this one")
+    parser.add_argument("--batches", default="32,128 1")
     parser.add_argument("--gpus", type=int, help="by default all that are visible")
     options, more = parser.parse_known_args()
     end = time.monotonic() + options.seconds
@@ -216,13 +213,16 @@ def main() -> int:
     for job in planned:
         if not done(job, options.out):
             waiting.put(job)
-    run = run_here(options.out, max(gpus, 1))
-    given = (run, more, options.later, gpus)
-    workers = [Thread(target=work, args=(waiting, gpu, options.out, end - 15, *given)) for gpu in range(gpus)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    run = Commands(options.out, gpus)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    workers = [Thread(target=work, args=(waiting, gpu, options.out, end - 15, run, more)) for gpu in range(gpus)]
+    try:
+        for one in workers:
+            one.start()
+        for one in workers:
+            one.join()
+    finally:
+        run.end()
     show(options.out)
     return 0 if all(done(job, options.out) for job in planned) else 3
 

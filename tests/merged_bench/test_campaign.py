@@ -7,7 +7,9 @@ import math
 import queue
 import re
 import runpy
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,7 +290,7 @@ def test_compilers_share_their_caches(monkeypatch):
 NETWORKS = runpy.run_path(str(SCRIPTS / "merged_networks.py"))
 
 
-def work(out, codes, seconds=600.0, groups="32 1", later=0.0):
+def work(out, codes, seconds=600.0, groups="32 1"):
     """The jobs that were run on one GPU of a stand-in."""
     ran = []
 
@@ -300,7 +302,7 @@ def work(out, codes, seconds=600.0, groups="32 1", later=0.0):
     for job in NETWORKS["jobs"](["unet", "vgg16"], groups):
         if not NETWORKS["done"](job, out):
             waiting.put(job)
-    NETWORKS["work"](waiting, 3, out, time.monotonic() + seconds, run, ("--no-counters",), later)
+    NETWORKS["work"](waiting, 3, out, time.monotonic() + seconds, run, ("--no-counters",))
     return ran
 
 
@@ -314,32 +316,16 @@ def test_networks_wait_in_order_and_a_cuda_error_is_tried_once_more(tmp_path):
     assert command[-1] == "--no-counters"
 
 
-def test_networks_with_a_bar_go_first_through_all_batches_behind_the_first():
-    jobs = NETWORKS["jobs"](["resnet50", "vgg16", "mobilenet_v2"], "32 128 1")
+def test_networks_with_a_bar_go_first_through_all_batches_and_what_may_fail_comes_last():
+    jobs = NETWORKS["jobs"](["unet", "resnet50", "vgg16", "mobilenet_v2"], "32,128 1")
     assert [one.name for one in jobs] == [
-        *("resnet50-b32", "vgg16-b32", "mobilenet_v2-b32"),
-        *("resnet50-b128", "mobilenet_v2-b128", "resnet50-b1", "mobilenet_v2-b1", "vgg16-b128", "vgg16-b1"),
+        *("unet-b32", "resnet50-b32-128", "vgg16-b32-128", "mobilenet_v2-b32-128"),
+        *("resnet50-b1", "mobilenet_v2-b1", "unet-b1", "vgg16-b1", "unet-b128"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("left", "later", "gpus", "given"),
-    [
-        (1650, 0, 1, 1350),  # three of its group wait: each keeps 100 s
-        (1650, 0, 2, 1500),
-        (560, 1090, 1, 560),  # which the starts behind this one have
-        (560, 200, 1, 460),
-        (350, 0, 1, 100),
-        (90, 0, 1, 90),
-    ],
-)
-def test_a_job_has_all_the_time_that_those_behind_it_do_not_need(left, later, gpus, given):
-    job, *behind = NETWORKS["jobs"](["unet", "vgg16", "drn_26", "deepcam"], "32 128")
-    assert NETWORKS["given_to"](job, behind, left, later, gpus) == given
-
-
-@pytest.mark.parametrize(("seconds", "tuning"), [(600, "180"), (180, "80"), (100, "30")])
-def test_a_compiler_may_tune_for_what_a_row_does_not_need_at_least(tmp_path, seconds, tuning):
+@pytest.mark.parametrize(("seconds", "tuning"), [(600, "180"), (150, "60"), (120, "30")])
+def test_a_compiler_may_tune_for_what_the_others_do_not_need(tmp_path, seconds, tuning):
     for name, xla in (("resnet50", True), ("unet", False)):
         (job,) = NETWORKS["jobs"]([name], "32")
         command = NETWORKS["command_of"](job, tmp_path, seconds, ())
@@ -347,9 +333,24 @@ def test_a_compiler_may_tune_for_what_a_row_does_not_need_at_least(tmp_path, sec
         assert ("xla" in command[command.index("--rivals") + 1].split(",")) is xla
 
 
-def test_where_another_start_follows_no_job_begins_that_could_not_tune(tmp_path):
-    assert [name for name, *_ in work(tmp_path, [], seconds=120.0)] == ["unet-b32", "vgg16-b32", "unet-b1", "vgg16-b1"]
-    assert work(tmp_path, [], seconds=120.0, later=500.0) == []
+def test_no_job_begins_without_time_for_a_row(tmp_path):
+    assert [name for name, *_ in work(tmp_path, [], seconds=125.0)] == ["unet-b32", "vgg16-b32", "unet-b1", "vgg16-b1"]
+    assert work(tmp_path, [], seconds=115.0) == []
+
+
+def test_commands_end_when_they_are_asked_to_and_none_begins_behind_them(tmp_path):
+    (tmp_path / "logs").mkdir()
+    run = NETWORKS["Commands"](tmp_path, 2)
+    job = NETWORKS["jobs"](["unet"], "1")[0]
+    with ThreadPoolExecutor(2) as pool:
+        begun = time.monotonic()
+        told = [pool.submit(run, job, (sys.executable, "-c", "import time; time.sleep(60)"), gpu, 60) for gpu in (0, 1)]
+        while len(run.running) < 2:
+            time.sleep(0.01)
+        run.end()
+        assert [one.result() for one in told] == [-15, -15]
+    assert run(job, ("no such command",), 0, 60) is None
+    assert time.monotonic() - begun < 30
 
 
 def test_jobs_whose_rows_are_there_are_not_begun_again(tmp_path):
