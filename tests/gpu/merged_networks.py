@@ -52,7 +52,7 @@ LARGE = {("unet", 128), ("deepcam", 128)}
 """Network and batch with tensors of more than 2³¹ elements, at which torch and cuDNN may fail (pytorch issue 117736):
 they come last, in processes of their own."""
 _CUDA_ERROR = 4
-_WHOLE_S = 120.0
+_WHOLE_S = 150.0
 """Of a row, at least, with the start of its process: no job begins with less."""
 _FOR_OTHERS_S = 90.0
 """Of it, for all but the rival that is tuned."""

@@ -626,6 +626,15 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     assert "unet-b32: time was up before all rivals were built." in cut.notes
 
 
+def test_the_table_of_gains_says_where_the_best_rival_was_found_without_a_tuning_compiler():
+    from joulemark.merged_bench.networks import gains_table
+
+    rows = [network_row("unet", 1.0, eager=0.99, compile=1.2), network_row("vgg16", 1.0, eager=1.5)]
+    rows[1]["rivals"]["compile"] = {"missing": {"all": "it was not built within 60 s"}}
+    told = [one for one in gains_table(network_document(*rows)).notes if "tunes" in one]
+    assert told == ["vgg16-b32: no compiler that tunes among the rivals: it was not built within 60 s."]
+
+
 def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(tmp_path, capsys):
     first = network_row("chain-4x16-1024", 1e-3, eager=5e-3, compile=4e-3, padded=2e-3, rows=1.5e-3, own_unmerged=3e-3)
     second = network_row("chain-2x16-1024", 1e-3, compile=1e-3, dram={"merged": 2e6, "compile": 8e6})

@@ -68,6 +68,11 @@ def gains_table(document: Mapping[str, Any]) -> Table:
         "asked: the gain that is asked for, and whether burst and sustained reach it.",
         *_means(rows),
         *(f"{row['subject']}: time was up before all rivals were built." for row in rows if row.get("cut")),
+        *(
+            f"{row['subject']}: no compiler that tunes among the rivals: {why}."
+            for row in rows
+            if (why := _untuned(row))
+        ),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
     ]
     title = f"Networks merged, against their best rival ({document['gpu']})"
@@ -93,6 +98,12 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         unit(merged.get("peak_bytes"), 2**-30, "GiB"),
         _verdict(row),
     ]
+
+
+def _untuned(row: Mapping[str, Any]) -> str | None:
+    """Why the rival that is the strongest of most networks is missing, where it was asked for; None where it is not."""
+    missing: Mapping[str, str] = row["rivals"].get("compile", {}).get("missing", {})
+    return missing.get("all")
 
 
 def unit(value: float | None, scale: float, name: str) -> str:
