@@ -27,6 +27,7 @@ from joulemark.workloads import precision
 _CUDNN = "eager"
 """Whose bytes are counted however fast others are: the published table has them over cuDNN's."""
 
+
 class Watch(Protocol):
     """Who is told what begins and ends, so that what ends the process is known when it starts again."""
 
