@@ -162,6 +162,7 @@ class _Automatic:
         self.kept: _Kept | None = self._kept() if setting.measured else None
         self.cut = self.of_values = False
         self.untried: str | None = None
+        self.spent_s: dict[str, float] = {}
 
     def _pooled(self) -> dict[str, str]:
         """What became of the model's poolings; nothing where there is no kernel for them."""
@@ -196,6 +197,7 @@ class _Automatic:
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.ranges.points(), self.setting.rates, self.setting.device)
         self.of_values = planner.ranges.of_values
+        self.spent_s = planner.spent_s
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
@@ -215,7 +217,9 @@ class _Automatic:
         self._variants(referee, rewritten)
         if self.untried is not None:
             referee.problems["every range"] = self.untried
+        begin = time.monotonic()
         verdict = referee.judge()
+        self.spent_s |= {**referee.cost_s, "judging": time.monotonic() - begin}
         # A key knows no values of weights: what these decided is of no use to another model.
         if self.setting.measured and not self.of_values and not referee.of_values:
             cut_s, chosen = self.budget_s if self.cut else None, (verdict.calls, verdict.captured)
@@ -250,6 +254,7 @@ class _Automatic:
             tuned=not self.forced,
             captured=verdict.captured,
             device_times=referee.device_times,
+            spent_s=self.spent_s,
         )
 
     def _variants(self, referee: Referee, rewritten: nn.Module) -> None:

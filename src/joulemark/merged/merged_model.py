@@ -84,6 +84,7 @@ class MergedModel(nn.Module):
         captured: variant whose launches a CUDA graph of the user's captures, the fastest on the device; None where none
             was measured: it captures what is called.
         device_times: variant that is a graph → measured seconds of its replay on the device.
+        spent_s: part of merging, a variant of the whole also → its seconds; empty where the plan came from the disk.
     """
 
     def __init__(
@@ -99,13 +100,14 @@ class MergedModel(nn.Module):
         tuned: bool = True,
         captured: str | None = None,
         device_times: dict[str, float] | None = None,
+        spent_s: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.inner = inner
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
         self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
-        self.captured, self.device_times = captured, dict(device_times or {})
+        self.captured, self.device_times, self.spent_s = captured, dict(device_times or {}), dict(spent_s or {})
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's output."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, prod
 
@@ -47,12 +48,14 @@ class Planner:
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
         proved: range and path of what was run once and not measured.
+        spent_s: seconds of ranking kernels, of measuring layers alone and of measuring ranges.
     """
 
     setting: Setting
     forced: bool = False
     most: int = MEASURED
     proved: set[tuple[str, str]] = field(default_factory=set)
+    spent_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ranges = Ranges(self.setting, self.forced, self.most)
@@ -76,15 +79,26 @@ class Planner:
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         with builds_for(self.setting) as builds:
             if self.setting.measured:
-                builds.add(self.ranges.promised(alone))
-                own = ((one, trial) for one in alone for trial in self.ranges.candidates.get(self.ranges.key(one), ()))
-                with compiling_own(own, self.setting):
-                    self._rank(chains, builds)
-            self._measure_alone(_heaviest_first(alone), builds)
-            singles = [[self._single(unit) for unit in chain] for chain in chains]
+                with self._timed("ranking"):
+                    builds.add(self.ranges.promised(alone))
+                    found = self.ranges.candidates
+                    own = ((one, trial) for one in alone for trial in found.get(self.ranges.key(one), ()))
+                    with compiling_own(own, self.setting):
+                        self._rank(chains, builds)
+            with self._timed("layers"):
+                self._measure_alone(_heaviest_first(alone), builds)
+                singles = [[self._single(unit) for unit in chain] for chain in chains]
             if self.setting.measured:
-                self._measure_ranges(chains, singles, builds)
+                with self._timed("ranges"):
+                    self._measure_ranges(chains, singles, builds)
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Adds what is done in the context to ``spent_s``."""
+        begin = time.monotonic()
+        yield
+        self.spent_s[part] = self.spent_s.get(part, 0.0) + time.monotonic() - begin
 
     def _rank(self, chains: List[List[Unit]], builds: Builds) -> None:
         """Rank the kernels of all ranges that may be measured, heavy and long ones first; have the best compiled."""

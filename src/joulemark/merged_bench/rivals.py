@@ -198,6 +198,7 @@ def _merged(task: Task) -> Made:
     facts = {
         "merge_s": first_s,
         "merge_cached_s": cached_s,
+        "merge_spent_s": made.spent_s,
         "first_was_cached": made.cached,
         "variant": made.variant,
         "captured": made.captured,
