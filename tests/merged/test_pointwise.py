@@ -89,7 +89,7 @@ def check_products():
 
 def check_gathered():
     from joulemark.merged.bricks import Parameters, run_plain
-    from joulemark.merged.pointwise import gathered, gathers
+    from joulemark.merged.gather import gathered, gathers
     from joulemark.merged.sequence import Conv, Sequence
 
     for inputs, outputs, kernel, stride, padding, dilation, activation, tile in (
@@ -111,6 +111,79 @@ def check_gathered():
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
     assert not gathers(Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1)))
     assert not gathers(Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1)))
+
+
+FORMATS = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of results → what rounding them once, and intermediate ones in fp32, makes of them at most."""
+
+
+def normed_case(channels, kernel, stride, norm, activation, size, dtype, groups=None, outputs=None):
+    """A layer, its parameters, an input, what is added to it, and what comes of it in float64."""
+    from joulemark.merged.bricks import Parameters, run_plain
+    from joulemark.merged.sequence import Conv, Sequence
+
+    outputs = outputs or channels
+    layer = Conv(channels, outputs, *((one,) * 2 for one in (kernel, stride, kernel // 2, 1)),
+                 groups=groups or channels, activation=activation, norm=norm)  # fmt: skip
+    sequence, last = Sequence((layer,)), torch.channels_last
+    x = (torch.randn(2, channels, *size) + 1).to(dtype).contiguous(memory_format=last)
+    weight = torch.randn(outputs, channels // layer.groups, kernel, kernel).to(dtype)
+    bias, affine = (2 * torch.randn(outputs)).to(dtype), torch.randn(2, outputs).to(dtype)
+    out_size = sequence.sizes(size)[-1]
+    added = torch.randn(2, outputs, *out_size).to(dtype).contiguous(memory_format=last)
+    wide = Parameters(weight.double(), bias.double(), None if norm is None else affine.double())
+    given = Parameters(weight, bias, None if norm is None else affine)
+    return layer, given, x, added, lambda added: run_plain(sequence, [wide], x.double(), added)
+
+
+def check_slides():
+    from joulemark.merged.paths import _bias_of
+    from joulemark.merged.pointwise import taps_of
+    from joulemark.merged.sliding import depthwise, slides
+
+    for channels, kernel, stride, norm, activation, size, dtype, strip, adds in (
+        (40, 7, 1, 1e-6, "none", (8, 3), torch.bfloat16, (7, 4), False),  # in three parts, the last one not full
+        (5, 3, 1, 1e-6, "none", (4, 9), torch.float16, (4, 8), False),
+        (24, 5, 2, 1e-2, "gelu", (7, 9), torch.float32, (2, 4), True),
+        (70, 7, 1, None, "silu", (4, 5), torch.float32, (4, 8), True),  # two programs' channels
+    ):
+        case = normed_case(channels, kernel, stride, norm, activation, size, dtype)
+        layer, given, x, added, expected = case
+        assert slides(layer)
+        out = torch.full_like(added, float("nan"))
+        got = depthwise(layer, x, taps_of(given.weight), _bias_of(given), added if adds else None, out, strip)
+        wanted = expected(added.double() if adds else None)
+        torch.testing.assert_close(got.double(), wanted, rtol=FORMATS[dtype], atol=FORMATS[dtype])
+
+
+def check_norms():
+    from joulemark.merged.gather import gathered, gathers, tiles_of
+    from joulemark.merged.normalize import normalized
+    from joulemark.merged.norms import channel_norm
+    from joulemark.merged.paths import _bias_of
+
+    for channels, dtype, eps, activation, biased, adds in (
+        (3, torch.float32, 1e-5, "none", False, False),
+        (40, torch.bfloat16, 1e-6, "none", False, False),
+        (96, torch.float16, 0.5, "relu", True, True),
+        (130, torch.float32, 1e-6, "gelu", True, False),
+    ):
+        x = (torch.randn(2, channels, 3, 5) * 3 + 2).to(dtype).contiguous(memory_format=torch.channels_last)
+        bias, affine, added = torch.randn(channels).to(dtype), torch.randn(2, channels).to(dtype), torch.randn_like(x)
+        y = x.double() + (bias.double()[:, None, None] if biased else 0)
+        expected = channel_norm(y, affine.double(), eps) + (added.double() if adds else 0)
+        expected = {"none": lambda z: z, "relu": torch.relu, "gelu": torch.nn.functional.gelu}[activation](expected)
+        out = torch.full_like(x, float("nan"))
+        got = normalized(x, bias if biased else None, affine, eps, added if adds else None, activation, out)
+        torch.testing.assert_close(got.double(), expected, rtol=FORMATS[dtype], atol=FORMATS[dtype])
+    for outputs, activation, adds in ((20, "none", False), (70, "silu", True)):
+        layer, given, x, added, expected = normed_case(3, 4, 4, 1e-6, activation, (7, 9), torch.float32, 1, outputs)
+        assert gathers(layer)
+        weight = given.weight.contiguous(memory_format=torch.channels_last)
+        out = torch.full_like(added, float("nan"))
+        got = gathered(layer, x, weight, _bias_of(given), added if adds else None, out, tiles_of(layer)[0])
+        wanted = expected(added.double() if adds else None)
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def check_stems():
@@ -189,6 +262,10 @@ def test_every_kernel_gives_what_torch_gives():
     run_interpreted(
         "check_epilogues", "check_depthwise", "check_products", "check_gathered", "check_stems", "check_excitations"
     )
+
+
+def test_a_norm_over_channels_gives_what_torch_gives_in_every_kernel_that_has_one():
+    run_interpreted("check_slides", "check_norms")
 
 
 def test_tiles_are_no_larger_than_what_they_cover():
