@@ -268,6 +268,50 @@ def test_a_norm_over_channels_gives_what_torch_gives_in_every_kernel_that_has_on
     run_interpreted("check_slides", "check_norms")
 
 
+class Compiled:
+    """Stands for a kernel: what launches it compiles it for a GPU that need not be there, 9.0."""
+
+    def __init__(self, kernel):
+        self.kernel, self.made = kernel, None
+
+    def __getitem__(self, grid):
+        assert all(one >= 1 for one in grid)
+        return self.launch
+
+    def launch(self, *given, **options):
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+        signature, constants = {}, {}
+        for number, (one, value) in enumerate(zip(self.kernel.params, given, strict=True)):
+            kind = types[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+            signature[one.name] = "constexpr" if one.is_constexpr else kind
+            if one.is_constexpr:
+                constants[(number,)] = value
+        source = ASTSource(self.kernel, signature, constants)
+        self.made = importlib.import_module("triton").compile(source, GPUTarget("cuda", 90, 32), options=options)
+
+
+def test_kernels_with_norms_compile_for_a_gpu(monkeypatch, tmp_path):
+    """What the interpreter takes, a compiler need not."""
+    pytest.importorskip("triton.backends.nvidia")
+    from joulemark.merged import gather, normalize, sliding
+    from joulemark.merged.paths import _bias_of
+    from joulemark.merged.pointwise import taps_of
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = [Compiled(one) for one in (sliding._slide, normalize._normalize, gather._gathered)]
+    for module, name, one in zip((sliding, normalize, gather), ("_slide", "_normalize", "_gathered"), kernels, strict=True):
+        monkeypatch.setattr(module, name, one)
+    layer, given, x, added, _ = normed_case(96, 3, 1, 1e-6, "gelu", (8, 8), torch.bfloat16)
+    sliding.depthwise(layer, x, taps_of(given.weight), _bias_of(given), added, added, (2, 8))
+    normalize.normalized(x, given.bias, given.affine, 1e-6, added, "relu", added)
+    layer, given, x, added, _ = normed_case(3, 3, 2, 1e-6, "none", (8, 8), torch.bfloat16, 1, 96)
+    gather.gathered(layer, x, given.weight, _bias_of(given), added, added, gather.tiles_of(layer)[0])
+    assert all(one.made.asm["cubin"] for one in kernels)
+
+
 def test_tiles_are_no_larger_than_what_they_cover():
     pytest.importorskip("triton")
     from joulemark.merged.pointwise import tiles_for

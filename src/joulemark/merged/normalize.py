@@ -23,7 +23,8 @@ _FEWEST_LANES = 16
 """Of a part: eight neighbours are loaded at once."""
 _NUMBERS = 4096
 """That a program takes, where it takes more than one position."""
-_OF_A_THREAD = 16
+_OF_A_THREAD = 8
+"""Of each part: 16 bytes of 16 bits."""
 
 
 def parts_of(channels: int) -> tuple[int, int]:
@@ -105,6 +106,6 @@ def normalized(
     _normalize[(triton.cdiv(positions, rows),)](
         x, x if bias is None else bias, affine, x if residual is None else residual, out, positions,
         channels, bias is not None, residual is not None, NUMBERS[activation], eps, rows, parts, lanes,
-        num_warps=max(1, min(8, rows * parts * lanes // (32 * _OF_A_THREAD))),
+        num_warps=max(1, min(8, rows * lanes // (32 * _OF_A_THREAD))),
     )  # fmt: skip
     return out

@@ -29,6 +29,7 @@ _SUMS = 64
 """Sums of a thread, at most, beside which it has registers for eight neighbouring channels at a time; else four."""
 _NUMBERS = 1024
 """Numbers of a line and a part, at most: 256 threads of four, each of which may have all the registers that there are."""
+_WARPS = 16
 _POSITIONS = 8
 _FILLED = 100
 """Programs from which the device counts as filled: three quarters of the multiprocessors of an H200."""
@@ -173,12 +174,23 @@ def depthwise(
     (lines, pixels), (parts, lanes) = strip, _shares(layer)
     grid = (batch * triton.cdiv(out_height, lines) * triton.cdiv(out_width, pixels),
             triton.cdiv(channels, parts * lanes))  # fmt: skip
-    neighbours = 8 if parts * lines * 8 <= _SUMS and x.dtype.itemsize == 2 else 4
     _slide[grid](
         x, taps, x if affine is None else affine, x if residual is None else residual, out,
         height, width, out_height, out_width, channels, *layer.kernel, *layer.stride, *layer.padding,
         affine is not None, residual is not None, NUMBERS[layer.activation],
         layer.norm is not None, layer.norm or 0.0, lines, pixels, parts, lanes,
-        num_warps=max(1, min(8, pixels * lanes // (32 * neighbours))),
+        num_warps=_warps(strip, parts, lanes, x.dtype.itemsize),
     )  # fmt: skip
     return out
+
+
+def _warps(strip: tuple[int, int], parts: int, lanes: int, itemsize: int) -> int:
+    """Of a program: so many that a thread has few sums, or few neighbouring channels where programs are few.
+
+    The same for every batch, since kernels are compiled ahead for one image.
+    """
+    lines, pixels = strip
+    neighbours = 8 if parts * lines * 8 <= _SUMS and itemsize == 2 else 4
+    if pixels < _POSITIONS:
+        neighbours = min(neighbours, 2, pixels)
+    return max(1, min(_WARPS, pixels * lanes // (32 * neighbours)))
