@@ -31,6 +31,11 @@ def depthwise(channels, kernel=7, dilation=1, norm=1e-6, activation="none"):
     return Conv(channels, channels, *shape, channels, activation, norm=norm)
 
 
+def dense(inputs, outputs, kernel):
+    """With a norm, and ending in a ReLU."""
+    return Conv(inputs, outputs, (kernel,) * 2, (kernel,) * 2, (0, 0), (1, 1), activation="relu", norm=1e-6)
+
+
 class First(nn.LayerNorm):
     """Over channels behind the batch, as torchvision has it."""
 
@@ -224,11 +229,11 @@ def test_no_family_of_kernels_takes_a_layer_with_a_norm():
         (depthwise(96, dilation=2), ("epilogue", "library")),
         (depthwise(96, 3), ("slide 7x8", "slide 4x8", "slide 2x8", "epilogue", "library")),
         (depthwise(4096), ("library",)),
-        (Conv(3, 96, (4, 4), (4, 4), (0, 0), (1, 1), norm=1e-6), ("gather 32x128", "gather 64x128", "epilogue", "library")),
-        (Conv(3, 384, (4, 4), (4, 4), (0, 0), (1, 1), norm=1e-6), ("epilogue", "library")),
-        (Conv(96, 384, (1, 1), (1, 1), (0, 0), (1, 1), activation="relu", norm=1e-6), ("epilogue", "library")),
+        (dense(3, 96, 4), ("gather 32x128", "gather 64x128", "epilogue", "library")),
+        (dense(3, 384, 4), ("epilogue", "library")),
+        (dense(96, 384, 1), ("epilogue", "library")),
     ],
-)  # fmt: skip
+)
 def test_only_paths_that_know_norms_are_offered_for_one(layer, paths):
     assert library_paths(layer, False, torch.device("cuda"), "bf16", batch=32, size=(28, 28)) == paths
     assert library_paths(layer, False, torch.device("cpu"), "bf16", batch=32, size=(28, 28)) == ("library",)

@@ -11,7 +11,7 @@ import operator
 from typing import cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from joulemark.merged import permutations
 from joulemark.merged.graph import activation_of, attribute_of, called_once, module_of

@@ -9,7 +9,6 @@ fewer idle: 96, 192, 384 and 768 leave none.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,7 +36,7 @@ def parts_of(channels: int) -> tuple[int, int]:
 def statistics(values, channel, channels, eps: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr):
     """Mean and inverse deviation of each row.
 
-    ``values``: ``parts`` tensors [rows, lanes], zeros beyond the last channel; ``channel``: [rows, lanes], of the first.
+    ``values``: ``parts`` tensors [rows, lanes], zeros beyond the last channel; ``channel``: of the first, as large.
     """
     total = values[0]
     for part in tl.static_range(1, parts):

@@ -28,7 +28,7 @@ _LINES = (8, 7)
 _SUMS = 64
 """Sums of a thread, at most, beside which it has registers for eight neighbouring channels at a time; else four."""
 _NUMBERS = 1024
-"""Numbers of a line and a part, at most: 256 threads of four, each of which may have all the registers that there are."""
+"""Numbers of a line and a part, at most: 256 threads of four, each of which may have all registers that it can."""
 _WARPS = 16
 _POSITIONS = 8
 _FILLED = 100
@@ -74,38 +74,60 @@ def _slide(
                 y = row * stride_y - pad_y + down
                 line_of_x = x + (image * height + y) * width * channels
                 value = tl.load(line_of_x + offset, mask=inside & (y >= 0) & (y < height), other=0.0).to(tl.float32)
-                added_to = ()
-                for line in tl.static_range(lines):
-                    if down >= line * stride_y and down < line * stride_y + rows:
-                        added_to += (sums[line] + value * taps[down - line * stride_y],)
-                    else:
-                        added_to += (sums[line],)
-                sums = added_to
+                sums = _added_to(sums, value, taps, down, lines, rows, stride_y)
         totals += sums
-    means, inverses = (), ()
     if normed:
-        for line in tl.static_range(lines):
-            values = ()
-            for part in tl.static_range(parts):
-                values += (totals[part * lines + line],)
-            mean, inverse = statistics(values, begin, channels, eps, parts, lanes)
-            means += (mean,)
-            inverses += (inverse,)
+        means, inverses = _of_lines(totals, begin, channels, eps, lines, parts, lanes)
     for part in tl.static_range(parts):
         channel = begin + part * lanes
-        real = channel < channels
+        inside, place = (channel < channels) & (column < out_width), column * channels + channel
         if normed:
-            scale = tl.load(affine + channels + channel, mask=real, other=0.0).to(tl.float32)
-            shift = tl.load(affine + 2 * channels + channel, mask=real, other=0.0).to(tl.float32)
+            scale = tl.load(affine + channels + channel, mask=channel < channels, other=0.0).to(tl.float32)
+            shift = tl.load(affine + 2 * channels + channel, mask=channel < channels, other=0.0).to(tl.float32)
         for line in tl.static_range(lines):
             value = totals[part * lines + line]
             if normed:
                 value = (value - means[line]) * inverses[line] * scale + shift
             first = (image * out_height + row + line) * out_width * channels
-            place, there = column * channels + channel, real & (column < out_width) & (row + line < out_height)
-            if added:
-                value += tl.load(residual + first + place, mask=there, other=0.0).to(tl.float32)
-            tl.store(out + first + place, activate(value, activation).to(out.dtype.element_ty), mask=there)
+            _store(value, residual + first + place, out + first + place, inside & (row + line < out_height),
+                   added, activation)  # fmt: skip
+
+
+@triton.jit
+def _added_to(
+    sums, value, taps, down: tl.constexpr, lines: tl.constexpr, rows: tl.constexpr, stride: tl.constexpr
+):  # fmt: skip
+    """The sums of all lines and what row ``down`` of the input adds to them."""
+    new = ()
+    for line in tl.static_range(lines):
+        if down >= line * stride and down < line * stride + rows:
+            new += (sums[line] + value * taps[down - line * stride],)
+        else:
+            new += (sums[line],)
+    return new
+
+
+@triton.jit
+def _of_lines(
+    totals, channel, channels, eps: tl.constexpr, lines: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr
+):  # fmt: skip
+    """Means and inverse deviations of each line."""
+    means, inverses = (), ()
+    for line in tl.static_range(lines):
+        values = ()
+        for part in tl.static_range(parts):
+            values += (totals[part * lines + line],)
+        mean, inverse = statistics(values, channel, channels, eps, parts, lanes)
+        means += (mean,)
+        inverses += (inverse,)
+    return means, inverses
+
+
+@triton.jit
+def _store(value, residual, out, there, added: tl.constexpr, activation: tl.constexpr):
+    if added:
+        value += tl.load(residual, mask=there, other=0.0).to(tl.float32)
+    tl.store(out, activate(value, activation).to(out.dtype.element_ty), mask=there)
 
 
 def slides(layer: Conv) -> bool:
