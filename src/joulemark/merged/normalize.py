@@ -5,7 +5,7 @@ second over differences from the mean. Channels that are no power of two are mas
 fewer idle: 96, 192, 384 and 768 leave none.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type,assignment"
 
 from __future__ import annotations
 

@@ -278,9 +278,11 @@ class Recipe:
     def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import gather, pointwise, sliding
 
-        kinds = {"taps": pointwise.depthwise, "slide": sliding.depthwise, "gather": gather.gathered}
+        kinds: dict[str, Any] = {"taps": pointwise.depthwise, "slide": sliding.depthwise, "gather": gather.gathered}
         with torch.cuda.device(x.device):
-            return kinds[kind_of_path(self.path)](layer, x, weight, bias, residual, self.like(x), self._sizes)
+            run = kinds[kind_of_path(self.path)]
+            out: Tensor = run(layer, x, weight, bias, residual, self.like(x), self._sizes)
+            return out
 
     def _rows(self, layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import stem

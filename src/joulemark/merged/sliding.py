@@ -6,7 +6,7 @@ each number that it loads there serves all lines that want it. Of 7×7 taps and 
 instead of 49. With a norm it holds all channels of its positions (:mod:`joulemark.merged.normalize`).
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type,assignment"
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from joulemark.merged.normalize import MOST_CHANNELS, parts_of, statistics
 from joulemark.merged.pointwise import NUMBERS, activate
-from joulemark.merged.sequence import Conv
+from joulemark.merged.sequence import Conv, Shape
 
 _FEWEST_TAPS = 49
 """Taps from which a layer is offered this kernel; with fewer there is less to share, and ``taps`` has its sizes."""
@@ -138,7 +138,7 @@ def slides(layer: Conv) -> bool:
     return prod(layer.kernel) >= _FEWEST_TAPS if layer.norm is None else layer.out_channels <= MOST_CHANNELS
 
 
-def strips_for(layer: Conv, batch: int, size: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+def strips_for(layer: Conv, batch: int, size: Shape) -> tuple[tuple[int, int], ...]:
     """The strips (lines, positions) that are worth trying, those that load least first.
 
     Of few and of many lines that with as many positions as still fill the device.
