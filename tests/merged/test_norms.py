@@ -228,6 +228,7 @@ def test_no_family_of_kernels_takes_a_layer_with_a_norm():
         (depthwise(96), ("slide 7x8", "slide 4x8", "slide 2x8", "epilogue", "library")),
         (depthwise(96, dilation=2), ("epilogue", "library")),
         (depthwise(96, 3), ("slide 7x8", "slide 4x8", "slide 2x8", "epilogue", "library")),
+        (depthwise(96, 13), ("epilogue", "library")),
         (depthwise(4096), ("library",)),
         (dense(3, 96, 4), ("gather 32x128", "gather 64x128", "epilogue", "library")),
         (dense(3, 384, 4), ("epilogue", "library")),

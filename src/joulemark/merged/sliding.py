@@ -22,6 +22,8 @@ from joulemark.merged.sequence import Conv, Shape
 
 _FEWEST_TAPS = 49
 """Taps from which a layer is offered this kernel; with fewer there is less to share, and ``taps`` has its sizes."""
+_MOST_ROWS = 11
+"""Of taps: a column of them stays in registers."""
 _LANES = 64
 """Channels of a program, at most, where no norm wants all of them."""
 _LINES = (8, 7)
@@ -133,7 +135,7 @@ def _store(value, residual, out, there, added: tl.constexpr, activation: tl.cons
 def slides(layer: Conv) -> bool:
     """Whether :func:`depthwise` is made for a layer: in two dimensions, of many taps side by side, or with a norm."""
     plain = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
-    if not plain or set(layer.dilation) != {1}:
+    if not plain or set(layer.dilation) != {1} or layer.kernel[0] > _MOST_ROWS:
         return False
     return prod(layer.kernel) >= _FEWEST_TAPS if layer.norm is None else layer.out_channels <= MOST_CHANNELS
 
