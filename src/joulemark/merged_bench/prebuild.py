@@ -22,7 +22,8 @@ from joulemark.merged.kernels.description import STORED, Format
 from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
-from joulemark.merged.plan import Planner, Setting
+from joulemark.merged.plan import Planner
+from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged_bench.subjects import Subject
 
