@@ -14,10 +14,11 @@ if not torch.cuda.is_available():
 from torch import nn  # noqa: E402
 
 from joulemark.merged import cache, merge, whole  # noqa: E402
-from joulemark.merged.bricks import Parameters, run_plain  # noqa: E402
+from joulemark.merged.bricks import Parameters, channel_norm, run_plain  # noqa: E402
 from joulemark.merged.compiling import compiled  # noqa: E402
 from joulemark.merged.forks import Forked  # noqa: E402
 from joulemark.merged.graph import trace  # noqa: E402
+from joulemark.merged.norms import ChannelNorm  # noqa: E402
 from joulemark.merged.paths import Executed, library_paths  # noqa: E402
 from joulemark.merged.questions import relative_error  # noqa: E402
 from joulemark.merged.rates import measure_rates  # noqa: E402
@@ -70,6 +71,11 @@ LAYERS = {
     "wide": layer(64, 200, 1, activation="silu"),
     "narrow": layer(72, 24, 1, activation="leaky"),
     "large taps": layer(40, 40, 7, groups=40, activation="none"),
+    "taps and norm": layer(96, 96, 7, groups=96, norm=1e-6),
+    "wide taps and norm": layer(768, 768, 7, groups=768, norm=1e-6),
+    "odd taps and norm": layer(72, 72, 5, 2, groups=72, activation="silu", norm=1e-2),
+    "stem and norm": layer(3, 96, 4, 4, norm=1e-6),
+    "dense and norm": layer(24, 40, activation="relu", norm=1e-6),
 }
 
 
@@ -127,12 +133,14 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
     x = torch.randn(3, one.in_channels, *(19, 23, 9)[:d], device=DEVICE).to(dtype)
     weight = torch.randn(one.out_channels, one.in_channels // one.groups, *one.kernel, device=DEVICE).to(dtype) / 8
     bias = torch.randn(one.out_channels, device=DEVICE).to(dtype)
+    affine = None if one.norm is None else torch.randn(2, one.out_channels, device=DEVICE).to(dtype)
     sequence = Sequence((one,))
-    expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double())
+    wide = Parameters(weight.double(), bias.double(), None if affine is None else affine.double())
+    expected = run_plain(sequence, [wide], x.double())
     set_fp32(tf32=form == "tf32")
     worked = []
     for path in library_paths(one, False, DEVICE, form, batch=3, size=sequence.sizes(tuple(x.shape[2:]))[-1]):
-        module = Executed(sequence, [Parameters(weight, bias)], path, False)
+        module = Executed(sequence, [Parameters(weight, bias, affine)], path, False)
         try:
             out = module.run(x, None)
         except RuntimeError as error:
@@ -146,8 +154,20 @@ def test_every_path_of_the_library_gives_what_the_layer_gives(name, form):
     assert "library" in worked
 
 
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+def test_a_norm_alone_gives_what_torch_gives(form):
+    torch.manual_seed(7)
+    for channels, size in ((96, (56, 57)), (768, (7, 7)), (40, (9, 5, 3)), (1000, (1, 1))):
+        affine = torch.randn(2, channels, device=DEVICE).to(DTYPES[form])
+        x = (torch.randn(3, channels, *size, device=DEVICE) * 2 + 1).to(DTYPES[form])
+        norm = ChannelNorm(affine, 1e-6)
+        assert norm.prove() is None
+        assert norm.own
+        assert relative_error(norm(x), channel_norm(x.double(), affine.double(), 1e-6)) < LIMITS[form]
+
+
 class Small(nn.Module):
-    """Something of everything: an inverted residual, a chain, a gate, linear layers over positions, branches."""
+    """Something of everything: an inverted residual, a chain, a gate, linear layers and a norm, branches."""
 
     def __init__(self):
         super().__init__()
@@ -157,6 +177,7 @@ class Small(nn.Module):
         )
         self.chain = nn.Sequential(*(part for _ in range(3) for part in (nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())))
         self.squeeze, self.excite, self.project = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), nn.Conv2d(16, 16, 1)
+        self.taps, self.norm = nn.Conv2d(16, 16, 7, 1, 3, groups=16), nn.LayerNorm(16)
         self.wide, self.thin = nn.Linear(16, 64), nn.Linear(64, 16)
         self.a, self.b, self.side = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 64, 3, 2, 1), nn.Conv2d(16, 64, 1, 2)
         self.head = nn.Linear(64, 10)
@@ -166,7 +187,8 @@ class Small(nn.Module):
         x = self.chain(self.inverted(x) + x)
         gate = torch.sigmoid(self.excite(nn.functional.silu(self.squeeze(nn.functional.adaptive_avg_pool2d(x, 1)))))
         x = self.project(x * gate) + x
-        x = x + self.thin(nn.functional.silu(self.wide(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+        y = self.norm(self.taps(x).permute(0, 2, 3, 1))
+        x = x + self.thin(nn.functional.silu(self.wide(y))).permute(0, 3, 1, 2)
         x = torch.relu(self.b(torch.relu(self.a(x))) + self.side(x))
         return self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
 

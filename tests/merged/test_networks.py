@@ -18,6 +18,7 @@ from joulemark.merged import MergedSequence, cache, merge
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.forks import Forked
 from joulemark.merged.kernels.seconds import fitted
+from joulemark.merged.norms import ChannelNorm
 from joulemark.merged.paths import Executed
 from joulemark.merged.questions import relative_error
 from joulemark.merged_bench.subjects import condition, images
@@ -152,6 +153,11 @@ def test_every_convolution_on_its_own_path_keeps_the_output_and_turns_no_tensor(
     assert not [one for one in nodes if one.target is operator.mul]
     if name != "darknet_53":  # it adds behind the activation
         assert not [one for one in nodes if one.target in (operator.add, operator.iadd)]
+    if name == "convnext_tiny":  # behind the stem and in each block; before each step down and the classifier
+        layers = [one.sequence.layers[0] for one in merged.modules() if isinstance(one, Executed)]
+        assert sum(one.norm == 1e-6 for one in layers) == 1 + 18
+        assert sum(isinstance(one, ChannelNorm) for one in merged.modules()) == 4
+        assert not [one for one in nodes if one.target in (nn.functional.layer_norm, torch.permute)]
     if name == "vgg16":  # its linear layers read the last activation in the order of the other layout: the exit
         assert turned.shapes == [(1, 512, 7, 7)]
     elif name != "resnet3d_34":  # on a CPU volumes are pooled and convolved in the other layout alone

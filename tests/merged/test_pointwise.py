@@ -47,17 +47,21 @@ def check_depthwise():
     from joulemark.merged.sequence import Conv, Sequence
 
     wide = (2, 32)
-    for channels, kernel, stride, dilation, strip in (
-        (5, 3, 1, 1, (2, 16)), (72, 5, 2, 1, (2, 16)), (8, 7, 1, 1, wide), (12, 3, 1, 2, (1, 16)), (3, 3, 2, 1, wide),
-        (8, 3, 2, 1, (1, 16)),
-    ):  # fmt: skip
+    for channels, kernel, stride, dilation, strip, size in (
+        (5, 3, 1, 1, (2, 16), (5, 19)),
+        (72, 5, 2, 1, (2, 16), (5, 9)),
+        (8, 7, 1, 1, wide, (3, 19)),
+        (12, 3, 1, 2, (1, 16), (3, 19)),
+        (3, 3, 2, 1, wide, (6, 19)),
+        (8, 3, 2, 1, (1, 16), (5, 37)),
+    ):
         padding = dilation * (kernel - 1) // 2
         layer = Conv(channels, channels, *((one,) * 2 for one in (kernel, stride, padding, dilation)), groups=channels,
                      activation="silu")  # fmt: skip
         sequence = Sequence((layer,))
-        x = torch.randn(2, channels, 6, 19).contiguous(memory_format=torch.channels_last)
+        x = torch.randn(2, channels, *size).contiguous(memory_format=torch.channels_last)
         weight, bias = torch.randn(channels, 1, kernel, kernel), torch.randn(channels)
-        out = torch.empty(2, channels, *sequence.sizes((6, 19))[-1]).contiguous(memory_format=torch.channels_last)
+        out = torch.empty(2, channels, *sequence.sizes(size)[-1]).contiguous(memory_format=torch.channels_last)
         out.fill_(float("nan"))
         added = torch.randn_like(out)
         expected = run_plain(sequence, [Parameters(weight.double(), bias.double())], x.double(), added.double())
@@ -89,7 +93,7 @@ def check_products():
 
 def check_gathered():
     from joulemark.merged.bricks import Parameters, run_plain
-    from joulemark.merged.pointwise import gathered, gathers
+    from joulemark.merged.gather import gathered, gathers
     from joulemark.merged.sequence import Conv, Sequence
 
     for inputs, outputs, kernel, stride, padding, dilation, activation, tile in (
@@ -113,6 +117,79 @@ def check_gathered():
     assert not gathers(Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1)))
 
 
+FORMATS = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of results → what rounding them once, and intermediate ones in fp32, makes of them at most."""
+
+
+def normed_case(channels, kernel, stride, norm, activation, size, dtype, groups=None, outputs=None):
+    """A layer, its parameters, an input, what is added to it, and what comes of it in float64."""
+    from joulemark.merged.bricks import Parameters, run_plain
+    from joulemark.merged.sequence import Conv, Sequence
+
+    outputs = outputs or channels
+    layer = Conv(channels, outputs, *((one,) * 2 for one in (kernel, stride, kernel // 2, 1)),
+                 groups=groups or channels, activation=activation, norm=norm)  # fmt: skip
+    sequence, last = Sequence((layer,)), torch.channels_last
+    x = (torch.randn(2, channels, *size) + 1).to(dtype).contiguous(memory_format=last)
+    weight = torch.randn(outputs, channels // layer.groups, kernel, kernel).to(dtype)
+    bias, affine = (2 * torch.randn(outputs)).to(dtype), torch.randn(2, outputs).to(dtype)
+    out_size = sequence.sizes(size)[-1]
+    added = torch.randn(2, outputs, *out_size).to(dtype).contiguous(memory_format=last)
+    wide = Parameters(weight.double(), bias.double(), None if norm is None else affine.double())
+    given = Parameters(weight, bias, None if norm is None else affine)
+    return layer, given, x, added, lambda added: run_plain(sequence, [wide], x.double(), added)
+
+
+def check_slides():
+    from joulemark.merged.paths import _bias_of
+    from joulemark.merged.pointwise import taps_of
+    from joulemark.merged.sliding import depthwise, slides
+
+    for channels, kernel, stride, norm, activation, size, dtype, strip, adds in (
+        (40, 7, 1, 1e-6, "none", (8, 3), torch.bfloat16, (7, 4), False),  # in three parts, the last one not full
+        (5, 3, 1, 1e-6, "none", (4, 9), torch.float16, (4, 8), False),
+        (24, 5, 2, 1e-2, "gelu", (7, 9), torch.float32, (2, 4), True),
+        (70, 7, 1, None, "silu", (4, 5), torch.float32, (4, 8), True),  # two programs' channels
+    ):
+        case = normed_case(channels, kernel, stride, norm, activation, size, dtype)
+        layer, given, x, added, expected = case
+        assert slides(layer)
+        out = torch.full_like(added, float("nan"))
+        got = depthwise(layer, x, taps_of(given.weight), _bias_of(given), added if adds else None, out, strip)
+        wanted = expected(added.double() if adds else None)
+        torch.testing.assert_close(got.double(), wanted, rtol=FORMATS[dtype], atol=FORMATS[dtype])
+
+
+def check_norms():
+    from joulemark.merged.gather import gathered, gathers, tiles_of
+    from joulemark.merged.normalize import normalized
+    from joulemark.merged.norms import channel_norm
+    from joulemark.merged.paths import _bias_of
+
+    for channels, dtype, eps, activation, biased, adds in (
+        (3, torch.float32, 1e-5, "none", False, False),
+        (40, torch.bfloat16, 1e-6, "none", False, False),
+        (96, torch.float16, 0.5, "relu", True, True),
+        (130, torch.float32, 1e-6, "gelu", True, False),
+    ):
+        x = (torch.randn(2, channels, 3, 5) * 3 + 2).to(dtype).contiguous(memory_format=torch.channels_last)
+        bias, affine, added = torch.randn(channels).to(dtype), torch.randn(2, channels).to(dtype), torch.randn_like(x)
+        y = x.double() + (bias.double()[:, None, None] if biased else 0)
+        expected = channel_norm(y, affine.double(), eps) + (added.double() if adds else 0)
+        expected = {"none": lambda z: z, "relu": torch.relu, "gelu": torch.nn.functional.gelu}[activation](expected)
+        out = torch.full_like(x, float("nan"))
+        got = normalized(x, bias if biased else None, affine, eps, added if adds else None, activation, out)
+        torch.testing.assert_close(got.double(), expected, rtol=FORMATS[dtype], atol=FORMATS[dtype])
+    for outputs, activation, adds in ((20, "none", False), (70, "silu", True)):
+        layer, given, x, added, expected = normed_case(3, 4, 4, 1e-6, activation, (7, 9), torch.float32, 1, outputs)
+        assert gathers(layer)
+        weight = given.weight.contiguous(memory_format=torch.channels_last)
+        out = torch.full_like(added, float("nan"))
+        got = gathered(layer, x, weight, _bias_of(given), added if adds else None, out, tiles_of(layer)[0])
+        wanted = expected(added.double() if adds else None)
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
 def check_stems():
     from joulemark.merged.bricks import Parameters, run_plain
     from joulemark.merged.sequence import Conv, Sequence
@@ -121,7 +198,7 @@ def check_stems():
     for inputs, outputs, kernel, stride, padding, size, activation, tile in (
         (3, 24, (7, 7), (2, 2), (3, 3), (13, 18), "relu", (32, 16)),
         (4, 5, (5, 8), (1, 3), (0, 2), (9, 21), "none", (16, 16)),
-        (2, 40, (3, 5, 7), (1, 2, 2), (1, 2, 3), (4, 9, 11), "leaky", (16, 32)),
+        (2, 40, (3, 5, 7), (1, 2, 2), (1, 2, 3), (3, 7, 9), "leaky", (16, 32)),
         (3, 16, (3, 3, 3), (2, 1, 1), (1, 1, 1), (5, 6, 7), "silu", (16, 16)),
         (1, 8, (4, 4), (4, 4), (0, 0), (8, 13), "gelu", (16, 16)),
     ):
@@ -132,7 +209,7 @@ def check_stems():
         memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(kernel)]
         x = torch.randn(2, inputs, *size).contiguous(memory_format=memory)
         weight, bias = torch.randn(outputs, inputs, *kernel), torch.randn(outputs)
-        for given in (bias, None):
+        for given in (bias, None) if inputs == 3 else (bias,):
             expected = run_plain(
                 sequence, [Parameters(weight.double(), None if given is None else given.double())], x.double()
             )
@@ -187,8 +264,60 @@ def check_excitations():
 
 def test_every_kernel_gives_what_torch_gives():
     run_interpreted(
-        "check_epilogues", "check_depthwise", "check_products", "check_gathered", "check_stems", "check_excitations"
+        "check_epilogues",
+        "check_depthwise",
+        "check_slides",
+        "check_norms",
+        "check_products",
+        "check_gathered",
+        "check_stems",
+        "check_poolings",
+        "check_excitations",
     )
+
+
+class Compiled:
+    """Stands for a kernel: what launches it compiles it for a GPU that need not be there, 9.0."""
+
+    def __init__(self, kernel):
+        self.kernel, self.made = kernel, None
+
+    def __getitem__(self, grid):
+        assert all(one >= 1 for one in grid)
+        return self.launch
+
+    def launch(self, *given, **options):
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+        signature, constants = {}, {}
+        for number, (one, value) in enumerate(zip(self.kernel.params, given, strict=True)):
+            kind = types[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+            signature[one.name] = "constexpr" if one.is_constexpr else kind
+            if one.is_constexpr:
+                constants[(number,)] = value
+        source = ASTSource(self.kernel, signature, constants)
+        self.made = importlib.import_module("triton").compile(source, GPUTarget("cuda", 90, 32), options=options)
+
+
+def test_kernels_with_norms_compile_for_a_gpu(monkeypatch, tmp_path):
+    """What the interpreter takes, a compiler need not."""
+    pytest.importorskip("triton.backends.nvidia")
+    from joulemark.merged import gather, normalize, sliding
+    from joulemark.merged.paths import _bias_of
+    from joulemark.merged.pointwise import taps_of
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = [Compiled(one) for one in (sliding._slide, normalize._normalize, gather._gathered)]
+    for module, one in zip((sliding, normalize, gather), kernels, strict=True):
+        monkeypatch.setattr(module, one.kernel.fn.__name__, one)
+    layer, given, x, added, _ = normed_case(96, 3, 1, 1e-6, "gelu", (8, 8), torch.bfloat16)
+    sliding.depthwise(layer, x, taps_of(given.weight), _bias_of(given), added, added, (2, 8))
+    normalize.normalized(x, given.bias, given.affine, 1e-6, added, "relu", added)
+    layer, given, x, added, _ = normed_case(3, 3, 2, 1e-6, "none", (8, 8), torch.bfloat16, 1, 96)
+    gather.gathered(layer, x, given.weight, _bias_of(given), added, added, gather.tiles_of(layer)[0])
+    assert all(one.made.asm["cubin"] for one in kernels)
 
 
 def test_tiles_are_no_larger_than_what_they_cover():

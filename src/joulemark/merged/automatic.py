@@ -22,6 +22,7 @@ from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.forks import Forked
 from joulemark.merged.kernels import KernelError
+from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.paths import cudnn_tuning, format_of
@@ -146,6 +147,7 @@ class _Automatic:
         self.inputs = _cloned(inputs)
         self.rewritten = copy.deepcopy(self.graph)
         as_convolutions(self.rewritten)
+        self.norms = as_channel_norms(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
         self.poolings = self._pooled()
         with cudnn_tuning(False):
@@ -204,7 +206,8 @@ class _Automatic:
         decisions = [_decision(one) for one in choices]
         decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
         decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
-        decisions += [Decision(name, "plain", why) for name, why in left.items()] + self.refused
+        decisions += [Decision(name, "norm", why) for name, why in self.norms.taken.items()]
+        decisions += [Decision(name, "plain", why) for name, why in {**left, **self.norms.left}.items()] + self.refused
         rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
         referee = self._referee()

@@ -31,10 +31,12 @@ class Parameters:
     Args:
         weight: [out_channels, in_channels / groups, *kernel].
         bias: [out_channels], or None.
+        affine: [2, out_channels], scale and shift of its norm; None where it has none.
     """
 
     weight: Tensor
     bias: Tensor | None
+    affine: Tensor | None = None
 
 
 def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor, added: Tensor | None = None) -> Tensor:
@@ -50,6 +52,7 @@ def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor, added
         y = CONVOLUTIONS[sequence.dimensions](
             x, given.weight, given.bias, layer.stride, layer.padding, layer.dilation, layer.groups
         )
+        y = _normed(layer, given, y)
         y = y + added if added is not None and number == len(sequence.layers) else y
         tensors.append(_finish(layer, y, None if layer.residual is None else tensors[layer.residual]))
     return tensors[-1]
@@ -134,7 +137,27 @@ def _convolve(sequence: Sequence, layer: Conv, given: Parameters, part: Tensor, 
     padded = F.pad(part[tuple(index)], pads)
     nothing = (0,) * sequence.dimensions
     convolve = CONVOLUTIONS[sequence.dimensions]
-    return convolve(padded, given.weight, given.bias, layer.stride, nothing, layer.dilation, layer.groups)
+    y = convolve(padded, given.weight, given.bias, layer.stride, nothing, layer.dilation, layer.groups)
+    return _normed(layer, given, y)
+
+
+def _normed(layer: Conv, given: Parameters, y: Tensor) -> Tensor:
+    if layer.norm is None:
+        return y
+    if given.affine is None:
+        raise ValueError(f"a layer of {layer.out_channels} channels has a norm and no scale and shift: give affine")
+    return channel_norm(y, given.affine, layer.norm)
+
+
+def channel_norm(x: Tensor, affine: Tensor, eps: float) -> Tensor:
+    """A layer norm (Ba et al., 2016) over channels at each position, in torch's operators.
+
+    Args:
+        x: [batch, channels, *size]; in channels-last nothing is turned.
+        affine: [2, channels], scale and shift.
+        eps: what is added to the variance.
+    """
+    return F.layer_norm(x.movedim(1, -1), affine.shape[1:], affine[0], affine[1], eps).movedim(-1, 1)
 
 
 def _finish(layer: Conv, y: Tensor, added: Tensor | None) -> Tensor:
@@ -164,4 +187,4 @@ def _gather(bricks: list[tuple[Box, Tensor]], box: Box) -> Tensor:
     return out
 
 
-__all__ = ["ACTIVATIONS", "Parameters", "run_memoized", "run_padded", "run_plain"]
+__all__ = ["ACTIVATIONS", "Parameters", "channel_norm", "run_memoized", "run_padded", "run_plain"]

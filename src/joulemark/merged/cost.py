@@ -375,7 +375,9 @@ def _fit(points: List[Point], rates: Rates) -> tuple[float, float]:
 
 
 def kind_of(layer: Conv) -> str:
-    """What a library's speed on a layer depends on: ``pointwise``, ``depthwise``, ``grouped`` or ``dense``."""
+    """What a library's speed on a layer depends on: ``pointwise``, ``depthwise``, ``grouped`` or ``dense``; a norm."""
+    if layer.norm is not None:
+        return f"{kind_of(replace(layer, norm=None))} and norm"
     if layer.groups == layer.in_channels > 1:
         return "depthwise"
     if layer.groups > 1:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.folding import folded
 from joulemark.merged.in_place import NotMergeable, Shapes, Tracer, keep_apart
+from joulemark.merged.norms import ChannelNorm
 from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -73,19 +74,21 @@ class Segment:
 
 @dataclass(frozen=True)
 class Unit:
-    """A convolution, the tensor added to it and its activation.
+    """A convolution, its norm, the tensor added to it and its activation.
 
     Args:
         convolution: the node.
         added: whose value is added; None without.
         activation: after it.
         nodes: of all of this, the last one gives its output.
+        norm: over its channels, before what is added; None without.
     """
 
     convolution: fx.Node
     added: fx.Node | None
     activation: Activation
     nodes: tuple[fx.Node, ...]
+    norm: ChannelNorm | None = None
 
     @property
     def output(self) -> fx.Node:
@@ -170,7 +173,7 @@ def _is_stochastic_depth(node: fx.Node) -> bool:
 
 def _fold(graph: fx.GraphModule, node: fx.Node, norm: nn.Module) -> None:
     before = node.args[0]
-    if not isinstance(before, fx.Node) or len(before.users) != 1 or not _is_convolution(before):
+    if not isinstance(before, fx.Node) or len(before.users) != 1 or not is_convolution(before):
         return
     if not called_once(before):  # its weights are those of its other calls too
         return
@@ -189,7 +192,7 @@ def find_segments(graph: fx.GraphModule, shortest: int = 2) -> tuple[list[Segmen
     found: list[Segment] = []
     left: dict[str, str] = {}
     for node in graph.graph.nodes:
-        if node in taken or not _is_convolution(node):
+        if node in taken or not is_convolution(node):
             continue
         why = _unsuited(node)
         units = [] if why else _follow(node)
@@ -215,7 +218,7 @@ def find_chains(graph: fx.GraphModule) -> tuple[list[list[Unit]], dict[str, str]
     units: dict[fx.Node, Unit] = {}
     left: dict[str, str] = {}
     for node in graph.graph.nodes:
-        if not _is_convolution(node):
+        if not is_convolution(node):
             continue
         why = _unsuited(node)
         if why is not None:
@@ -264,7 +267,7 @@ def _is_projection(unit: Unit) -> bool:
     module = cast(nn.Conv2d, module_of(unit.convolution))
     ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
     shape = (tuple(module.kernel_size), tuple(module.stride), _padding(module), module.groups)
-    return shape == (ones, ones, zeros, 1) and unit.added is None and unit.activation == "none"
+    return shape == (ones, ones, zeros, 1) and (unit.added, unit.activation, unit.norm) == (None, "none", None)
 
 
 def range_segment(units: list[Unit]) -> Segment | None:
@@ -346,7 +349,7 @@ def _follow(node: fx.Node) -> list[Unit]:
         unit = _unit(following, tensors)
         units.append(unit)
         tensors.append(unit.output)
-        nexts = [user for user in unit.output.users if _is_convolution(user) and not _unsuited(user)]
+        nexts = [user for user in unit.output.users if is_convolution(user) and not _unsuited(user)]
         following = nexts[0] if len(nexts) == 1 else None
     while units and not _closed(units):
         units.pop()
@@ -360,12 +363,16 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
         tensors: that may be added; None for any of the same shape.
         taken: nodes that belong to other units.
     """
-    nodes, added = [convolution], None
+    nodes, added, norm = [convolution], None, None
     follower = only_user(convolution)
     if taken and follower in taken:
         return Unit(convolution, None, "none", tuple(nodes))
+    if follower is not None and follower is norm_behind(convolution):
+        norm = cast(ChannelNorm, module_of(follower))
+        nodes.append(follower)
+        follower = only_user(follower)
     if follower is not None and follower.target in _ADDITIONS and len(follower.args) == 2 and not follower.kwargs:
-        others = [one for one in follower.args if one is not convolution]
+        others = [one for one in follower.args if one is not nodes[-1]]
         if len(others) == 1 and _may_be_added(others[0], convolution, tensors):
             added = cast(fx.Node, others[0])
             nodes.append(follower)
@@ -373,7 +380,7 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
     activation = activation_of(follower)
     if activation is not None and follower is not None:
         nodes.append(follower)
-    return Unit(convolution, added, activation or "none", tuple(nodes))
+    return Unit(convolution, added, activation or "none", tuple(nodes), norm)
 
 
 def _may_be_added(other: object, convolution: fx.Node, tensors: list[fx.Node] | None) -> bool:
@@ -413,9 +420,11 @@ def _segment(units: list[Unit]) -> Segment:
                 module.groups,
                 unit.activation,
                 residual,
+                norm=None if unit.norm is None else unit.norm.eps,
             )
         )
-        parameters.append(Parameters(module.weight.detach(), None if module.bias is None else module.bias.detach()))
+        bias = None if module.bias is None else module.bias.detach()
+        parameters.append(Parameters(module.weight.detach(), bias, None if unit.norm is None else unit.norm.affine))
     size = tuple(source.meta["tensor_meta"].shape[2:])
     nodes = tuple(node for unit in units for node in unit.nodes)
     ends = dict.fromkeys(str(one.convolution.target) for one in (units[0], units[-1]))
@@ -456,7 +465,8 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _is_convolution(node: fx.Node) -> bool:
+def is_convolution(node: fx.Node) -> bool:
+    """Whether a node calls a convolution of its input alone."""
     return type(module_of(node)) in _CONVOLUTIONS and len(node.args) == 1 and isinstance(node.args[0], fx.Node)
 
 
@@ -468,6 +478,20 @@ def called_once(node: fx.Node) -> bool:
 def only_user(node: fx.Node) -> fx.Node | None:
     """The one node that reads a node; None where there are several, or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def norm_behind(convolution: fx.Node) -> fx.Node | None:
+    """The norm over channels that alone reads what a convolution gives; None without."""
+    follower = only_user(convolution) if is_convolution(convolution) else None
+    return follower if follower is not None and isinstance(module_of(follower), ChannelNorm) else None
+
+
+def attribute_of(graph: fx.GraphModule, name: str) -> Tensor:
+    """A parameter or buffer by its path."""
+    found: object = graph
+    for part in name.split("."):
+        found = getattr(found, part)
+    return cast(Tensor, found)
 
 
 def activation_of(node: fx.Node | None) -> Activation | None:

@@ -11,9 +11,10 @@ import operator
 from typing import cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from joulemark.merged.graph import activation_of, called_once, module_of
+from joulemark.merged import permutations
+from joulemark.merged.graph import activation_of, attribute_of, called_once, module_of
 
 _CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
 _PRODUCTS = (operator.mul, torch.mul)
@@ -30,12 +31,10 @@ def as_convolutions(graph: fx.GraphModule) -> int:
         _turn(graph, node)
     if not found:
         return 0
-    for node in list(graph.graph.nodes):
-        _as_function(graph, node)
+    permutations.as_functions(graph)
     for node in list(graph.graph.nodes):
         _behind_activation(graph, node)
-    for node in list(graph.graph.nodes):
-        _cancel(graph, node)
+    permutations.cancel(graph)
     for node in list(graph.graph.nodes):
         _take_scale(graph, node)
     graph.graph.lint()
@@ -63,33 +62,13 @@ def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
     if linear.bias is not None:
         made.bias.data = linear.bias.detach()
     graph.set_submodule(str(node.target), made)
-    with graph.graph.inserting_before(node):
-        turned = graph.graph.call_function(torch.permute, (source, (0, rank - 1, *range(1, rank - 1))))
-    node.args = (turned,)
-    with graph.graph.inserting_after(node):
-        back = graph.graph.call_function(torch.permute, (node, (0, *range(2, rank), 1)))
-    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
-
-
-def _as_function(graph: fx.GraphModule, node: fx.Node) -> None:
-    """``x.permute(0, 2, 3, 1)`` as ``torch.permute(x, (0, 2, 3, 1))``."""
-    if node.op != "call_method" or node.target != "permute" or node.kwargs:
-        return
-    given = node.args[1:]
-    order = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    if not all(isinstance(one, int) for one in order):
-        return
-    with graph.graph.inserting_before(node):
-        made = graph.graph.call_function(torch.permute, (node.args[0], tuple(order)))
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
-    graph.graph.erase_node(node)
+    permutations.around(graph, node, rank)
 
 
 def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
     """An activation of what is turned as what is turned of an activation: it looks at each element alone."""
     source = node.args[0] if node.args else None
-    if activation_of(node) is None or not _permutes(source) or set(cast(fx.Node, source).users) != {node}:
+    if activation_of(node) is None or not permutations.permutes(source) or set(cast(fx.Node, source).users) != {node}:
         return
     permuted = cast(fx.Node, source)
     node.replace_input_with(permuted, cast(fx.Node, permuted.args[0]))
@@ -99,32 +78,13 @@ def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
     graph.graph.erase_node(permuted)
 
 
-def _permutes(node: object) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch.permute
-
-
-def _cancel(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Nothing in the place of two permutations that undo each other."""
-    if not _permutes(node) or not _permutes(node.args[0]):
-        return
-    first = cast(fx.Node, node.args[0])
-    one, two = (cast("tuple[int, ...]", permuted.args[1]) for permuted in (first, node))
-    rank = len(one)
-    if [one[at % rank] % rank for at in two] != list(range(rank)):
-        return
-    node.replace_all_uses_with(cast(fx.Node, first.args[0]))
-    graph.graph.erase_node(node)
-    if not first.users:
-        graph.graph.erase_node(first)
-
-
 def _take_scale(graph: fx.GraphModule, node: fx.Node) -> None:
     """A parameter that scales each channel of a convolution's output goes into its weights."""
     found = _scaled(graph, node)
     if found is None:
         return
     scale, convolution, module = found
-    value = _attribute(graph, str(scale.target)).detach().flatten()
+    value = attribute_of(graph, str(scale.target)).detach().flatten()
     wide = value.double()
     with torch.no_grad():
         module.weight.data = (module.weight.double() * wide.view(-1, *(1,) * (module.weight.dim() - 1))).to(value.dtype)
@@ -151,15 +111,8 @@ def _scaled(graph: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node, nn.
         return None
     shape = (module.out_channels, *(1,) * (module.weight.dim() - 2))
     alone = set(convolution.users) == {node} and called_once(convolution)
-    return (scale, convolution, module) if alone and _attribute(graph, str(scale.target)).shape == shape else None
+    return (scale, convolution, module) if alone and attribute_of(graph, str(scale.target)).shape == shape else None
 
 
 def _is_scale(node: object) -> bool:
     return isinstance(node, fx.Node) and node.op == "get_attr"
-
-
-def _attribute(graph: fx.GraphModule, name: str) -> Tensor:
-    found: object = graph
-    for part in name.split("."):
-        found = getattr(found, part)
-    return cast(Tensor, found)

@@ -122,6 +122,6 @@ def _text_of(trial: Trial) -> str | None:
         return trial.kernel.source
     if kind_of_path(trial.path) not in OWN:
         return None
-    from joulemark.merged import pointwise, stem
+    from joulemark.merged import gather, normalize, pointwise, sliding, stem
 
-    return inspect.getsource(pointwise) + inspect.getsource(stem)
+    return "".join(inspect.getsource(one) for one in (gather, normalize, pointwise, sliding, stem))

@@ -2,14 +2,15 @@
 
 A path is a string. Those of a library execute one layer:
 
-- ``library``: convolution with bias, addition and activation as torch has them;
+- ``library``: convolution with bias, norm, addition and activation as torch has them;
 - ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it;
 - ``product``: a pointwise convolution as a matrix product whose epilogue adds the bias;
-- ``epilogue``: the convolution alone, then bias, addition and activation in one kernel of our own;
+- ``epilogue``: the convolution alone, then bias, norm, addition and activation in one kernel of our own;
 - ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
   of each at a time;
-- ``gather RxC``: a convolution of few channels and taps, bias, addition and activation in one kernel of our own, R
-  positions and C channels at a time;
+- ``slide LxP``: one of many taps or with a norm, with all that follows, so too (:mod:`joulemark.merged.sliding`);
+- ``gather RxC``: a convolution of few channels and taps, bias, norm, addition and activation in one kernel of our own,
+  R positions and C channels at a time;
 - ``rows RxC``: a convolution of three channels, say, and more taps, bias and activation in two kernels of our own
   (:mod:`joulemark.merged.stem`), R positions and C channels at a time;
 - ``tiles RxC``: a pointwise convolution with gate, bias, addition and activation in one kernel of our own, R pixels and
@@ -36,14 +37,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters
+from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters, channel_norm
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
-LIBRARY = ("library", "fused", "product", "epilogue", "taps", "tiles", "gather", "rows")
-OWN = ("epilogue", "taps", "tiles", "gather", "rows")
+LIBRARY = ("library", "fused", "product", "epilogue", "taps", "slide", "tiles", "gather", "rows")
+OWN = ("epilogue", "taps", "slide", "tiles", "gather", "rows")
 """Those that hold a kernel of our own."""
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
@@ -129,37 +130,50 @@ def library_paths(
     """
     if device.type != "cuda" or form is None:
         return ("library",)
-    residual = adds or layer.residual is not None
+    residual, normed = adds or layer.residual is not None, layer.norm is not None
     own = importlib.util.find_spec("triton") is not None
     square = set(layer.stride) == {1} and not any(layer.padding)
-    pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square
+    pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square and not normed
     depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
     sized: list[str] = []
     if own and pointwise and form != "fp32" and (gated or residual or layer.activation != "none"):
         from joulemark.merged.pointwise import tiles_for
 
         sized += [f"tiles {rows}x{columns}" for rows, columns in tiles_for(batch * prod(size), layer.out_channels)]
-    if own and depthwise:
+    if own and depthwise and not normed:
         from joulemark.merged.pointwise import strips_for
 
         sized += [f"taps {lines}x{columns}" for lines, columns in strips_for(layer, size[-1])]
-    if own and form != "fp32" and not gated:
-        from joulemark.merged.pointwise import gathers
+    if own and depthwise:
+        from joulemark.merged import sliding
 
-        columns = max(16, min(64, 1 << (layer.out_channels - 1).bit_length()))
-        sized += [f"gather {rows}x{columns}" for rows in (64, 128) if gathers(layer)]
-    if own and form != "fp32" and not gated and not residual:
+        if sliding.slides(layer):
+            sized += [f"slide {lines}x{pixels}" for lines, pixels in sliding.strips_for(layer, batch, size)]
+    if own and form != "fp32" and not gated:
+        from joulemark.merged import gather
+
+        sized += [f"gather {rows}x{columns}" for rows, columns in gather.tiles_of(layer) if gather.gathers(layer)]
+    if own and form != "fp32" and not gated and not residual and not normed:
         from joulemark.merged.stem import has_rows, tiles_of
 
         sized += [f"rows {rows}x{columns}" for rows, columns in tiles_of(layer) if has_rows(layer)]
     possible = {
-        "fused": layer.activation == "relu",
+        "fused": layer.activation == "relu" and not normed,
         **dict.fromkeys(sized, True),
-        "epilogue": own and (layer.activation != "none" or residual),
+        "epilogue": own and _has_epilogue(layer, residual),
         "product": pointwise and not residual and layer.activation in ("none", "relu"),
         "library": True,
     }
     return tuple(path for path, there in possible.items() if there)
+
+
+def _has_epilogue(layer: Conv, residual: bool) -> bool:
+    """Whether there is something behind a convolution that a kernel of our own does in one pass."""
+    if layer.norm is None:
+        return layer.activation != "none" or residual
+    from joulemark.merged.normalize import MOST_CHANNELS
+
+    return layer.out_channels <= MOST_CHANNELS
 
 
 @dataclass(frozen=True)
@@ -214,7 +228,7 @@ class Recipe:
             return _product(layer, x, weight, bias)
         if kind == "rows":
             return self._rows(layer, x, weight, bias)
-        if kind in ("taps", "gather"):
+        if kind in ("taps", "slide", "gather"):
             return self._sized(layer, x, residual, weight, bias)
         if kind == "epilogue":
             return self._epilogue(layer, x, residual, weight, bias)
@@ -236,7 +250,12 @@ class Recipe:
         layer = self.sequence.layers[0]
         x = x if gate is None else x * gate
         convolve = CONVOLUTIONS[self.sequence.dimensions]
-        y = convolve(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        if layer.norm is None:
+            y = convolve(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        else:
+            assert bias is not None
+            y = convolve(x, weight, bias[0], layer.stride, layer.padding, layer.dilation, layer.groups)
+            y = channel_norm(y, bias[1:], layer.norm)
         residual = added if layer.residual is None else x
         return ACTIVATIONS[layer.activation](y if residual is None else y + residual)
 
@@ -257,11 +276,13 @@ class Recipe:
             return pointwise.product(x, weight, bias, residual, gate, self.like(x), layer.activation, tile)
 
     def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from joulemark.merged import pointwise
+        from joulemark.merged import gather, pointwise, sliding
 
-        run = pointwise.gathered if kind_of_path(self.path) == "gather" else pointwise.depthwise
+        kinds: dict[str, Any] = {"taps": pointwise.depthwise, "slide": sliding.depthwise, "gather": gather.gathered}
         with torch.cuda.device(x.device):
-            return run(layer, x, weight, bias, residual, self.like(x), self._sizes)
+            run = kinds[kind_of_path(self.path)]
+            out: Tensor = run(layer, x, weight, bias, residual, self.like(x), self._sizes)
+            return out
 
     def _rows(self, layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import stem
@@ -270,13 +291,17 @@ class Recipe:
             return stem.stem(layer, x, weight, bias, self.like(x), self._sizes)
 
     def _epilogue(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from joulemark.merged import pointwise
+        from joulemark.merged import normalize, pointwise
 
         with torch.cuda.device(x.device):
             convolve = CONVOLUTIONS[self.sequence.dimensions]
             y = convolve(x, weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
             # The kernel goes through memory in order, so the layout must be the one it counts on.
-            return pointwise.epilogue(y.contiguous(memory_format=self.format), bias, residual, layer.activation)
+            y = y.contiguous(memory_format=self.format)
+            if layer.norm is None:
+                return pointwise.epilogue(y, bias, residual, layer.activation)
+            assert bias is not None
+            return normalize.normalized(y, bias[0], bias[1:], layer.norm, residual, layer.activation, y)
 
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
         x, added = aligned(x), None if added is None else aligned(added)
@@ -319,10 +344,10 @@ class Executed(nn.Module):
         self.sequence, self.path, self.adds, self.kernel = sequence, path, adds, kernel
         self.visible = kernel is None and kind_of_path(path) in _VISIBLE
         self.number = self.recipe.number
-        weight, bias = parameters[0].weight, parameters[0].bias
+        weight, bias = parameters[0].weight, _bias_of(parameters[0])
         if kernel is not None:
             weight, bias = kernel.pack(list(parameters)).to(weight.device), None
-        elif kind_of_path(path) == "taps":
+        elif kind_of_path(path) in ("taps", "slide"):
             from joulemark.merged import pointwise
 
             weight = pointwise.taps_of(weight)
@@ -347,6 +372,14 @@ class Executed(nn.Module):
     def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None) -> Tensor:
         """The segment's output, launch by launch."""
         return self.recipe.run(x, added, gate, self.weight, self.bias)
+
+
+def _bias_of(given: Parameters) -> Tensor | None:
+    """What a layer adds to channels: its bias [outputs]; with a norm [3, outputs], bias, scale and shift."""
+    if given.affine is None:
+        return given.bias
+    bias = torch.zeros_like(given.affine[0]) if given.bias is None else given.bias
+    return torch.cat([bias[None], given.affine])
 
 
 def _fused(layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,9 +1,9 @@
 """Plain kernels in Triton for what stands between merged sequences.
 
-An epilogue; a depthwise convolution; a pointwise convolution, of a gated input too; one of few channels, as networks
-begin with; squeeze-and-excitation. All read and write channels-last tensors once and keep sums in fp32. They import
-Triton, which comes with torch for CUDA: only :mod:`joulemark.merged.paths`, :mod:`joulemark.merged.squeeze`,
-:mod:`joulemark.merged.builds` and :mod:`joulemark.merged.measuring` import this module, and only where Triton is.
+An epilogue; a depthwise convolution; a pointwise convolution, of a gated input too; squeeze-and-excitation. All read
+and write channels-last tensors once and keep sums in fp32. They import Triton, which comes with torch for CUDA: this
+module and those beside it that hold kernels in Triton (:mod:`joulemark.merged.gather`, ``normalize``, ``sliding``,
+``stem``, ``windows``) are imported only where it is there, by what runs them.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"
@@ -35,8 +35,6 @@ _ELEMENTS = 2048
 _OCTET = 8
 _POOLED = 4 * 132
 """Blocks that a pooling is cut into at least, where there are as many rows: four for each multiprocessor of an H200."""
-_GATHERED = 64
-"""Taps times channels, at most, that a product takes in one step."""
 _POOL_ROWS, _POOL_LANES = 32, 64
 _EXCITED = 32768
 """Weights that an excitation takes at a time: 64 for each of 512 threads, whose registers hold no more. Each step waits
@@ -219,14 +217,16 @@ def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int)
         path: see :mod:`joulemark.merged.paths`, one of our own.
         itemsize: bytes of an element.
     """
-    activation, unit = (layer.activation, adds or layer.residual is not None, gated), units_of(layer.out_channels)[1]
+    activation = (layer.activation, adds or layer.residual is not None, gated, layer.norm)
+    unit = layer.out_channels if layer.norm is not None else units_of(layer.out_channels)[1]
     if path.startswith("tiles"):
         return (path, activation, units_of(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
     if path.startswith(("gather", "rows")):
         return (path, activation, unit, layer.in_channels, layer.kernel, layer.stride, layer.padding, layer.dilation)
-    if path.startswith("taps"):
+    if path.startswith(("taps", "slide")):
         shape = (layer.kernel, layer.stride, layer.padding, layer.dilation)
-        return (path, activation, unit, shape, min(64, triton.next_power_of_2(layer.out_channels)))
+        lanes = layer.out_channels if path.startswith("slide") else min(64, triton.next_power_of_2(layer.out_channels))
+        return (path, activation, unit, shape, lanes)
     return (path, activation, unit)
 
 
@@ -320,84 +320,6 @@ def product(
         pixels, input_units, output_units, input_unit, output_unit,
         bias is not None, residual is not None, gate is not None, NUMBERS[activation], rows, columns, depth, "tf32",
         num_warps=8 if rows * columns >= 128 * 128 else 4,
-    )  # fmt: skip
-    return out
-
-
-@triton.jit(do_not_specialize=("pixels", "height", "width", "out_height", "out_width", "output_units"))
-def _gathered(
-    x, weight, bias, residual, out, pixels, height, width, out_height, out_width, output_units,
-    output_unit: tl.constexpr, inputs: tl.constexpr, taps_y: tl.constexpr, taps_x: tl.constexpr,
-    stride_y: tl.constexpr, stride_x: tl.constexpr, pad_y: tl.constexpr, pad_x: tl.constexpr,
-    step_y: tl.constexpr, step_x: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr,
-    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
-):  # fmt: skip
-    """``rows`` outputs and ``columns`` channels of a convolution whose taps of all channels are one step of a product.
-
-    Weights lie as [outputs, taps_y, taps_x, inputs].
-    """
-    outputs = output_units * output_unit
-    pixel = tl.program_id(0) * rows + tl.arange(0, rows)
-    column = tl.program_id(1) * columns + tl.arange(0, columns)
-    there, real = (pixel < pixels)[:, None], (column < outputs)[None, :]
-    image, place = (pixel // (out_height * out_width)).to(tl.int64), pixel % (out_height * out_width)
-    inner = tl.arange(0, depth)
-    y = (place // out_width)[:, None] * stride_y - pad_y + (inner // (taps_x * inputs))[None, :] * step_y
-    at = (place % out_width)[:, None] * stride_x - pad_x + ((inner // inputs) % taps_x)[None, :] * step_x
-    tap = inner < taps_y * taps_x * inputs
-    inside = there & tap[None, :] & (y >= 0) & (y < height) & (at >= 0) & (at < width)
-    left = tl.load(x + ((image[:, None] * height + y) * width + at) * inputs + (inner % inputs)[None, :], mask=inside,
-                   other=0.0)  # fmt: skip
-    right = tl.load(
-        weight + column[None, :] * (taps_y * taps_x * inputs) + inner[:, None], mask=tap[:, None] & real, other=0.0
-    )
-    total = tl.dot(left, right, input_precision=precision)
-    if biased:
-        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
-    position = pixel.to(tl.int64)[:, None] * outputs + column[None, :]
-    if added:
-        total += tl.load(residual + position, mask=there & real, other=0.0).to(tl.float32)
-    tl.store(out + position, activate(total, activation).to(out.dtype.element_ty), mask=there & real)
-
-
-def gathers(layer: Conv) -> bool:
-    """Whether :func:`gathered` is made for a layer: two dimensions, one group, all taps one step of a product."""
-    taps = layer.kernel[0] * layer.kernel[-1] * layer.in_channels
-    return len(layer.kernel) == 2 and layer.groups == 1 and taps <= _GATHERED and max(layer.kernel) > 1
-
-
-def gathered(
-    layer: Conv,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    tile: tuple[int, int],
-) -> Tensor:
-    """A convolution of few channels, as networks begin with, and what follows it.
-
-    Args:
-        layer: that :func:`gathers` admits.
-        x: [batch, inputs, height, width], channels-last.
-        weight: [outputs, inputs, rows, columns], channels-last.
-        bias: [outputs].
-        residual: like out.
-        out: where to, channels-last.
-        tile: outputs and channels that a program computes.
-    """
-    batch, inputs, height, width = x.shape
-    out_height, out_width = out.shape[2:]
-    rows, columns = tile
-    pixels = batch * out_height * out_width
-    units, unit = units_of(layer.out_channels)
-    grid = (triton.cdiv(pixels, rows), triton.cdiv(layer.out_channels, columns))
-    shape: tuple[Any, ...] = (*layer.kernel, *layer.stride, *layer.padding, *layer.dilation)
-    depth = max(16, triton.next_power_of_2(layer.kernel[0] * layer.kernel[1] * inputs))
-    _gathered[grid](
-        x, weight, x if bias is None else bias, x if residual is None else residual, out,
-        pixels, height, width, out_height, out_width, units, unit, inputs, *shape,
-        bias is not None, residual is not None, NUMBERS[layer.activation], rows, columns, depth, "tf32",
     )  # fmt: skip
     return out
 

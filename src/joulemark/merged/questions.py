@@ -42,7 +42,7 @@ def run_reference(segment: Segment, x: Tensor, added: Tensor | None) -> Tensor:
     def widen(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(wide)
 
-    parameters = [Parameters(one.weight.to(wide), widen(one.bias)) for one in segment.parameters]
+    parameters = [Parameters(one.weight.to(wide), widen(one.bias), widen(one.affine)) for one in segment.parameters]
     with torch.no_grad(), cudnn_tuning(False):
         return run_plain(segment.sequence, parameters, x.to(wide), widen(added))
 
@@ -75,13 +75,13 @@ def gate_of(segment: Segment, x: Tensor) -> Tensor | None:
 
 
 def with_ordinary_weights(segment: Segment) -> Segment:
-    """The same segment with random weights, which keep an activation's size, and random biases."""
+    """The same segment with random weights, which keep an activation's size, random biases and affine parameters."""
 
     def ordinary(given: Parameters) -> Parameters:
         weight = torch.randn(given.weight.shape, device=given.weight.device) / given.weight[0].numel() ** 0.5
         weight = weight.to(given.weight.dtype)
         like = torch.empty_like(given.weight, requires_grad=False).copy_(weight)  # in its layout
-        bias = None if given.bias is None else torch.randn(given.bias.shape, device=weight.device).to(given.bias.dtype)
-        return Parameters(like, bias)
+        bias, affine = (None if one is None else torch.randn_like(one) for one in (given.bias, given.affine))
+        return Parameters(like, bias, affine)
 
     return replace(segment, parameters=tuple(ordinary(one) for one in segment.parameters))

@@ -23,7 +23,7 @@ def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:
     for unit in (unit for chain in find_chains(graph)[0] for unit in chain):
         segment = range_segment([unit])
         assert segment is not None
-        path = "fused" if unit.activation == "relu" else "library"
+        path = "fused" if unit.activation == "relu" and unit.norm is None else "library"
         choices.append(Choice(unit_names([unit]), segment.name, path, "unmerged", None, None, None, None, "asked for"))
     return choices
 

@@ -15,7 +15,7 @@ LEAKY_SLOPE = 0.1
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution of d spatial dimensions with what follows it: ``activation(conv(x) + bias + residual)``.
+    """One convolution of d spatial dimensions with what follows it: ``activation(norm(conv(x) + bias) + residual)``.
 
     Args:
         in_channels: of its input.
@@ -30,6 +30,7 @@ class Conv:
             nothing.
         joined: number of the tensor whose channels stand behind those of the layer before in its input; None joins
             nothing. For pointwise layers: ``W · [y, x]`` is the sum of two convolutions, of y and of x.
+        norm: what is added to the variance in the layer norm over channels at each position; None without a norm.
     """
 
     in_channels: int
@@ -42,6 +43,7 @@ class Conv:
     activation: Activation = "none"
     residual: int | None = None
     joined: int | None = None
+    norm: float | None = None
 
     @property
     def also_reads(self) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from joulemark.merged.kernels import Kernel, KernelError
 from joulemark.merged.kernels.compile import build_text, full_source
 from joulemark.merged.kernels.description import STORED, Format
 from joulemark.merged.kernels.seconds import fitted
+from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.plan import Planner
 from joulemark.merged.setting import Setting
@@ -69,6 +70,7 @@ def wanted_by_merge(subject: Subject, form: Format) -> list[Kernel]:
     """Kernels that merging alone may try, as far as is known before anything is measured."""
     graph = _traced(subject, form)
     as_convolutions(graph)
+    as_channel_norms(graph)
     replace_excitations(graph)
     x = torch.empty(subject.shape, device="meta", dtype=STORED[form])
     with torch.no_grad():

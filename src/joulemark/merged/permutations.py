@@ -1,0 +1,67 @@
+"""Permutations in a graph around what sees channels last: those that undo each other go, in memory nothing moved."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import fx
+
+
+def as_functions(graph: fx.GraphModule) -> None:
+    """``x.permute(0, 2, 3, 1)`` as ``torch.permute(x, (0, 2, 3, 1))``, everywhere."""
+    for node in list(graph.graph.nodes):
+        _as_function(graph, node)
+
+
+def around(graph: fx.GraphModule, node: fx.Node, rank: int) -> None:
+    """Between permutations what stands for a node that has channels last, and now has them behind the batch.
+
+    Args:
+        rank: of its input.
+    """
+    with graph.graph.inserting_before(node):
+        turned = graph.graph.call_function(torch.permute, (node.args[0], (0, rank - 1, *range(1, rank - 1))))
+    node.args = (turned,)
+    with graph.graph.inserting_after(node):
+        back = graph.graph.call_function(torch.permute, (node, (0, *range(2, rank), 1)))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+
+
+def cancel(graph: fx.GraphModule) -> None:
+    """Nothing in the place of two permutations that undo each other."""
+    for node in list(graph.graph.nodes):
+        _cancel(graph, node)
+
+
+def permutes(node: object) -> bool:
+    """Whether a node is a permutation as :func:`as_functions` leaves them."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch.permute
+
+
+def _as_function(graph: fx.GraphModule, node: fx.Node) -> None:
+    if node.op != "call_method" or node.target != "permute" or node.kwargs:
+        return
+    given = node.args[1:]
+    order = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if not all(isinstance(one, int) for one in order):
+        return
+    with graph.graph.inserting_before(node):
+        made = graph.graph.call_function(torch.permute, (node.args[0], tuple(order)))
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.graph.erase_node(node)
+
+
+def _cancel(graph: fx.GraphModule, node: fx.Node) -> None:
+    if not permutes(node) or not permutes(node.args[0]):
+        return
+    first = cast(fx.Node, node.args[0])
+    one, two = (cast("tuple[int, ...]", permuted.args[1]) for permuted in (first, node))
+    rank = len(one)
+    if [one[at % rank] % rank for at in two] != list(range(rank)):
+        return
+    node.replace_all_uses_with(cast(fx.Node, first.args[0]))
+    graph.graph.erase_node(node)
+    if not first.users:
+        graph.graph.erase_node(first)
