@@ -207,10 +207,10 @@ class RunWriter:
             raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: OSError) -> JoulemarkError:
+        kept = f"; what it holds is kept, go on with --bench-resume {self.path}" if self.path.is_file() else ""
         return JoulemarkError(
             f"cannot write the result file {self.path} ({error.strerror or error})",
-            "make room or choose another folder with --bench-results; what it holds is kept, "
-            f"go on with --bench-resume {self.path}",
+            f"make room or choose another folder with --bench-results{kept}",
         )
 
     def _put_environment(self, fd: int, environment: Environment) -> None:

@@ -20,6 +20,11 @@ class Terminal:
 
     def __init__(self, session: BenchSession) -> None:
         self.session = session
+        self._of_pytest: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Keep what holds the exit status."""
+        self._of_pytest = session
 
     def pytest_report_header(self) -> list[str]:
         """Which devices, clocks and instruments are in use and what is off and why."""
@@ -51,7 +56,15 @@ class Terminal:
             reporter.write_line(printable(self.session.journal.status(record)))
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
-        """Tables, Findings, and where the records are; nothing of a session that was refused: its error says why."""
-        refused = exitstatus == pytest.ExitCode.USAGE_ERROR
-        if self.session.journal is not None and not self.session.config.option.collectonly and not refused:
-            write_summary(self.session, terminalreporter)
+        """Tables, Findings, and where the records are; nothing of a session that was refused: its error says why.
+
+        One that was fine but for a report that cannot be written ends as one of wrong use.
+        """
+        journal = self.session.journal
+        if journal is None or self.session.config.option.collectonly:
+            return
+        if exitstatus == pytest.ExitCode.USAGE_ERROR and not journal.records:
+            return
+        if not write_summary(self.session, terminalreporter) and exitstatus == pytest.ExitCode.OK:
+            assert self._of_pytest is not None
+            self._of_pytest.exitstatus = pytest.ExitCode.USAGE_ERROR
