@@ -301,9 +301,8 @@ def test_an_interrupt_before_anything_was_measured_says_so(project):
 
 def test_a_report_that_cannot_be_written_costs_nothing_else(project):
     """Its place is fine when the session begins, and is a folder when it ends."""
-    project.write(
-        {"bench_late.py": "from pathlib import Path\n\ndef bench_late(bench):\n    Path('a.md').mkdir()\n    bench(abs, 1)\n"}
-    )
+    late = "import pathlib\n\ndef bench_late(bench):\n    pathlib.Path('a.md').mkdir()\n    bench(abs, 1)\n"
+    project.write({"bench_late.py": late})
     result = project.bench("--bench-inprocess", "--bench-report=a.md", "--bench-report=b.md")
     assert result.ret == 4
     result.stdout.fnmatch_lines(["*bench_late*", "joulemark: *a.md is a folder*", "report: *b.md", "records: *.jsonl"])
