@@ -467,7 +467,8 @@ def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
         ConfigurationError: there is no such folder.
     """
     if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
+        what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        raise ConfigurationError(what, "give the folder of the results")
     found = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
     return [path for path in found if kind_of(path) is None]
 
