@@ -205,6 +205,21 @@ def test_hostile_axes_are_inert_in_the_page(make_run, make_record, name):
     assert [tag for tag, _ in Elements(text(name)).tags] == [tag for tag, _ in Elements(text("w")).tags]
 
 
+def test_a_terminal_says_why_there_is_no_answer(make_record, make_run):
+    from joulemark.report import answers_view
+
+    figures = {"device_time_s": 1e-3, "throughput_per_s": 8e3}
+    records = [make_record(batch=size, figures={**figures, "energy_per_item_j": 1.0}) for size in (8, 16)]
+    lines = answers_view.render(gather([make_run(*records)], []), 120)
+    assert "  GPU waits? Not measured: --bench-collect timing,profiler tells" in lines
+    assert "  plateau    Not known: 2 batch sizes were measured; four over two doublings are needed" in lines
+    why = {"energy_per_item_j": "the GPU has no sensor"}
+    records = [make_record(batch=size, figures=figures, notes=why) for size in (8, 16, 32, 64)]
+    assert "  joules     Not measured: the GPU has no sensor" in answers_view.render(
+        gather([make_run(*records)], []), 120
+    )
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("form", ["terminal", "markdown", "csv"])
 def test_hostile_names_are_inert_in_the_answers(make_record, make_run, form, name):

@@ -126,7 +126,8 @@ def waits(curve: Curve) -> Answer:
         record = curve.records[curve.batches[-1]][-1]
         why = record.notes.get("device_time_graph_s") or record.notes.get("gpu_busy_s")
         text = f"{_sentence(why)} " if why else ""
-        return Answer("waits", "Not measured", f"{text}--bench-collect timing,profiler tells.", "unknown", "")
+        way = "--bench-collect timing,profiler tells"
+        return Answer("waits", "Not measured", f"{text}{way}.", "unknown", "", way)
     first, last = min(shares), max(shares)
     free_from = _free_from(shares)
     tiers = ", ".join(dict.fromkeys(one.tier for one in shares.values()))
@@ -218,8 +219,8 @@ def plateau(curve: Curve) -> Answer:
     tier = ", ".join(dict.fromkeys(value.tier or "" for _, value in curve.line("throughput_per_s")))
     if found.verdict == "too_few_points":
         sizes = "1 batch size was" if len(curve.batches) == 1 else f"{len(curve.batches)} batch sizes were"
-        text = f"{sizes} measured; four over two doublings are needed."
-        return Answer("plateau", "Not known", text, "unknown", "")
+        text = f"{sizes} measured; four over two doublings are needed"
+        return Answer("plateau", "Not known", f"{text}.", "unknown", "", text)
     if found.verdict == "not_reached":
         end = f"Not reached by batch {found.largest_batch:.0f}"
         limit = "larger ones do not fit into memory" if found.limited_by == "memory" else "larger ones were not tried"
@@ -268,7 +269,7 @@ def joules(workload: Workload, evidence: Evidence) -> Answer:
     if not line:
         record = workload.main.records[workload.main.batches[-1]][-1]
         why = record.notes.get("energy_per_item_j") or "the energy was not asked for (--bench-collect power)"
-        return Answer("joules", "Not measured", _sentence(why), "unknown", "")
+        return Answer("joules", "Not measured", _sentence(why), "unknown", "", why)
     batch, value = min(line, key=lambda one: abs(one[0] - (workload.main.plateau_batch or one[0])))
     static = _static_share(workload.main, batch)
     text = f"{_figure(value)} per item{_power(workload.main, batch)} at batch {batch}"
