@@ -7,16 +7,14 @@ import importlib.util
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
-from joulemark.errors import JoulemarkError
 from joulemark.metrics import format_value
 from joulemark.records import Record, Run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from joulemark.device.gpu import Gpu
     from joulemark.plugin.session import BenchSession
     from joulemark.plugin.sweep import Target
@@ -173,6 +171,7 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
 
 def _write_reports(run: Run, paths: Iterable[Path], reporter: Any) -> bool:
     """Each report; one that cannot be written is named, and costs neither the others nor where the records are."""
+    from joulemark.errors import JoulemarkError
     from joulemark.report.output import write_report
 
     whole = True
