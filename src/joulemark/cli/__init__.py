@@ -84,13 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # as a shell's >&- leaves it
         say("error: standard output is closed: leave it open, or redirect it to a file")
         return EXIT_WRONG
-    _tolerate_narrow_encodings()
-    parser = _parser()
     if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help(sys.stderr)
+        _parser().print_help(sys.stderr)
         return EXIT_WRONG
+    _tolerate_narrow_encodings()
     try:
-        args = parser.parse_args(argv)
+        args = _parser().parse_args(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_WRONG
     try:
