@@ -17,6 +17,7 @@ import pytest
 
 from joulemark.cli import main
 from joulemark.energy import stored as energy
+from joulemark.environment import anonymous
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Environment, Finding
 from joulemark.report import answers, documents, page, render
@@ -174,6 +175,20 @@ def test_a_split_of_another_gpu_is_not_this_ones(committed, energy_document, tmp
     other = energy_document("resnet50-train-bf16-b64", gpu_name="NVIDIA A100")
     evidence = gather(committed.runs, [Document(tmp_path / "e.json", "energy", other)])
     assert "not split" in answers_of(evidence.workloads[0], evidence)[2].verdict
+
+
+@pytest.mark.parametrize(
+    ("board", "elsewhere"), [("GPU-11111111-aaaa", False), ("GPU-22222222-bbbb", True), (None, False)]
+)
+@pytest.mark.parametrize("kept", [lambda uuid: uuid, anonymous])
+def test_a_split_of_another_board_is_said_to_be_one(make_record, make_run, split, board, elsewhere, kept):
+    figures = {"device_time_s": 1e-3, "throughput_per_s": 8e3, "energy_per_item_j": 0.1}
+    uuid = kept("GPU-11111111-aaaa")
+    run = make_run(*(make_record(batch=size, figures=figures, gpu_uuid=uuid) for size in (64, 256)))
+    evidence = gather([run], [Document(Path("e.json"), "energy", {**split, "gpu_uuid": board})])
+    joules = answers_of(evidence.workloads[0], evidence)[2]
+    assert ("The shares are of another board of this model." in joules.text) == elsewhere
+    assert ("another board" in joules.source) == elsewhere
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -295,10 +295,21 @@ def _split_answer(curve: Curve, batch: int, row: Mapping[str, Json]) -> Answer:
     parts = ", ".join(f"{name}{_range(ends)}" for name, ends in zip(named, ranges, strict=True))
     residual = split["residual_share"]
     text = f"At batch {batch}{each}: {parts}. Not explained: {100 * residual:+.1f} % of it."
+    elsewhere = _on_another_board(curve, row["gpu_uuid"])
+    text += " The shares are of another board of this model." if elsewhere else ""
     close = ranges[0] is not None and ranges[1] is not None and ranges[1][1] >= ranges[0][0]
     tone: Tone = "unsure" if close or abs(residual) >= _EXPLAINED else "good"
     verdict = f"{capital(named[0])} or {named[1]}" if close else f"{capital(named[0])}, then {named[1]}"
-    return Answer("joules", verdict, text, tone, "energy model calibrated on this GPU", f"batch {batch}")
+    source = "energy model calibrated on another board" if elsewhere else "energy model calibrated on this GPU"
+    return Answer("joules", verdict, text, tone, source, f"batch {batch}")
+
+
+def _on_another_board(curve: Curve, uuid: str | None) -> bool:
+    """Whether a split is of none of the boards that a curve was measured on."""
+    from joulemark.environment import anonymous
+
+    boards = {record.gpu_uuid for records in curve.records.values() for record in records}
+    return uuid is not None and not boards & {uuid, anonymous(uuid)}
 
 
 def _range(ends: tuple[float, float] | None) -> str:
