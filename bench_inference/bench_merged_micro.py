@@ -23,7 +23,7 @@ def bench_merged_block(bench, power, block, rival):
     """One call of a block in bf16 under one of the ways to run it; on the CPU a tiny one."""
     pytest.importorskip("torch", exc_type=ImportError)
     from joulemark.errors import Unsupported
-    from joulemark.merged_bench.measure import step_of
+    from joulemark.merged_bench.prepare import step_of
     from joulemark.merged_bench.subjects import BLOCKS
 
     subject = next(one for one in BLOCKS if one.name == block)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,9 @@ def test_the_format_may_be_chosen_against_the_suffix(capsys, stored, tmp_path):
 
 
 ATTRIBUTION = str(RUNS.parents[2] / "results" / "nvidia-h200" / "attribution-resnet50.json")
+TANDEM = str(RUNS.parents[2] / "results" / "nvidia-h200" / "tandem.json")
+CALIBRATION = str(RUNS.parents[2] / "results" / "calibration" / "nvidia-h200.json")
+RUN_OF_OTHERS = str(RUNS / "baseline.json")
 BAD_INPUTS = [
     (["report", "{tmp}/none.jsonl"], "No such file"),
     (["report", "{tmp}/empty.jsonl"], "is empty"),
@@ -167,6 +171,11 @@ BAD_INPUTS = [
     (["compare", "{run}", "{tmp}/empty.jsonl"], "is empty"),
     (["compare", "{run}", "{run}", "--metrics", "speed"], "the metric 'speed' is unknown"),
     (["compare", "{run}", "{run}", "--spread", "200%"], "is not a fraction"),
+    (["attribution", "{tmp}/none"], "no whole recording (No such file or directory)"),
+    (["attribution", TANDEM], "(its schema is 'joulemark/tandem/1')"),
+    (["energy", "--calibration", "{tmp}/none"], "cannot be read (No such file or directory): run joulemark calibrate"),
+    (["energy", RUN_OF_OTHERS, "--calibration", CALIBRATION], "holds no measured workloads ('schema' is missing)"),
+    (["calibrate", "--refit", "{tmp}/none"], "(No such file or directory): give the .jsonl that joulemark calibrate"),
 ]
 
 
@@ -199,7 +208,8 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     args = ["compare", RUNS / f"{base}.json", RUNS / f"{new}.json", *options]
     code, out, err = run(capsys, *args)
     assert (code, err) == (expected, "")
-    assert "verdict: " in out
+    assert out.startswith("verdict: ")
+    assert f"(exit code {expected}: " in out.split(";")[0]
     code, out, err = run(capsys, *args, "--json")
     assert code == expected
     document = strict(out, "compare")
@@ -207,10 +217,36 @@ def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):
     assert document["spread"]["source"] == "assumed"
 
 
+@pytest.mark.parametrize("command", [one.__name__.rpartition(".")[2] for one in COMMANDS])
+def test_help_teaches_by_an_example_and_says_what_exit_codes_mean(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert "\nexample:\n  " in out
+    assert f"joulemark {command}" in out[out.index("\nexample:") :]
+    assert re.search(r"\nexit codes: 0 .+, 2 ", out)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("env", "--chekc"), "joulemark env: error: unrecognized arguments: --chekc (did you mean --check?); "),
+        (("env", "more"), "joulemark env: error: unrecognized arguments: more; joulemark env --help shows an example"),
+        (("compare", "a.jsonl"), "required: NEW; joulemark compare --help shows an example"),
+        (("compar", "a", "b"), "; joulemark --help shows an example"),
+        ((), "required: COMMAND; joulemark --help shows an example"),
+    ],
+)
+def test_wrong_arguments_lead_to_the_help_of_their_command(capsys, args, says):
+    code, out, err = run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
 def test_compare_in_markdown_is_for_a_jobs_page(capsys, stored):
     code, out, err = run(capsys, "compare", stored, stored, "--format", "markdown")
     assert (code, err) == (0, "")
-    assert out.startswith("### ")
+    assert out.startswith("**verdict: same (exit code 0: nothing is worse); 0 of ")
+    assert out.splitlines()[2].startswith("### ")
     assert "| :--- |" in out
 
 
@@ -250,7 +286,8 @@ def test_compare_has_formats(capsys, form, part):
         (("aa", RUNS / "baseline.json"), "nothing to judge the gate on"),
         (("aa", RUNS / "baseline.json", "--out", RUNS / "baseline.json"), "is not a joulemark document of aa"),
         (("aa", RUNS / "baseline.json", "--out", "aa.jsonl"), "ends in .json"),
-        (("aa", "--processes", "0"), "'0' is not a positive number"),
+        (("aa", "--processes", "0"), "'0' is not a positive number; give a whole one, such as 3"),
+        (("aa", "--processes", "5", "--", "bench_sort.py"), "--processes 5 are too few to judge the gate on: give 6"),
         (("aa", RUNS / "baseline.json", "--metric", "power_w"), "not judged on 'power_w'"),
         (("ab", "--old", "nowhere"), "--new"),
         (("ab", "--old", "nowhere", "--new", "nowhere"), "nowhere is neither a Python interpreter"),

@@ -53,6 +53,25 @@ def test_both_driver_changes_are_named(run, store):
     assert "2 changes of device time" in out
 
 
+@pytest.mark.parametrize("some", [True, False])
+def test_runs_on_simulated_gpus_are_named_and_never_stand_beside_others(run, tmp_path, some):
+    times = levels(np.random.default_rng(1), 2, 12, ((6, 2.0, 1.0),))
+    write_store(tmp_path / "s", times, DRIVERS[:1] * 12, simulated=range(6 if some else 0, 12))
+    document = strict(run("history", tmp_path / "s", "--json", "--false-alarms", "0.05")[1])
+    assert [one["simulated"] for one in document["runs"]] == ([False] * 6 if some else [True] * 12)
+    assert len(document["changes"]) == (0 if some else 1)
+    says = "6 runs on simulated GPUs left out" if some else "all runs are on simulated GPUs: no figure of power"
+    assert any(note.startswith(says) for note in document["notes"])
+    for form in ("terminal", "markdown"):
+        text = " ".join(run("history", tmp_path / "s", "--format", form)[1].split())
+        assert says in text
+        assert ("median over 12 runs on simulated GPUs" in text) != some
+    assert run("history", tmp_path / "s", "--html", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert ("<h1>device time over 12 runs on simulated GPUs</h1>" in page) != some
+    assert says in page
+
+
 def test_metric_and_cases_can_be_chosen(run, store):
     document = strict(run("history", store, "--json", "--metric", "throughput_per_s", "-k", "MODEL000")[1])
     assert (document["metric"], document["unit"], len(document["rows"])) == ("throughput_per_s", "1/s", 8)
@@ -96,7 +115,7 @@ BAD = [
     (["{tmp}/none"], "there is no folder"),
     (["{store}/sweep-00003.jsonl"], "sweep-00003.jsonl is no folder: give the folder of the results"),
     (["{tmp}/nothing"], "no usable result"),
-    (["{store}", "--metric", "speed"], "no run has the metric 'speed': there are device_time_s, throughput_per_s"),
+    (["{store}", "--metric", "speed"], "no run has the metric 'speed': choose from device_time_s, throughput_per_s"),
     (["{store}", "-k", "vgg"], "named like 'vgg'"),
     (["{store}", "--html", "{tmp}/a.md"], "use a name that ends in .html"),
     (["{store}", "--false-alarms", "0"], "--false-alarms 0 is out of range"),

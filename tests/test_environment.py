@@ -64,7 +64,8 @@ def test_an_anonymous_uuid_is_stable_and_tells_gpus_apart():
 def test_tiers_in_use_win_over_those_found_out(tmp_path):
     found = gather(ONE, tmp_path, tiers={"timing": "cuda_events", "energy": None}, notes={"energy": "no counter"})
     assert found.tiers == {"counters": None, "timing": "cuda_events", "energy": None}
-    assert found.notes == {"counters": "counters were not asked for (--bench-collect counters)", "energy": "no counter"}
+    assert found.notes["energy"] == "no counter"
+    assert found.notes["counters"].startswith("not tried: pytest --bench --bench-collect counters")
 
 
 def test_missing_packages_are_none():
@@ -78,6 +79,21 @@ def test_tiers_without_a_gpu_say_why(tmp_path, monkeypatch):
     assert tiers == {"timing": "host_clock", "energy": None, "counters": None}
     assert "NVML did not start" in notes["timing"]
     assert "no RAPL package" in notes["energy"]
+
+
+@pytest.mark.parametrize(
+    ("inventory", "says"),
+    [
+        (NONE, "no GPU: NVML did not start: install the driver; "),
+        (Inventory(), "no GPU: NVML lists none: look whether nvidia-smi -L lists one"),
+        (Inventory((H200,)), "no GPU visible (CUDA_VISIBLE_DEVICES=None): unset it; "),
+    ],
+)
+def test_counters_without_a_gpu_say_why_there_are_none_and_what_to_do(monkeypatch, inventory, says):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    note = tiers_of(inventory)[1]["counters"]
+    assert note.startswith(says)
+    assert note.endswith("read without a GPU: joulemark counters, attribution, report")
 
 
 def test_the_processor_counts_its_energy_where_the_kernel_shows_it(tmp_path, monkeypatch):

@@ -40,7 +40,11 @@ PACKAGES = (
 )
 """Distributions whose versions can move a figure."""
 
-_NO_COUNTERS = "counters were not asked for (--bench-collect counters)"
+_NO_COUNTERS = (
+    "not tried: pytest --bench --bench-collect counters opens the best instrument that works here, "
+    "and says why a better one does not"
+)
+_COUNTERS_OF_OTHERS = "what another machine counted is read without a GPU: joulemark counters, attribution, report"
 BUSY_UTILIZATION = 0.05
 HIDDEN_USE = 0.05
 """Share of a GPU's memory that is in use although nobody is seen to use it: more than a driver reserves."""
@@ -216,6 +220,7 @@ def tiers_of(
         tiers["timing"] = "cuda_events"
     else:
         notes["timing"] = f"no device clock: {missing}"
+        notes["counters"] = "; ".join((f"{missing}{_remedy(inventory)}", _COUNTERS_OF_OTHERS))
     if missing is None:
         tiers["energy"], why = gpu_energy_tier(uuid or inventory.visible[0].gpu.uuid, backend)
     else:
@@ -236,6 +241,13 @@ def why_no_gpu(inventory: Inventory) -> str | None:
     if not inventory.visible:
         return f"no GPU visible (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}): unset it"
     return None
+
+
+def _remedy(inventory: Inventory) -> str:
+    """What would give this machine its GPU, as it stands behind :func:`why_no_gpu`; empty where that says it."""
+    if inventory.problem is not None:
+        return f": {inventory.problem.remedy}" if inventory.problem.remedy else ""
+    return "" if inventory.gpus else ": look whether nvidia-smi -L lists one, or whether its container was given one"
 
 
 def gpu_energy_tier(uuid: str, backend: Any = None) -> tuple[str | None, str | None]:
@@ -299,8 +311,7 @@ def preflight(inventory: Inventory, states: Mapping[str, GpuState | DeviceError]
     """
     missing = why_no_gpu(inventory)
     if missing is not None:
-        remedy = "" if inventory.problem is None or not inventory.problem.remedy else f": {inventory.problem.remedy}"
-        return Preflight((f"{missing}{remedy}",))
+        return Preflight((f"{missing}{_remedy(inventory)}",))
     refusals: list[str] = []
     doubts: list[str] = []
     notes: list[str] = []

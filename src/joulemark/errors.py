@@ -26,6 +26,13 @@
 from __future__ import annotations
 
 
+def in_words(error: BaseException) -> str:
+    """What went wrong with a file, for a message that names it: without types of Python and numbers of errors."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+
+
 class JoulemarkError(Exception):
     """Base of all errors that joulemark raises on purpose.
 

@@ -411,6 +411,10 @@ class Record(_FromJson):
         return super().from_json(data)
 
 
+NOT_REAL = "no figure of power or energy is real"
+"""What is said of simulated GPUs wherever they are named."""
+
+
 @dataclass(frozen=True)
 class Environment(_FromJson):
     """Where a run took place; stored once per run.
@@ -428,6 +432,12 @@ class Environment(_FromJson):
     @property
     def environment_id(self) -> str:
         return digest({"facts": dict(self.facts), "tiers": dict(self.tiers)})
+
+    @property
+    def simulated(self) -> bool | None:
+        """Whether its GPUs are simulated ones (see :mod:`joulemark.testing`); None where the file does not say."""
+        told = self.facts.get("simulated")
+        return told if isinstance(told, bool) else None
 
     @property
     def gpus(self) -> list[Mapping[str, Json]]:
@@ -476,6 +486,16 @@ class Run:
     started_utc: float | None = None
     reason: str | None = None
 
+    @property
+    def simulated(self) -> bool:
+        """Whether any of its GPUs are simulated."""
+        return any(one.simulated for one in self.environments.values())
+
+    def is_simulated(self, record: Record) -> bool | None:
+        """Whether a record is of simulated GPUs; None where the file does not say."""
+        environment = self.environments.get(record.environment_id)
+        return None if environment is None else environment.simulated
+
 
 @dataclass(frozen=True)
 class Table:
@@ -487,6 +507,7 @@ class Table:
         numeric: indices of columns to align right.
         notes: lines under the table.
         title: heading over it.
+        lead: what is to be read before all else, over the title.
     """
 
     columns: tuple[str, ...]
@@ -494,3 +515,4 @@ class Table:
     numeric: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     title: str = ""
+    lead: str = ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from attribution_analysis import against, one_window_alone
+from attribution_parts import CACHES, MODELS, best_recording
 from attribution_tables import errors_table, figures_table
 
 from joulemark.attribution.recording import read_recording
@@ -14,25 +15,15 @@ from joulemark.attribution.recording import read_recording
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "attribution" / "models"
 KEPT = ROOT / "results" / "nvidia-h200" / "attribution-ncu.json"
-MODELS = ("resnet50", "mobilenet_v2", "bert_base")
 BOOST_HZ = 132 * 1.98e9
-
-
-def gpu_script():
-    spec = importlib.util.spec_from_file_location("gpu_attribution", ROOT / "tests" / "gpu" / "attribution.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
     """A model's window alone, and both comparisons."""
-    script = gpu_script()
-    folder = script.best_recording(DATA, request.param)
-    alone = script.one_window_alone(folder)
+    alone = one_window_alone(best_recording(DATA, request.param))
     held = {"in_windows_s": alone.seconds, "recorded_s": None}
-    found = {caches: script.against(DATA, request.param, caches, alone.places, held, alone) for caches in script.CACHES}
+    found = {caches: against(DATA, request.param, caches, alone.places, held, alone) for caches in CACHES}
     return request.param, alone, found
 
 
@@ -66,7 +57,7 @@ def test_another_board_says_the_same_of_long_kernels(model):
     """What is committed was recorded later, with the device held, on another board than this window and ``ncu``."""
     name, alone, found = model
     held = json.loads(KEPT.read_text())["models"][name]
-    assert held["label"] == read_recording(gpu_script().best_recording(DATA, name)).label
+    assert held["label"] == read_recording(best_recording(DATA, name)).label
     for caches, one in found.items():
         assert held["ncu"][caches]["profiled_s"] == pytest.approx(one["profiled_s"])
     kept = held["ncu"]["kept"]["compared"]["classes_of_long_launches"]

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
+from attribution_analysis import against
 
 from joulemark.errors import UnreadableInput
 from joulemark.synthetic_run import write_trace
@@ -179,7 +180,7 @@ def test_a_refusal_is_said_once_and_takes_nothing_away(script, out, ncu):
 def test_without_nsight_compute_the_reason_is_kept(script, out, part):
     assert part(NCU[0], ncu=str(out / "nowhere")) == 1
     assert read(out / NCU[0] / "failed.json")["error"] == "CountersUnavailable"
-    assert script.against(out, MODEL, "kept", [], {"in_windows_s": 1.0})["missing"]["long"]["message"]
+    assert against(out, MODEL, "kept", [], {"in_windows_s": 1.0})["missing"]["long"]["message"]
 
 
 def gone(pid):

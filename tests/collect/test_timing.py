@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from joulemark.collect import timing
 from joulemark.collect.timing import CudaTimer, HostTimer, first_line, is_out_of_memory, is_poisoned, timer_for
 from joulemark.errors import Unsupported
 from joulemark.measure.stopping import Exactly
+from joulemark.testing import FakeClock
 
 
 def test_lone_rounds_leave_the_setup_out_of_the_time():
@@ -43,11 +46,91 @@ def test_steady_steps_on_a_host_are_lone_ones():
     assert steady.end - steady.start >= sum(steady.step_s)
 
 
+class Done:
+    """An event of a device that has always done its work."""
+
+    def record(self):
+        pass
+
+    def query(self):
+        return True
+
+
+class Queue:
+    """A device and a host on a simulated clock: a launch waits while 1,024 of the device's are not done.
+
+    Args:
+        launches: of a step.
+        issue_s, work_s: what one takes the host, and the device.
+    """
+
+    def __init__(self, launches, issue_s, work_s):
+        self.launches, self.issue_s, self.work_s = launches, issue_s, work_s
+        self.clock, self.done_at, self.steps = FakeClock(), [], 0
+
+    def run(self):
+        self.steps += 1
+        for _ in range(self.launches):
+            room_at = self.done_at[-1024] if len(self.done_at) >= 1024 else self.clock()
+            self.clock.sleep(room_at - self.clock())
+            self.clock.sleep(self.issue_s)
+            self.done_at.append(max([self.clock(), *self.done_at[-1:]]) + self.work_s)
+
+    def synchronize(self):
+        self.clock.sleep(max([0.0, *self.done_at[-1:]]) - self.clock())
+
+    def event(self):
+        queue = self
+
+        class Event:
+            def record(self):
+                self.at = queue.done_at[-1]
+
+            def query(self):
+                queue.clock.sleep(1e-6)
+                return self.at <= queue.clock()
+
+        return Event()
+
+    def burst(self, monkeypatch, **options):
+        timer = CudaTimer.__new__(CudaTimer)
+        timer.synchronize = self.synchronize
+        timer._torch = SimpleNamespace(cuda=SimpleNamespace(Event=self.event))
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=self.clock))
+        return timer.burst(self.run, **options)
+
+
+@pytest.mark.parametrize(
+    ("launches", "issue_s", "work_s", "steps"),
+    [
+        (282, 14e-6, 90e-6, 1),  # ResNet-50 at a large batch: four steps would be 1,128 launches
+        (282, 14e-6, 3e-6, 3),  # the device keeps up: nothing waits
+        (18, 17e-6, 900e-6, 3),  # few launches: three steps are far from a full queue
+        (500, 4.2e-6, 50e-6, 1),  # a host that is three times as fast
+        (893, 16e-6, 15e-6, 3),  # a step with most of a queue's launches, on a device that keeps up
+    ],
+)
+@pytest.mark.parametrize("warm_s", [0.0, 2e-3])
+def test_a_burst_never_fills_the_queue_of_launches(monkeypatch, launches, issue_s, work_s, steps, warm_s):
+    queue = Queue(launches, issue_s, work_s)
+    for _ in range(3):
+        samples = queue.burst(monkeypatch, warm_s=warm_s)
+        assert samples == pytest.approx([launches * issue_s] * len(samples)), "the host was held up"
+        assert len(samples) == steps
+
+
+def test_steps_that_warm_a_burst_do_not_fill_its_queue(monkeypatch):
+    queue = Queue(100, 5e-6, 1e-3)
+    samples = queue.burst(monkeypatch, warm_s=1.0)
+    assert samples == pytest.approx([5e-4])
+    assert queue.steps == 8, "of 4 ms in all, in which no host issues more than 1,000 launches"
+
+
 def test_issued_steps_are_timed_one_by_one_behind_a_first_one():
     timer = CudaTimer.__new__(CudaTimer)
     log = []
     timer.synchronize = lambda: log.append("fence")
-    timer._torch, timer.device = torch, "cpu"
+    timer._torch, timer.device = SimpleNamespace(zeros=torch.zeros, cuda=SimpleNamespace(Event=Done)), "cpu"
     samples = timer.issue(
         lambda: (log.append("run"), time.sleep(2e-3)), lambda seen: "enough" if len(seen) > 3 else None
     )
@@ -65,6 +148,7 @@ def test_a_burst_is_timed_behind_steps_that_warm_the_caches():
     timer = CudaTimer.__new__(CudaTimer)
     log = []
     timer.synchronize = lambda: log.append("fence")
+    timer._torch = SimpleNamespace(cuda=SimpleNamespace(Event=Done))
     samples = timer.burst(lambda: (log.append("run"), time.sleep(1e-3)), warm_s=5e-3)
     assert log[0] == "fence"
     assert len(samples) == 3

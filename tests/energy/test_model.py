@@ -17,6 +17,7 @@ from joulemark.energy.calibration import Calibration, refit
 from joulemark.energy.counters import Counts, Mix, Range, counts_of
 from joulemark.energy.fit import with_loss
 from joulemark.energy.model import Model, activities_of, voltage
+from joulemark.energy.outcome import Measured
 from joulemark.energy.plan import plan
 from joulemark.energy.split import split
 from joulemark.energy.units import UNITS
@@ -125,7 +126,7 @@ def test_activity_in_memory_follows_the_bits_that_lie_there(calibration):
     still = activities_of(calibration, memory_bits=0.0)
     assert still["hbm_read"].value == still["shared_read"].value == 0
     assert still["wgmma_bf16"] == activities_of(calibration)["wgmma_bf16"]  # its operands are no memory's
-    row = validation.Measured("one", 1.0, 300.0, COUNTERS, dtype="bf16", memory_bits=0.1)
+    row = Measured("one", 1.0, 300.0, COUNTERS, dtype="bf16", memory_bits=0.1)
     few, many = validation.evaluate(calibration, [row, dataclasses.replace(row, memory_bits=0.9)])
     assert few.prediction.energy_j < many.prediction.energy_j
     assert few.to_json()["memory_bits"] == 0.1
@@ -401,7 +402,7 @@ def test_a_validation_recomputes_itself(gpu, calibration, tmp_path):
 def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
     work = exact(instruction=2e12, memory_access=0.25 * 2e12, sm_active=132.0, wgmma_bf16=7e14)
     truth = Model(calibration, activity=1.0).under_limit(work, 1.0, 420.0)
-    row = validation.Measured(
+    row = Measured(
         "gemm", truth.time_s, truth.energy_j,
         {"instructions": 2e12, "pipe_tensor_cycles": 7e14 / 1024, "sm_active_cycles": 132 * 1.98e9},
         "bf16", sm_clock_hz=1.98e9 * truth.clock, max_sm_clock_hz=1.98e9, capped=True, power_limit_w=420.0,
@@ -454,7 +455,7 @@ def test_what_holds_no_measured_workloads_is_refused(tmp_path, change):
 
 def test_an_idle_board_before_the_workload_is_its_static_power(calibration):
     at = calibration.value("static")
-    row = validation.Measured("one", 2.0, 900.0, COUNTERS, "bf16", sm_clock_hz=1.98e9)
+    row = Measured("one", 2.0, 900.0, COUNTERS, "bf16", sm_clock_hz=1.98e9)
     plain, shifted = (
         validation.evaluate(calibration, [dataclasses.replace(row, idle_w=idle)])[0].prediction
         for idle in (None, at + 10.0)
@@ -476,7 +477,7 @@ def test_static_power_that_steps_between_processes_is_weighed_away(gpu, calibrat
     ran, power = loaded.meter(lambda: loaded.run(None, 0.0, 1.0))
     idle_w = energy_of(power, ran.start, ran.end).power_w.value
     measured = true_energy(loaded, counts, 1.0, 0.8)
-    row = validation.Measured("low", 1.0, measured, few, "bf16", sm_clock_hz=1.98e9, activity=0.8)
+    row = Measured("low", 1.0, measured, few, "bf16", sm_clock_hz=1.98e9, activity=0.8)
     blind, weighed = (
         validation.evaluate(calibration, [dataclasses.replace(row, idle_w=idle)])[0] for idle in (None, idle_w)
     )
@@ -486,7 +487,7 @@ def test_static_power_that_steps_between_processes_is_weighed_away(gpu, calibrat
 
 
 def test_a_row_without_counters_has_a_reason_and_no_prediction(calibration):
-    (outcome,) = validation.evaluate(calibration, [validation.Measured("one", 1.0, 200.0, {})])
+    (outcome,) = validation.evaluate(calibration, [Measured("one", 1.0, 200.0, {})])
     assert outcome.error is None
     assert outcome.reason == "its counters were not measured"
     assert outcome.to_json()["notes"] == {"prediction": outcome.reason}
@@ -547,7 +548,7 @@ def test_requests_are_counted_or_assumed_from_sectors(calibration):
     ids=str,
 )
 def test_a_mix_that_cannot_be_is_refused_by_the_name_of_its_workload(calibration, mix, words):
-    row = validation.Measured("odd", 1.0, 300.0, COUNTERS, mix=mix)
+    row = Measured("odd", 1.0, 300.0, COUNTERS, mix=mix)
     with pytest.raises(UnreadableInput, match=f"^odd: .*{words}"):
         validation.evaluate(calibration, [row])
 
@@ -586,7 +587,7 @@ def test_draws_of_a_law_near_none_keep_the_voltage(calibration):
 
 def test_a_capped_row_without_a_law_costs_the_others_nothing(calibration):
     without = dataclasses.replace(calibration, frequency_law={"beta": None, "interval": None, "reason": "no window"})
-    free = validation.Measured("free", 1.0, 300.0, COUNTERS)
+    free = Measured("free", 1.0, 300.0, COUNTERS)
     held = dataclasses.replace(
         free, workload="held", capped=True, power_limit_w=9e9, sm_clock_hz=1.5e9, max_sm_clock_hz=1.98e9
     )
@@ -597,7 +598,7 @@ def test_a_capped_row_without_a_law_costs_the_others_nothing(calibration):
 
 
 def test_a_prediction_beyond_all_numbers_is_a_reason(calibration):
-    row = validation.Measured("vast", 1.0, 300.0, COUNTERS | {"instructions": 1e300})
+    row = Measured("vast", 1.0, 300.0, COUNTERS | {"instructions": 1e300})
     assert "beyond all numbers" in validation.evaluate(calibration, [row])[0].reason
 
 

@@ -16,12 +16,16 @@ from torch import nn  # noqa: E402
 from joulemark.merged import cache, merge, whole  # noqa: E402
 from joulemark.merged.bricks import Parameters, run_plain  # noqa: E402
 from joulemark.merged.compiling import compiled  # noqa: E402
+from joulemark.merged.forks import Forked  # noqa: E402
+from joulemark.merged.graph import trace  # noqa: E402
 from joulemark.merged.paths import Executed, library_paths  # noqa: E402
 from joulemark.merged.questions import relative_error  # noqa: E402
 from joulemark.merged.rates import measure_rates  # noqa: E402
 from joulemark.merged.replay import Chosen, Replayed, for_capture  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged.stopwatch import race, race_replays  # noqa: E402
+from joulemark.merged_bench.subjects import condition, images  # noqa: E402
+from joulemark.workloads.networks import InceptionV4  # noqa: E402
 from joulemark.workloads.precision import set_fp32  # noqa: E402
 
 # Importing the compiler warns of torch's own deprecated calls (torch 2.11).
@@ -287,6 +291,91 @@ def test_who_captures_a_merged_model_gets_what_is_fastest_on_the_device(monkeypa
         graph.replay()
         torch.cuda.synchronize()
         assert relative_error(out, wide(x.double())) < 2e-2
+
+
+class Inception(nn.Module):
+    """Blocks of branches of several lengths, one with a pooling, one that forks again, one of inverted residuals."""
+
+    def __init__(self, blocks=3, width=32):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4 * width, 3, 2, 1)
+        self.blocks = nn.ModuleList(nn.ModuleDict(self.block(width)) for _ in range(blocks))
+
+    def block(self, width):
+        def conv(inputs, kernel):
+            padding = tuple(one // 2 for one in kernel)
+            return nn.Sequential(nn.Conv2d(inputs, width, kernel, 1, padding), nn.ReLU(inplace=True))
+
+        hidden = nn.Conv2d(4 * width, 8 * width, 1), nn.Conv2d(8 * width, 8 * width, 3, 1, 1, groups=8 * width)
+        return {
+            "pooled": nn.Sequential(nn.AvgPool2d(3, 1, 1), conv(4 * width, (1, 1))),
+            "long": nn.Sequential(
+                conv(4 * width, (1, 1)), conv(width, (7, 1)), conv(width, (1, 7)), conv(width, (3, 3))
+            ),
+            "stem": conv(4 * width, (1, 1)),
+            "row": conv(width, (1, 3)),
+            "column": conv(width, (3, 1)),
+            "inverted": nn.Sequential(hidden[0], nn.ReLU6(), hidden[1], nn.ReLU6(), nn.Conv2d(8 * width, width, 1)),
+        }
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        for one in self.blocks:
+            stem = one["stem"](x)
+            forked = one["row"](stem) + one["column"](stem)
+            x = torch.cat([one["pooled"](x), one["long"](x), forked, one["inverted"](x)], 1)
+        return x
+
+
+def replays_give_what_the_graph_gives(forked, x, replays):
+    """The relative errors of replays for changing inputs, of a capture that calls the module twice."""
+    assert forked.schedule.streams > 1
+    given, errors = x.clone(), []
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return forked(x), forked(x.flip(-1))
+
+    graph, outs = captured(Twice(), given)
+    for _ in range(replays):
+        given.normal_()
+        graph.replay()
+        for out, one in zip(outs, (given, given.flip(-1)), strict=True):
+            errors.append(relative_error(out, forked.inner(one)))
+    return errors
+
+
+@pytest.mark.parametrize("strategy", ["auto", "kernels"])
+@pytest.mark.parametrize("size", [15, 70])
+def test_branches_beside_each_other_give_what_they_give_one_by_one(strategy, size):
+    """``kernels``: with scratch, early launches and clusters of our own among them."""
+    set_fp32(tf32=False)
+    torch.manual_seed(7)
+    model = Inception().eval().to(DEVICE, torch.bfloat16).requires_grad_(False)
+    x = torch.randn(2, 3, size, size, device=DEVICE, dtype=torch.bfloat16)
+    with torch.no_grad():
+        if strategy == "kernels":
+            inner = merge(model, x, "kernels").inner
+        else:
+            merged = merge(model, x, budget_s=15)
+            assert "branches graph" in merged.device_times, merged.explain()
+            inner = trace(model, (x,))
+        errors = replays_give_what_the_graph_gives(Forked(inner, measure_rates(DEVICE), "bf16"), x, 50)
+    assert max(errors) < LIMITS["bf16"]
+
+
+def test_the_branches_of_inception_v4_give_what_they_give_one_by_one():
+    torch.manual_seed(8)
+    model = condition(InceptionV4().to(DEVICE), images(4, (3, 299, 299), "cuda"))
+    model, x = model.bfloat16().requires_grad_(False), images(2, (3, 299, 299), "cuda").bfloat16()
+    with torch.no_grad():
+        forked = Forked(trace(model, (x,)), measure_rates(DEVICE), "bf16")
+        assert forked.schedule.regions == 19
+        errors = replays_give_what_the_graph_gives(forked, x, 50)
+        assert max(errors) < LIMITS["bf16"]
+        replayed = {"branches": Replayed(forked, (x,)), "one by one": Replayed(forked.inner, (x,))}
+        times = race_replays({name: one.replay for name, one in replayed.items()}, DEVICE)
+    assert times["branches"] < 1.1 * times["one by one"], times
 
 
 class Several(nn.Module):

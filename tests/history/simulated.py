@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,28 +45,33 @@ def drivers_by_run(runs: int, updates: Sequence[int]) -> list[str]:
     return [DRIVERS[sum(at <= run for at in updates)] for run in range(runs)]
 
 
-def write_store(folder: Path, times: np.ndarray, drivers: Sequence[str]) -> None:
+def write_store(folder: Path, times: np.ndarray, drivers: Sequence[str], simulated: Collection[int] = ()) -> None:
     """One file of JSON lines per run, as the store writes them.
 
     Args:
         folder: made if need be.
         times: device times in s, rows × runs.
         drivers: of the runs.
+        simulated: the runs whose GPUs are simulated.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cases = [Case(f"model{row // 8:03d}", "train", "eager", "bf16", 2 ** (row % 8), gpu_model="nvidia-h200")
              for row in range(times.shape[0])]  # fmt: skip
-    environments = {driver: Environment({"driver": driver, "packages": {"torch": "2.14.0"}}) for driver in set(drivers)}
-    templates = {driver: [_template(case, one) for case in cases] for driver, one in environments.items()}
-    for run, driver in enumerate(drivers):
+    kinds = [(driver, run in simulated) for run, driver in enumerate(drivers)]
+    environments = {
+        (driver, fake): Environment({"driver": driver, "packages": {"torch": "2.14.0"}, "simulated": fake})
+        for driver, fake in set(kinds)
+    }
+    templates = {kind: [_template(case, one) for case in cases] for kind, one in environments.items()}
+    for run, kind in enumerate(kinds):
         run_id = f"{run:032x}"
-        environment = environments[driver].to_json(run_id, STARTED + run * DAY)
+        environment = environments[kind].to_json(run_id, STARTED + run * DAY)
         end = {"kind": "end", "schema": environment["schema"], "run_id": run_id, "wall_s": 60.0, "measured_s": 40.0,
                "completed": True, "reason": None}  # fmt: skip
         lines = [json.dumps(environment)]
         lines += [
             line % (run_id, time, time * 0.99, time * 1.01, 1 / time)
-            for line, time in zip(templates[driver], times[:, run].tolist(), strict=True)
+            for line, time in zip(templates[kind], times[:, run].tolist(), strict=True)
         ]
         lines.append(json.dumps(end))
         (folder / f"sweep-{run:05d}.jsonl").write_text("\n".join(lines) + "\n")

@@ -110,9 +110,10 @@ def test_an_environment_that_cannot_measure_is_refused(tmp_path):
 
 def test_a_session_that_measures_nothing_is_an_error(tmp_path):
     dead = tmp_path / "python"
-    dead.write_text("#!/bin/sh\necho no such option\nexit 4\n")
+    dead.write_text("#!/bin/sh\nfor n in 1 2 3 4 5; do echo header $n; done\necho ==\necho no such option\nexit 4\n")
     dead.chmod(0o755)
-    with pytest.raises(MeasurementError, match=r"measured nothing \(exit status 4\)[\s\S]*no such option"):
+    says = r"measured nothing \(exit status 4\): .*session.log ends: header 4 \| header 5 \| no such option$"
+    with pytest.raises(MeasurementError, match=says):
         rounds.session(dead, tmp_path / "out", [])
 
 

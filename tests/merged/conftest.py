@@ -19,16 +19,16 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def given_times(monkeypatch):
     """Nothing is timed, where what a time is does not matter: each candidate takes 1 ms."""
-    from joulemark.merged import plan, whole
+    from joulemark.merged import measuring, whole
 
-    for module, name in ((plan, "race"), (whole, "race_calls")):
+    for module, name in ((measuring, "race"), (whole, "race_calls")):
         monkeypatch.setattr(module, name, lambda calls, _: dict.fromkeys(calls, 1e-3))
 
 
 @pytest.fixture
 def simulated_gpu(monkeypatch, own_cache):
     """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
-    from joulemark.merged import automatic, plan, questions, replay, whole
+    from joulemark.merged import automatic, builds, measuring, questions, replay, whole
 
     simulated = Simulated()
     monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
@@ -36,8 +36,8 @@ def simulated_gpu(monkeypatch, own_cache):
     monkeypatch.setattr(
         questions, "example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
     )
-    monkeypatch.setattr(plan, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
-    monkeypatch.setattr(plan, "compiler_for", lambda _: lambda kernel: None)
+    monkeypatch.setattr(measuring, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
+    monkeypatch.setattr(builds, "compiler_for", lambda _: lambda kernel: None)
     monkeypatch.setattr(automatic, "learn", lambda *_: None)
     monkeypatch.setattr(replay, "capture", fake_capture)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: simulated.capturing)
@@ -45,4 +45,5 @@ def simulated_gpu(monkeypatch, own_cache):
     monkeypatch.setattr(whole, "race_calls", simulated.race_calls)
     monkeypatch.setattr(whole, "race_replays", simulated.race_replays)
     monkeypatch.setattr(whole.Referee, "pool", None)
+    monkeypatch.setattr(whole.Referee, "forked_pool", None)
     return simulated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,11 +14,11 @@ from torch.utils import _pytree as pytree
 from joulemark.merged.automatic import _Automatic
 from joulemark.merged.bricks import Parameters, run_padded, run_plain
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import traced_or_reason
 from joulemark.merged.families import Family
 from joulemark.merged.kernels import Kernel
+from joulemark.merged.merged_model import traced_or_reason
 from joulemark.merged.paths import Executed
-from joulemark.merged.plan import Setting
+from joulemark.merged.setting import Setting
 
 RATES = Rates(
     gpu="a GPU of round numbers",
@@ -146,6 +147,19 @@ class FakeGraph:
 def fake_capture(inner, inputs, pool):
     graph = FakeGraph(inner, inputs)
     return graph, graph.outputs
+
+
+class AtOnce:
+    """Streams of a device that does everything as soon as it is asked."""
+
+    def on(self, stream):
+        return nullcontext()
+
+    def record(self, stream):
+        return None
+
+    def wait(self, stream, event):
+        pass
 
 
 @dataclass

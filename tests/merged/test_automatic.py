@@ -99,8 +99,8 @@ class Wide(nn.Module):
 
 def test_a_variant_may_be_as_far_off_as_the_model_itself_is_and_not_much_further():
     """Else of a model that amplifies what is rounded no variant would be right, and nothing merged."""
-    from joulemark.merged.plan import Setting
     from joulemark.merged.questions import relative_error
+    from joulemark.merged.setting import Setting
     from joulemark.merged.whole import Referee
 
     torch.manual_seed(0)
@@ -207,7 +207,8 @@ def test_a_plan_that_time_cut_short_is_made_anew_where_there_is_more():
 def test_a_prediction_never_beats_a_measurement():
     """Of many bricks a few are measured; the others have their predictions alone, which are far too good."""
     from joulemark.merged.graph import trace
-    from joulemark.merged.plan import Planner, Setting
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
 
     model, x = model_and_input()
     families = (fake_family(edges=range(2, 22)),)
@@ -215,14 +216,14 @@ def test_a_prediction_never_beats_a_measurement():
     choices, _ = planner.plan(trace(model, (x,)))
     assert any(one.merged for one in choices)
     assert all(one.measured_s is not None for one in choices)
-    tried = [one for trials in planner.found.values() for one in trials]
+    tried = [one for trials in planner.ranges.found.values() for one in trials]
     assert any(one.measured_s is None and one.predicted_s is not None for one in tried)
 
 
 def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
     model, x = model_and_input()
     first = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
-    monkeypatch.setattr("joulemark.merged.plan.race", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("joulemark.merged.measuring.race", lambda *_: pytest.fail("measured again"))
     monkeypatch.setattr("joulemark.merged.whole.race_calls", lambda *_: pytest.fail("measured again"))
     second = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)
     assert (first.cached, second.cached) == (False, True)
@@ -236,7 +237,7 @@ def test_other_shapes_and_other_weights_shapes_are_other_plans():
     keys = set()
     for inputs, given in ((x, model), (x[:1], model), (x, nn.Sequential(model))):
         graph = torch.fx.symbolic_trace(nn.Identity())
-        from joulemark.merged.plan import Setting
+        from joulemark.merged.setting import Setting
 
         setting = Setting(torch.device("cpu"), "fp32", RATES, (), False)
         keys.add(_Automatic(given, graph, (inputs,), setting, 0.0, 1.0).key)
@@ -272,15 +273,16 @@ def test_paths_of_a_layer_on_a_cpu_are_torchs_own():
 
 def planner_there(model, x, deadline=float("inf")):
     """A planner as on a GPU, and the model's graph."""
-    from joulemark.merged.executor import traced_or_reason
-    from joulemark.merged.plan import Planner, Setting
+    from joulemark.merged.merged_model import traced_or_reason
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
 
     setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True, deadline)
     return Planner(setting), traced_or_reason(model, (x,))
 
 
 def test_what_is_measured_was_compiled_before_each_kernel_once_and_layers_alone_come_first(simulated_gpu, monkeypatch):
-    from joulemark.merged import plan
+    from joulemark.merged import builds, measuring
 
     built: list[str] = []
     measured: list[set[str]] = []
@@ -291,8 +293,8 @@ def test_what_is_measured_was_compiled_before_each_kernel_once_and_layers_alone_
         measured.append(names)
         return dict.fromkeys(calls, 1e-3)
 
-    monkeypatch.setattr(plan, "compiler_for", lambda _: lambda kernel: built.append(kernel.name))
-    monkeypatch.setattr(plan, "race", race)
+    monkeypatch.setattr(builds, "compiler_for", lambda _: lambda kernel: built.append(kernel.name))
+    monkeypatch.setattr(measuring, "race", race)
     planner, graph = planner_there(*model_and_input())
     planner.plan(graph)
     ranges = [names for names in measured if names]
@@ -300,15 +302,16 @@ def test_what_is_measured_was_compiled_before_each_kernel_once_and_layers_alone_
     assert not any(measured[: -len(ranges)])
     assert set().union(*ranges) <= set(built)
     assert len(built) == len(set(built))
-    assert not planner.cut
+    assert not planner.ranges.cut
 
 
 def test_the_range_that_saves_most_is_measured_first(simulated_gpu, monkeypatch):
-    from joulemark.merged import plan
+    from joulemark.merged.builds import Builds
     from joulemark.merged.graph import find_chains
+    from joulemark.merged.ranges import Ranges
 
     order: list[float] = []
-    trials = plan.Planner._trials
+    trials = Ranges.trials
 
     def recorded(self, segment, apart):
         found = trials(self, segment, apart)
@@ -319,10 +322,10 @@ def test_the_range_that_saves_most_is_measured_first(simulated_gpu, monkeypatch)
 
     planner, graph = planner_there(*model_and_input())
     chains, _ = find_chains(graph)
-    builds = plan.Builds(None)
+    builds = Builds(None)
     planner._rank(chains, builds)
     singles = [[planner._single(unit) for unit in chain] for chain in chains]
-    monkeypatch.setattr(plan.Planner, "_trials", recorded)
+    monkeypatch.setattr(Ranges, "trials", recorded)
     planner._measure_ranges(chains, singles, builds)
     assert order == sorted(order, reverse=True)
     assert len(order) > 1
@@ -333,7 +336,7 @@ def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simu
     import time
     from threading import Event
 
-    from joulemark.merged import plan
+    from joulemark.merged import builds
 
     ever = Event()
     slow: list[str] = []
@@ -344,13 +347,13 @@ def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simu
         if kernel.name == slow[0]:
             ever.wait(10.0)
 
-    monkeypatch.setattr(plan, "compiler_for", lambda _: compile_)
+    monkeypatch.setattr(builds, "compiler_for", lambda _: compile_)
     planner, graph = planner_there(*model_and_input(), deadline=time.monotonic() + 1.0)
     choices, _ = planner.plan(graph)
     ever.set()
-    tried = {one.path.partition("/")[2] for trials in planner.found.values() for one in trials if one.measured_s}
+    tried = {one.path.partition("/")[2] for trials in planner.ranges.found.values() for one in trials if one.measured_s}
     assert slow[0] not in tried
-    assert planner.cut
+    assert planner.ranges.cut
     assert any(one.merged for one in choices)
 
 
@@ -365,12 +368,12 @@ def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simu
     ],
 )
 def test_a_range_that_a_longer_one_beats_is_not_measured(simulated_gpu, counted_s, whole_s, places, beaten):
-    from joulemark.merged.plan import _Trial
+    from joulemark.merged.trials import Trial
 
     planner, _ = planner_there(*model_and_input())
     kernel = object()
-    planner.candidates["front"] = [_Trial("f/1", "padded", None, kernel, None, counted_s=counted_s)]
-    planner.found["whole"] = [_Trial("f/2", "padded", None, kernel, None, measured_s=whole_s, counted_s=1e-6)]
+    planner.ranges.candidates["front"] = [Trial("f/1", "padded", None, kernel, None, counted_s=counted_s)]
+    planner.ranges.found["whole"] = [Trial("f/2", "padded", None, kernel, None, measured_s=whole_s, counted_s=1e-6)]
     assert planner._beaten("front", {(0, 0, 3): "whole", **dict.fromkeys(places, "front")}) is beaten
 
 
@@ -378,7 +381,7 @@ def test_ranges_that_there_is_no_time_to_rank_are_not_merged(simulated_gpu):
     planner, graph = planner_there(*model_and_input(), deadline=0.0)
     choices, _ = planner.plan(graph)
     assert {one.path for one in choices} == {"library"}
-    assert planner.cut
+    assert planner.ranges.cut
 
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
@@ -439,7 +442,8 @@ def test_a_compiler_sees_a_segment_as_one_operator():
 
 def test_a_layer_alone_takes_our_own_kernel_where_there_is_one():
     from joulemark.merged.graph import find_chains, trace
-    from joulemark.merged.plan import Planner, Setting
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
 
     def single(problem):
         if problem.description.sequence.channels(0) == 8:
@@ -472,13 +476,15 @@ def test_what_names_a_segment_in_a_compiled_graph_does_not_depend_on_weights_or_
 
 
 GRAPHS = [
-    "graph", "folded graph", "compiled graph", "folded compiled graph", "compiled tuned graph",
-    "folded compiled tuned graph",
+    "graph", "folded graph", "folded branches graph", "compiled graph", "folded compiled graph",
+    "compiled tuned graph", "folded compiled tuned graph",
 ]  # fmt: skip
 NO_GRAPHS = ["launches", "folded", "compiled", "folded compiled", "compiled tuned", "folded compiled tuned"]
 
 
-@pytest.mark.parametrize("best", ["launches", "graph", "folded graph", "compiled graph", "folded compiled tuned graph"])
+@pytest.mark.parametrize(
+    "best", ["launches", "graph", "folded branches graph", "compiled graph", "folded compiled tuned graph"]
+)
 def test_whatever_is_fastest_of_all_rivals_comes_back_and_again_from_the_disk(simulated_gpu, best):
     simulated_gpu.times[best] = simulated_gpu.on_device[best] = 0.9
     fastest = best if best in GRAPHS else "graph"
@@ -516,7 +522,7 @@ def test_as_good_without_a_compiler_is_better(simulated_gpu):
 def test_no_compiler_begins_late_and_none_tunes_in_a_short_budget(simulated_gpu):
     merged = merged_there(*model_and_input(), budget_s=50.0, spent_s=46.0)
     assert simulated_gpu.called == ["launches", "folded", "graph"]
-    assert simulated_gpu.replayed == ["graph", "folded graph"]
+    assert simulated_gpu.replayed == ["graph", "folded graph", "folded branches graph"]
     assert merged.problems["compiled"].startswith("no time: compiling is expected to take")
     assert "of budget_s=50 1 s are left" in merged.problems["folded compiled graph"]
     assert merged.problems["compiled"] in merged.explain()
@@ -599,10 +605,12 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
 
 
 def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch):
-    from joulemark.merged import plan
-    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged import measuring
+    from joulemark.merged.merged_model import traced_or_reason
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
 
-    checked = plan._checked
+    checked = measuring._checked
 
     def scarce(segment, one, *more):
         if one.kernel is not None:
@@ -611,52 +619,58 @@ def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypat
 
     def merged_segments():
         graph = traced_or_reason(model, (x,))
-        setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
-        return [one for one in plan.Planner(setting).plan(graph)[0] if one.merged]
+        setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+        return [one for one in Planner(setting).plan(graph)[0] if one.merged]
 
     model, x = model_and_input()
-    monkeypatch.setattr(plan, "_checked", scarce)
+    monkeypatch.setattr(measuring, "_checked", scarce)
     assert not merged_segments()
-    monkeypatch.setattr(plan, "_checked", checked)
+    monkeypatch.setattr(measuring, "_checked", checked)
     assert merged_segments()
 
 
 def test_a_layer_whose_every_path_failed_stays_with_torchs_operators(simulated_gpu, monkeypatch):
-    from joulemark.merged import plan
-    from joulemark.merged.executor import traced_or_reason
+    from joulemark.merged import measuring
+    from joulemark.merged.merged_model import traced_or_reason
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
 
     def scarce(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(plan, "_checked", scarce)
-    setting = plan.Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
+    monkeypatch.setattr(measuring, "_checked", scarce)
+    setting = Setting(torch.device("cuda"), "fp32", RATES, (fake_family(),), True)
     model, x = model_and_input()
-    choices, _ = plan.Planner(setting).plan(traced_or_reason(model, (x,)))
+    choices, _ = Planner(setting).plan(traced_or_reason(model, (x,)))
     assert {one.path for one in choices} == {"library"}
 
 
 def test_a_measured_time_is_of_one_text_of_its_kernel():
     pytest.importorskip("triton")
-    from joulemark.merged import plan
+    from joulemark.merged import measuring
+    from joulemark.merged.trials import Trial
 
-    own, library = (plan._Trial(path, "unmerged", None, None, None) for path in ("tiles 64x64", "library"))
-    assert "def _product" in plan._text_of(own)
-    assert plan._text_of(library) is None
+    own, library = (Trial(path, "unmerged", None, None, None) for path in ("tiles 64x64", "library"))
+    assert "def _product" in measuring._text_of(own)
+    assert measuring._text_of(library) is None
 
 
 def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(monkeypatch):
     pytest.importorskip("triton")
-    from joulemark.merged import plan
+    from joulemark.merged import builds
     from joulemark.merged.graph import find_chains, range_segment, trace
+    from joulemark.merged.setting import Setting
+    from joulemark.merged.trials import candidates_of
 
     compiled: list[tuple[str, str]] = []
-    monkeypatch.setattr(plan, "_run_small", lambda segment, path, _: compiled.append((segment.name, path)))
+    monkeypatch.setattr(builds, "_run_small", lambda segment, path, _: compiled.append((segment.name, path)))
     with torch.device("meta"):
         layers = [nn.Conv2d(40, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.ReLU6()]
         graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
     segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
-    planner = plan.Planner(plan.Setting(torch.device("cuda"), "bf16", None, (), True))
-    with planner._compiling_own((one, trial) for one in segments for trial in planner._candidates(one)):
+    setting = Setting(torch.device("cuda"), "bf16", None, (), True)
+    trials = ((one, trial) for one in segments for trial in candidates_of(one, setting))
+    with builds.compiling_own(trials, setting):
         pass
     assert sorted(compiled) == [("0", "epilogue"), ("0", "tiles 64x64"), ("4", "epilogue"), ("4", "tiles 64x64")]
 
@@ -665,7 +679,8 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
 def test_no_kernel_is_compiled_for_a_gpu_that_lacks_its_instructions(monkeypatch, capability, only):
     from joulemark.merged.families import known_families
     from joulemark.merged.graph import trace
-    from joulemark.merged.plan import Planner, Setting
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
 
     monkeypatch.setattr(Setting, "capability", capability)
     with torch.device("meta"):

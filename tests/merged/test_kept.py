@@ -9,7 +9,8 @@ import torch
 
 from joulemark.merged import cache, merge
 from joulemark.merged.graph import trace
-from joulemark.merged.plan import Planner, Setting
+from joulemark.merged.plan import Planner
+from joulemark.merged.setting import Setting
 from tests.merged.fakes import RATES, executed, fake_family, pair_and_input
 
 pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
@@ -27,7 +28,7 @@ def planned(model, x, family):
     with torch.no_grad():
         planner = Planner(Setting(torch.device("cpu"), "fp32", RATES, (family,), True))
         planner.plan(trace(model, (x,)))
-    return planner
+    return planner.ranges
 
 
 def test_weights_that_are_not_finite_leave_nothing_that_a_good_model_would_read():
@@ -87,8 +88,8 @@ def test_a_segments_entry_of_another_type_is_measured_again(text):
     before = {path: set(json.loads(path.read_text())) for path in entries("segment")}
     for path in before:
         path.write_text(text)
-    planner = planned(model, x, fake_family())
-    assert not any(one.problem for trials in planner.found.values() for one in trials)
+    ranges = planned(model, x, fake_family())
+    assert not any(one.problem for trials in ranges.found.values() for one in trials)
     assert {path: set(json.loads(path.read_text())) for path in entries("segment")} == before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,10 +14,11 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.inverted_residual_warpgroup import (
     Plan,
     candidates,
+    halves_unsuited,
     inverted_residual_warpgroup,
     unsuited,
 )
-from joulemark.merged.sequence import Sequence
+from joulemark.merged.sequence import Activation, Sequence
 from tests.merged.every_kernel import first
 from tests.merged.test_kernels_inverted_residual import MOBILENET_V2, error_of, sequence_of
 
@@ -47,13 +50,13 @@ CASES: dict[str, tuple[Sequence, Format, Plan, tuple[int, int, int]]] = {
     "cluster, stride 2": (sequence_of(24, 64, 40, 2), "bf16", Plan(4, 7, 2, 32, split=2, narrow=True), (2, 9, 15)),
     "cluster of 4, images": (sequence_of(32, 80, 32), "bf16", Plan(7, 7, 1, 16, 2, 4, narrow=True), (3, 7, 7)),
     "halves, stride 2, wide": (sequence_of(24, 64, 40, 2), "bf16", Plan(4, 14, 2, 16, halves=True), (2, 15, 29)),
-    "halves, silu": (sequence_of(8, 48, 8, activation="silu"), "fp16", Plan(3, 16, 1, 16, halves=True), (2, 8, 19)),
+    "halves in fp16": (sequence_of(8, 48, 8), "fp16", Plan(3, 16, 1, 16, halves=True), (2, 8, 19)),
     "two tiles": (sequence_of(16, 64, 24), "bf16", Plan(8, 14, 2, 32), (1, 10, 14)),
     "ahead, one chunk": (sequence_of(16, 32, 8), "bf16", Plan(4, 8, 1, 32, ahead=True), (2, 9, 9)),
     "more than 256 channels": (sequence_of(16, 32, 320), "bf16", Plan(4, 14, 1, 32), (1, 4, 9)),
     "one pixel": (sequence_of(16, 32, 16), "bf16", Plan(4, 8, 1, 32), (1, 1, 1)),
 }
-"""The first four together go through every branch of the kernel's text but the activations of halves."""
+"""The first four together go through every branch of the kernel's text."""
 
 
 @pytest.mark.parametrize("case", first(4, CASES))
@@ -160,12 +163,24 @@ def test_a_plan_that_does_not_fit_is_refused(plan: Plan, why: str) -> None:
         inverted_residual_warpgroup(Description(sequence_of(16, 96, 16), "bf16"), plan)
 
 
-def test_halves_take_bounded_activations_and_are_offered_beside_tensor_cores_and_groups() -> None:
-    """fp16 ends at 65504: of bf16 only what relu6 bounds fits."""
-    silu = Description(sequence_of(160, 960, 160, activation="silu"), "bf16")
+@pytest.mark.parametrize("form", ["bf16", "fp16"])
+@pytest.mark.parametrize("activations", [("silu", "silu"), ("relu", "relu"), ("relu", "relu6"), ("relu6", "none")])
+def test_halves_take_bounded_activations_alone(activations: tuple[Activation, Activation], form: Format) -> None:
+    """fp16 ends at 65504, which nine taps of 7,282 exceed on the way to a sum that may be small."""
+    layers = sequence_of(160, 960, 160).layers
+    hidden = [replace(one, activation=activation) for one, activation in zip(layers, activations, strict=False)]
+    unbounded = Description(Sequence((*hidden, layers[2])), form)
     with pytest.raises(ValueError, match="relu6"):
-        inverted_residual_warpgroup(silu, Plan(7, 7, 1, 32, split=2, narrow=True, halves=True))
+        inverted_residual_warpgroup(unbounded, Plan(7, 7, 1, 32, split=2, narrow=True, halves=True))
+    assert halves_unsuited(Description(Sequence(layers), form)) is None
+
+
+def test_no_halves_are_offered_for_silu_in_fp16() -> None:
+    silu = Description(sequence_of(160, 960, 160, activation="silu"), "fp16")
     assert not any(plan.halves for plan in candidates(silu, (7, 7), 64, Device()))
+
+
+def test_halves_are_offered_beside_tensor_cores_and_groups() -> None:
     plans = candidates(Description(sequence_of(160, 960, 160), "bf16"), (7, 7), 64, Device())
     kinds = {(plan.groups, plan.halves) for plan in plans if plan.split == 2}
     assert kinds >= {(1, True), (2, True), (3, True), (3, False)}

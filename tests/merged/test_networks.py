@@ -16,13 +16,14 @@ from torchvision import models
 
 from joulemark.merged import MergedSequence, cache, merge
 from joulemark.merged.families import Family, known_families
+from joulemark.merged.forks import Forked
 from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.paths import Executed
 from joulemark.merged.questions import relative_error
 from joulemark.merged_bench.subjects import condition, images
 from joulemark.workloads import networks
 from tests.merged.every_kernel import rare
-from tests.merged.fakes import RATES, fake_family
+from tests.merged.fakes import RATES, AtOnce, fake_family
 
 
 def deepcam():
@@ -59,6 +60,10 @@ NETWORKS = {
     "convnext_tiny": (torchvision("convnext_tiny"), (1, 3, 65, 57)),
     "unet": (lambda: networks.UNet(width=8), (1, 3, 37, 53)),
 }
+
+
+BRANCHING = ("resnet50", "drn_26", "resnet3d_34", "deepcam", "inception_v4")
+"""Those with layers that need not wait for each other: projections, a pyramid of dilations, inception."""
 
 
 class Settled(NamedTuple):
@@ -136,6 +141,9 @@ def test_every_convolution_on_its_own_path_keeps_the_output_and_turns_no_tensor(
             out = merged(given)
         assert (out - expected).norm() <= 1e-5 * expected.norm()
         assert (merged(given[:1]) - expected[:1]).norm() <= 1e-5 * expected[:1].norm()
+        forked = Forked(merged.inner, RATES, "fp32", lambda count: AtOnce())
+        assert (forked.schedule.regions > 0) is (name in BRANCHING)
+        assert name not in BRANCHING or torch.equal(forked(given), out)
     assert not [one for one in merged.modules() if isinstance(one, (nn.Conv2d, nn.Conv3d))]
     nodes = list(merged.inner.graph.nodes)
     # What multiplies by a gate or a scale, and what adds a residual before an activation, does so in its layer.

@@ -15,8 +15,8 @@ from joulemark.merged.kernels import Description, memoized, wide
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Fitted, cheapest, fitted, seconds_of
-from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged.trials import worth_measuring
 from joulemark.merged_bench.refit import Timed, errors_of, fit, latest, main, points_of, predicted_s, table
 from tests.merged.fakes import RATES
 
@@ -268,4 +268,3 @@ def test_counts_tell_the_time_on_the_gpu_that_was_measured(gpu):
         assert (prediction.bound == "counts") == counted
         if counted:
             assert prediction.time_s == one.candidate.counted_s > 0
-        assert prediction.measured_share == counted

@@ -21,23 +21,18 @@ torch = pytest.importorskip("torch")
 
 from joulemark.collect.power import PowerSampler  # noqa: E402
 from joulemark.errors import ConfigurationError  # noqa: E402
-from joulemark.merged import cache, plan  # noqa: E402
+from joulemark.merged import cache, trials  # noqa: E402
 from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
+from joulemark.merged_bench.document import Document  # noqa: E402
+from joulemark.merged_bench.gains import gains_of, group_gains, line_of, over_best  # noqa: E402
 from joulemark.merged_bench.judge import judge, measured_of  # noqa: E402
-from joulemark.merged_bench.measure import (  # noqa: E402
-    Document,
-    Options,
-    _perform,
-    _steady,
-    line_of,
-    measure_all,
-    measure_subject,
-    step_of,
-)
+from joulemark.merged_bench.measure import _perform, _steady, measure_all, measure_subject  # noqa: E402
+from joulemark.merged_bench.options import Options  # noqa: E402
 from joulemark.merged_bench.prebuild import wanted, wanted_by_merge  # noqa: E402
-from joulemark.merged_bench.stage import Act, Poisoned, Stage, over_best  # noqa: E402
+from joulemark.merged_bench.prepare import step_of  # noqa: E402
+from joulemark.merged_bench.stage import Act, Poisoned, Stage  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
 from tests.merged.fakes import RATES  # noqa: E402
 
@@ -240,7 +235,7 @@ def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
 
 @pytest.mark.parametrize(("most_s", "calls"), [(90.0, 2), (0.0, 1)])
 def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, calls):
-    from joulemark.merged.executor import MergedModel
+    from joulemark.merged.merged_model import MergedModel
 
     made = []
 
@@ -397,7 +392,7 @@ def test_subjects_are_chosen_ordered_and_shared():
 
 def test_kernels_are_built_before_the_gpu_is_held(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JOULEMARK_KERNEL_CACHE", str(tmp_path / "kernels"))
-    monkeypatch.setattr(plan, "_MOST", 2)
+    monkeypatch.setattr(trials, "_MOST", 2)
     arguments = ["--out", "x.json", "--build", "sm_90a", "--kernels", "2", "--only", "inverted-32-32-16"]
     assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 0
     said = capsys.readouterr().out
@@ -416,7 +411,7 @@ def test_what_is_built_for_a_network_is_what_merging_would_try():
     families = Counter(
         (one.name.partition("_2d_")[0], "_wg_" in one.name) for one in kernels
     )  # of warps, of warpgroups
-    assert all(2 <= count <= plan._MOST for count in families.values())
+    assert all(2 <= count <= trials._MOST for count in families.values())
     whole = "inverted_residual"
     assert set(families) == {(whole, False), (whole, True), ("expand_depthwise", False)}
 
@@ -563,15 +558,13 @@ def test_the_scripts_measure_on_a_cpu(script, more, tmp_path, capsys):
 
 
 def network_row(name, merged, batch=32, dram=None, **rival):
-    from joulemark.merged_bench.measure import _gains
-
     timed = {
         key: {"burst_s": value, "build_s": 9.0, "missing": {}} for key, value in {"merged": merged, **rival}.items()
     }
     for key, value in (dram or {}).items():
         timed[key] |= {"dram_read_bytes": value, "dram_write_bytes": 0}
     row = {"subject": f"{name}-b{batch}", "group": name, "shape": [batch, 3, 8, 8], "dtype": "bf16", "took_s": 1.0}
-    return {**row, "calls_per_round": 2, "rivals": timed, "gains": _gains(timed), "floors": None}
+    return {**row, "calls_per_round": 2, "rivals": timed, "gains": gains_of(timed), "floors": None}
 
 
 def network_document(*rows, **more):
@@ -859,8 +852,6 @@ def test_floors_of_a_chain_by_hand():
 
 
 def test_gains_of_a_group_are_geometric_means():
-    from joulemark.merged_bench.measure import group_gains
-
     nothing = {"sustained": None, "energy": None, "dram_bytes": None}
     rows = [{"group": "a", "gains": {"burst": gain, **nothing}} for gain in (2.0, 8.0)]
     assert group_gains(rows) == {"a": {"rows": 2.0, "burst": pytest.approx(4.0)}}

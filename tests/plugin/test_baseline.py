@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from joulemark.plugin.baseline import open_baseline
-from joulemark.records import Case
+from joulemark.plugin.baseline import Baseline, open_baseline
+from joulemark.records import Case, Environment, Record, Run, Value
 from joulemark.report.foreign import read_result
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -162,3 +163,12 @@ def test_the_newest_usable_run_is_the_latest_and_damaged_ones_are_named(tmp_path
     nothing, lines = open_baseline("latest", tmp_path, tmp_path / "store", {"x": Case("other")}, None)
     assert nothing is None
     assert lines[-1].startswith("no baseline: no run under")
+
+
+@pytest.mark.parametrize(("simulated", "worse"), [(True, 1), (False, 0), (None, 1)])
+def test_a_case_is_held_against_one_of_a_simulated_gpu_only_on_such_a_gpu(simulated, worse):
+    place = Environment({"simulated": True})
+    figures = [{"host_time_s": Value(time, "s", (0.99 * time, 1.01 * time), n=9)} for time in (1.0, 2.0)]
+    old, new = (Record(Case("w"), "a" * 32, "ok", place.environment_id, metrics=one) for one in figures)
+    baseline = Baseline(Run("b", "a" * 32, {place.environment_id: place}, (old,), True), simulated=simulated)
+    assert len(baseline.judge(replace(new, environment_id="of this session"))) == worse

@@ -208,6 +208,9 @@ def test_a_run_that_measured_nothing_says_so_and_exits_5(project):
     result = project.bench()
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(["*not here*"])
+    result = project.bench("-k", "nothing_so")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["joulemark: nothing was measured: no case fits -k 'nothing_so'; *--collect-only*"])
     (project.path / "bench_a.py").write_text("")
     result = project.bench()
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -54,6 +54,7 @@ def energy_document(tmp_path_factory):
     from joulemark.energy import validation
     from joulemark.energy.calibrate import measure, measure_caches
     from joulemark.energy.calibration import refit
+    from joulemark.energy.outcome import Measured
     from joulemark.energy.plan import plan
     from joulemark.energy.windows import WindowWriter
     from joulemark.synthetic_gpu import SyntheticGpu
@@ -74,7 +75,7 @@ def energy_document(tmp_path_factory):
             "dram_read_bytes": 8e11 * dram, "dram_write_bytes": 3e11 * dram,
         }  # fmt: skip
         rows = [
-            validation.Measured(name, 1.0, 420.0, counters, dtype="bf16", kind="network", sm_clock_hz=1.98e9,
+            Measured(name, 1.0, 420.0, counters, dtype="bf16", kind="network", sm_clock_hz=1.98e9,
                                 max_sm_clock_hz=1.98e9)
             for name in names
         ]  # fmt: skip

@@ -63,6 +63,15 @@ def test_the_terminal_shows_rates_components_and_what_they_mean():
         assert note in text
 
 
+@pytest.mark.parametrize("form", ["terminal", "markdown"])
+def test_the_verdict_stands_first_with_the_cell_that_is_worst(form):
+    first = render(DOCUMENT, form, 400).splitlines()[0]
+    assert first.strip("*").startswith(
+        "the gate would have failed 1 of 4 comparisons of the same binary; "
+        "the smallest slowdown found in 95% of trials: 2.25%; worst: c, none up to 40 %; exit code 0"
+    )
+
+
 def test_one_model_has_no_number():
     one = {**DOCUMENT, "simulated": {"rates": DOCUMENT["simulated"]["rates"][:1]}}
     assert "joulemark, simulated: some apart" in render(one, "terminal", 160)

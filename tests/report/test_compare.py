@@ -10,7 +10,7 @@ from joulemark.errors import ConfigurationError
 from joulemark.records import Case, Environment, Finding, Value
 from joulemark.regression.verdicts import Rule
 from joulemark.report.compare import compare
-from joulemark.report.comparison import exit_code
+from joulemark.report.comparison import exit_code, meaning_of_exit
 from joulemark.report.comparison_table import table_of
 from joulemark.report.foreign import read_result
 
@@ -171,6 +171,70 @@ def test_each_metric_in_its_better_direction(make_record, make_run, metric, fact
 
 
 FIGURES = {"host_time_s": 1e-3}
+
+
+def test_the_verdict_stands_first_with_what_changed_and_the_worst(make_record, make_run):
+    def side(*times, **more):
+        cells = [make_record(batch=batch, figures={"host_time_s": time}) for batch, time in enumerate(times, 1)]
+        return make_run(*cells, *([make_record(batch=9, **more)] if more else []))
+
+    def lead(base, new):
+        comparison = compare(base, new)
+        return table_of(comparison, meaning_of_exit(comparison)).lead
+
+    base = side(1.0, 1.0, 1.0, 1.0)
+    assert lead(base, side(1.2, 1.5, 0.5, 1.0)) == (
+        "verdict: regressed (exit code 1: something is worse); 3 of 4 cases changed; worst: b2, host time 1.500x"
+    )
+    assert lead(base, side(0.7, 1.01, 1.0, 0.99)) == (
+        "verdict: improved (exit code 0: nothing is worse); 1 of 4 cases changed; worst: b2, host time 1.010x"
+    )
+    assert lead(base, side(0.7, 1.055, 1.0, 1.0)) == (
+        "verdict: inconclusive (exit code 3: it cannot be decided whether something is worse); 1 of 4 cases changed; "
+        "worst: b2, host time 1.055x"
+    )
+    oom = lead(side(1.0, figures=FIGURES), side(1.5, outcome="oom", reason="full"))
+    assert oom.endswith("2 of 2 cases changed; worst: b9, ok -> OOM")
+    assert lead(base, side(figures=FIGURES)) == "verdict: inconclusive (exit code 3: nothing in common)"
+    other = make_run(make_record(gpu="nvidia-a100", figures={"host_time_s": 9.0}, batch=1))
+    assert lead(base, other) == "verdict: none (exit code 0: no figure counts)"
+
+
+def test_a_throughput_that_fell_is_worse(make_record, make_run):
+    def side(*rates):
+        return make_run(*(make_record(batch=b, figures={"throughput_per_s": rate}) for b, rate in enumerate(rates, 1)))
+
+    worst = compare(side(1.0, 1.0), side(0.5, 2.0)).worst()
+    assert (worst.ratio, worst.verdict) == (0.5, "regressed")
+
+
+@pytest.mark.parametrize("base", [False, True, None])
+@pytest.mark.parametrize("new", [False, True, None])
+def test_a_simulated_gpu_is_named_and_never_judged_against_a_real_one(make_record, make_run, base, new):
+    def side(simulated, time):
+        place = Environment({"driver": "1"} if simulated is None else {"driver": "1", "simulated": simulated})
+        record = make_record(figures={"host_time_s": time})
+        return make_run(replace(record, environment_id=place.environment_id), environment=place)
+
+    comparison = compare(side(base, 1.0), side(new, 2.0))
+    (row,) = comparison.rows
+    mixed = {base, new} == {False, True}
+    assert (row.gated, exit_code(comparison)) == (not mixed, 0 if mixed else 1)
+    fakes = [name for name, simulated in (("BASE", base), ("NEW", new)) if simulated]
+    assert [f"{name} was measured on simulated GPUs: no figure of power or energy is real" for name in fakes] == [
+        one for one in comparison.messages if "was measured on" in one
+    ]
+    assert any("shown, not gated" in one for one in comparison.messages) == mixed
+    lead = table_of(comparison, meaning_of_exit(comparison)).lead
+    assert (f"simulated GPUs in {' and '.join(fakes)}" in lead) == bool(fakes)
+    assert ("no figure counts" in lead) == mixed
+
+
+def test_missing_rows_that_fail_say_so(make_record, make_run):
+    both, one = (make_run(*(make_record(batch=b, figures=FIGURES) for b in batches)) for batches in ((1, 2), (1,)))
+    comparison = compare(both, one)
+    assert meaning_of_exit(comparison) == "exit code 0: nothing is worse"
+    assert meaning_of_exit(comparison, True) == "exit code 1: NEW lacks cases or figures of BASE (--fail-on-missing)"
 
 
 @pytest.mark.parametrize(

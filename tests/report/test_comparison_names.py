@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from joulemark.records import Case
-from joulemark.report.names import series_titles, without_common_parts
+from joulemark.report.names import made_of, series_titles, without_common_parts
 
 
 def test_parts_that_all_keys_hold_are_said_once():
@@ -41,3 +41,8 @@ def test_series_are_called_by_as_much_as_tells_them_apart():
         "vgg16 train bf16 eager",
     ]
     assert len(set(titles({}, {"benchmark": "mine"}, {"layout": "contiguous"}))) == 3
+
+
+def test_the_first_files_of_a_document_are_named():
+    assert made_of([{"file": "a"}, {"file": "b"}]) == "made of a, b"
+    assert made_of([{"file": str(number)} for number in range(20)]).endswith("6, 7 and 12 more (--json names all)")

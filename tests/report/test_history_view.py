@@ -14,7 +14,7 @@ from joulemark.history.runs import Figures, PastRun, Source
 from joulemark.history.trend import trend_of
 from joulemark.records import Case
 from joulemark.report import history_html, markdown, terminal
-from joulemark.report.history_view import document, meaning, problems_of, tables_of
+from joulemark.report.history_view import document, meaning, notes_of, problems_of, tables_of
 from joulemark.report.jsonout import dumps
 from tests.history.simulated import DRIVERS, drivers_by_run, levels
 
@@ -178,3 +178,11 @@ def test_rows_that_say_something_stand_before_those_that_do_not(make_trend):
     times[1, :2] = np.nan
     table = tables_of(trend_of(replace(trend.figures, values=times)))[0]
     assert [row[0].split("-")[0] for row in table.rows] == ["model2", "model1", "model0"]
+
+
+@pytest.mark.parametrize(("count", "says"), [(1, "1 figure ("), (2, "2 figures (")])
+def test_flagged_figures_and_copies_are_counted_in_words(make_trend, count, says):
+    trend = make_trend(runs=4, updates=(), shifts=())
+    notes = notes_of(replace(trend, figures=replace(trend.figures, flagged=count, copies=count)))
+    assert any(one.startswith(f"flagged in their runs, and counted here: {says}") for one in notes)
+    assert f"in several files, and counted once: {count} run{'s' * (count > 1)}" in notes

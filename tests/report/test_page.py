@@ -20,12 +20,13 @@ from joulemark.energy import stored as energy
 from joulemark.environment import anonymous
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Environment, Finding
-from joulemark.report import answers, documents, page, render
+from joulemark.report import answers, documents, page, render, sides
 from joulemark.report.answers import answers_of
 from joulemark.report.evidence import Document, gather
 from joulemark.report.page import pictures
 from joulemark.report.page.energy import energy as energy_section
 from joulemark.report.page.parts import Section
+from joulemark.report.page.records import table_data
 from tests.report.conftest import ENVIRONMENT
 from tests.report.many import many_records
 
@@ -260,7 +261,13 @@ def test_simulated_gpus_stand_apart_and_say_so(make_record, make_run):
     }
     for form in ("terminal", "markdown"):
         assert "simulated GPU" in render(runs, form, width=100)
-    assert "simulated GPU" in page.render(evidence)
+    text = page.render(evidence)
+    assert "<title>joulemark: nvidia-h200, simulated GPUs</title>" in text
+    assert "<li>simulated GPUs in 1 of 2 runs: no figure of power or energy is real</li>" in text
+    assert "nvidia-h200 (simulated)" in text
+    rows = [row for row in table_data(evidence)["rows"] if row[-1].startswith("simulated GPU: no figure of power")]
+    assert [row[-3] for row in rows] == ["fake (simulated)"] * len(records)
+    assert "simulated" not in page.render(gather(runs[:1]))
 
 
 def test_hostile_names_make_no_paths_of_plots(make_record, make_run, tmp_path):
@@ -426,6 +433,19 @@ def test_two_runs_side_by_side_hold_plateaus_and_splits(capsys, tmp_path, energy
     assert code == 0
     assert "Side by side: old, new" in out
     assert out.count("<svg") > 5
+
+
+def test_a_side_of_simulated_gpus_is_named(make_record, make_run):
+    simulated = Environment({"driver": "580.65.06", "gpus": [], "host": {"name": "a"}, "simulated": True})
+    records = [replace(one, environment_id=simulated.environment_id) for one in sweep(make_record)]
+    runs = [
+        make_run(*sweep(make_record), path="old.jsonl"),
+        make_run(*records, path="new.jsonl", environment=simulated),
+    ]
+    found = sides.sides_of([(Path(run.path), [run], []) for run in runs], "run")
+    note = "simulated GPUs in new: no figure of power or energy is real"
+    assert sides.tables_of(found, "run")[0].notes[0] == note
+    assert not any("simulated" in one for one in sides.tables_of([found[0], found[0]], "run")[0].notes)
 
 
 def test_boards_of_one_model_are_one_model_in_the_heading(make_record, make_run):

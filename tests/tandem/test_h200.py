@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+
+from joulemark.report import tandem_view
 
 ROOT = Path(__file__).parents[2]
 FOUND = json.loads((ROOT / "results" / "nvidia-h200" / "tandem.json").read_text(encoding="utf-8"))
@@ -80,6 +83,18 @@ def test_the_page_shows_the_tables_of_what_is_committed(table):
     told = list(table())
     assert told[0] in PAGE
     assert told == PAGE[PAGE.index(told[0]) :][: len(told)]
+
+
+def test_the_command_of_the_page_names_the_runs_that_the_document_is_made_of():
+    (text,) = (text for text in PAGE if text.endswith("--out results/nvidia-h200/tandem.json"))
+    command = shlex.split(text)
+    named = command[2 : command.index("--out")]
+    assert sorted(path.name for one in named for path in ROOT.glob(one)) == [run["file"] for run in FOUND["runs"]]
+
+
+def test_the_first_table_names_the_runs():
+    text = "\n".join(next(iter(tandem_view.tables(FOUND))).notes)
+    assert all(run["file"] in text for run in FOUND["runs"])
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -228,6 +228,7 @@ def test_the_command_prints_writes_and_draws(stored, tmp_path, capsys):
     VALIDATOR.validate(document)
     assert document["schema"] == SCHEMA
     assert document["runs"][0]["file"] == "sweep-1.jsonl"
+    assert "made of sweep-1.jsonl" in next(iter(utilization_view.tables(document))).notes
     out, plot = tmp_path / "utilization.json", tmp_path / "plot.svg"
     assert main(["utilization", str(stored), "--out", str(out), "--plot", str(plot)]) == 0
     assert json.loads(out.read_text()) == document

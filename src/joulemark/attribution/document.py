@@ -20,6 +20,7 @@ from joulemark.attribution.timeline import Timeline, read_timeline, with_host
 from joulemark.attribution.windows import Mapped, map_windows
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput
+from joulemark.metrics import format_value
 from joulemark.records import Finding, Json
 from joulemark.stats import summarize
 from joulemark.utilization.kernels import TENSOR_ACTIVE, Classified, classify
@@ -32,6 +33,9 @@ _TENSOR = "pipe_tensor"
 _TOLD_BY_TENSOR = ("tensor_gemm", "gemm", "attention", "other")
 _USED, _NOT_USED = 0.03, TENSOR_ACTIVE
 """Tensor activity that shows that a kernel uses tensor cores, and that it does not."""
+_RESOLVED, _ENOUGH = 0.5, 100.0
+"""A kernel's samples can contradict its name where launches that last a sample hold this share of its time, or all its
+launches together last so many samples; else a few samples decide, most of which its neighbours fill."""
 
 
 def attribute(folder: Path) -> dict[str, Json]:
@@ -84,6 +88,7 @@ class Attribution:
         ]
         names = [timeline.place_name(place) for place in range(len(timeline.places))]
         self.kernels = self.table(names, "name")
+        self._kept: dict[str, float] = {}
         self._labels = self._classes_of(names)
 
     @classmethod
@@ -129,7 +134,8 @@ class Attribution:
         for name, known in (("operators", timeline.operator), ("modules", timeline.module)):
             if not known:
                 document["notes"].setdefault(name, "no trace with the host's operators and modules was recorded")
-        document["findings"] = [one.to_json() for one in (*timeline.findings, *_refused(mapped), *_findings(document))]
+        found = (*timeline.findings, *_refused(mapped), *_findings(document), *_kept(self._kept, mapped.sample_s))
+        document["findings"] = [one.to_json() for one in found]
         return document
 
     def places(self) -> list[dict[str, Json]]:
@@ -215,18 +221,28 @@ class Attribution:
     def _classes_of(self, names: Sequence[str]) -> list[tuple[str, bool | None]]:
         """Class of each place and whether it uses tensor cores; ``pooled`` where it has no rate of its class."""
         grouped = self._grouped
-        active = {one["name"]: one["counters"].get(_TENSOR) for one in self.kernels}
+        rows = {one["name"]: one for one in self.kernels}
         labels: list[tuple[str, bool | None]] = []
         for place, name in enumerate(names):
             if grouped.units[int(grouped.of_place[place])].level == "pool":
                 labels.append((POOLED, None))
                 continue
-            kind = _put_right(name, grouped.kind[place], active[name])
+            kind = self._told(grouped.kind[place], rows[name])
             labels.append((kind.kernel_class, kind.uses_tensor_cores))
         for entry in self.kernels:
             found = {labels[place] for place, name in enumerate(names) if name == entry["name"]}
             entry["class"], entry["uses_tensor_cores"] = max(found, key=lambda one: one[0] != POOLED)
         return labels
+
+    def _told(self, named: Classified, row: Mapping[str, Json]) -> Classified:
+        """A kernel's class by its counters, or by its name where that says tensor cores and its samples are too few."""
+        told = _put_right(row["name"], named, row["counters"].get(_TENSOR))
+        recorded_s = row["time_s"] * self._timeline.steps
+        resolved = row["by_level"].get("place", 0.0) >= _RESOLVED or recorded_s >= _ENOUGH * self._mapped.sample_s
+        if resolved or not named.uses_tensor_cores or told.uses_tensor_cores:
+            return told
+        self._kept[row["name"]] = row["time_s"] / row["launches"]
+        return named
 
     def _levels(self, members: Floats) -> dict[str, float]:
         """Share of a row's time by how far its kernels had to be pooled."""
@@ -261,7 +277,7 @@ def _slowdown(plain: Sequence[float], recorded: Sequence[float]) -> dict[str, Js
 
 
 def _put_right(name: str, kind: Classified, active: Mapping[str, Json] | None) -> Classified:
-    """A matrix kernel's class by its tensor activity, where its interval leaves no doubt.
+    """A matrix kernel's class by its tensor activity, where its interval leaves no doubt (see also ``_told``).
 
     Neighbours in time leak a little into each other, so the limits are wider than for counters of a kernel alone.
     """
@@ -279,6 +295,28 @@ def _roofs(recording: Recording, series: Mapping[int, CounterSeries]) -> Roofs |
     if product.flop is None or product.seconds is None or stream.seconds is None:
         return "the references were not timed"
     return roofs_of(series[product.number], product.flop, product.seconds, series[stream.number], stream.seconds)
+
+
+def _kept(names: Mapping[str, float], sample_s: float) -> list[Finding]:
+    """That names stand against counts.
+
+    Args:
+        names: kernel → seconds of a launch.
+        sample_s: length of a sample.
+    """
+    if not names:
+        return []
+    name, launch_s = max(names.items(), key=lambda one: one[1])
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        Finding(
+            "attribution_name_kept",
+            f"{name}{more} counts as using tensor cores, as its name says: no tensor activity was told, but its "
+            f"launches of {format_value(launch_s, 's')} are too short and few for samples of "
+            f"{format_value(sample_s, 's')}",
+            "Nsight Compute tells it (joulemark counters), and so do shorter samples",
+        )
+    ]
 
 
 def _refused(mapped: Mapped) -> list[Finding]:

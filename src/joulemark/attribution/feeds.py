@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from joulemark.attribution.stored import SCHEMA
-from joulemark.errors import UnreadableInput
+from joulemark.errors import UnreadableInput, in_words
 from joulemark.records import Json
 from joulemark.utilization.levels import COUNTS, SHARES
 
@@ -49,6 +49,6 @@ def read_per_kernel(path: Path) -> dict[str, Json]:
         return per_kernel(document)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnreadableInput(
-            f"{path} is no attribution ({type(error).__name__}: {error})",
+            f"{path} is no attribution ({in_words(error)})",
             "write one: joulemark attribution FOLDER --out F.json",
         ) from error

@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from joulemark.counter_series import CounterSeries
-from joulemark.errors import UnreadableInput
+from joulemark.errors import UnreadableInput, in_words
 
 SCHEMA = "joulemark/attribution-recording/1"
 FILE, TRACE, HOST = "recording.json", "trace.json.gz", "host.json.gz"
@@ -133,7 +133,7 @@ def read_recording(folder: Path) -> Recording:
         return Recording(windows=windows, **held)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableInput(
-            f"{folder} holds no whole recording ({type(error).__name__}: {error})",
+            f"{folder} holds no whole recording ({in_words(error)})",
             "give the folder that joulemark.measure.attribution.record wrote, or a document (--out F.json)",
         ) from error
 
@@ -166,7 +166,7 @@ def read_series(path: Path) -> CounterSeries:
             series = CounterSeries(start_s=held["start_s"], end_s=held["end_s"], values=values, **told)
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise UnreadableInput(
-            f"{path} holds no samples ({type(error).__name__}: {error})", "record again, or copy the whole folder"
+            f"{path} holds no samples ({in_words(error)})", "record again, or copy the whole folder"
         ) from error
     if not len(series) or not all(np.isfinite(samples).all() for samples in series.values.values()):
         raise UnreadableInput(f"{path} holds {len(series)} samples, or values that are no numbers", "record again")

@@ -32,6 +32,7 @@ from joulemark.cli import (
     trace,
     utilization,
 )
+from joulemark.cli.arguments import Parser
 from joulemark.cli.console import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_WRONG, say
 from joulemark.errors import JoulemarkError
 
@@ -89,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_WRONG
     _tolerate_narrow_encodings()
     try:
-        args = _parser().parse_args(argv)
+        args, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            args.parser.refuse(unknown)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else EXIT_WRONG
     try:
@@ -124,10 +127,8 @@ def _tolerate_narrow_encodings() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "joulemark", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser("joulemark", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"joulemark {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command, add_form_arguments, new_folder, positive
+from joulemark.argument_types import positive
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments, new_folder
 from joulemark.cli.console import read_runs, say, show
 from joulemark.errors import ConfigurationError
 
@@ -31,11 +32,20 @@ def add_parser(commands: Commands) -> None:
         help="stored runs of one binary with many processes; with --processes, arguments of pytest --bench",
     )
     parser.add_argument(
-        "--processes", type=positive, metavar="N", help="measure first, each case in N processes (24 or more)"
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="measure first, each case in N processes (six at least, better 24 or more)",
     )
     parser.add_argument("--results", type=Path, metavar="DIR", help="where that run is stored")
     parser.add_argument("--metric", metavar="NAME", help="device_time_s or host_time_s")
-    parser.add_argument("--pairs", type=positive, default=1000, metavar="N", help="of triples (1000 by default)")
+    parser.add_argument(
+        "--pairs",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="how many pairs of triples of processes are judged, at least (1000 by default)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random splits")
     add_form_arguments(parser, "aa.schema.json")
     parser.add_argument("--out", type=Path, metavar="F.json", help="also write the JSON document to F.json")
@@ -43,9 +53,12 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Judge the gate, print the table, and write the document."""
-    from joulemark.regression import trials
+    from joulemark.regression import processes, trials
     from joulemark.report import aa_view, jsonout, output
 
+    if args.processes is not None and args.processes < processes.LEAST:
+        what = f"--processes {args.processes} are too few to judge the gate on"
+        raise ConfigurationError(what, f"give {processes.LEAST} at least, better 24")
     if args.out is not None:
         output.check_document_path(args.out, trials.SCHEMA, "document of aa", (".json",))
     runs = _stored(args.what) if args.processes is None else [_measured(args)]

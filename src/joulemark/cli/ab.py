@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from joulemark.argument_types import positive
 from joulemark.cli import verdicts
-from joulemark.cli.arguments import Commands, add_command, new_folder, positive
+from joulemark.cli.arguments import Commands, add_command, new_folder
 from joulemark.cli.console import say
 
 

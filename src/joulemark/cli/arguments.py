@@ -1,17 +1,32 @@
-"""How commands describe themselves and read their arguments."""
+"""How commands describe themselves, and the arguments that several have."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """What ``ArgumentParser.add_subparsers`` returns."""
 
 FORMATS = ("terminal", "markdown", "csv", "json")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says of wrong arguments which were perhaps meant, and where the help is."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}; {self.prog} --help shows an example")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End with an error about arguments that this command does not take."""
+        known = [name for action in self._actions for name in action.option_strings]
+        meant = [one for name in unknown for one in get_close_matches(name.partition("=")[0], known, 1)]
+        also = f" (did you mean {', '.join(dict.fromkeys(meant))}?)" if meant else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{also}")
 
 
 def add_command(
@@ -20,8 +35,8 @@ def add_command(
     about: str,
     example: str,
     run: Callable[[argparse.Namespace], int],
-    exit_codes: str | None = None,
-) -> argparse.ArgumentParser:
+    exit_codes: str = "0 done, 2 wrong use or unreadable",
+) -> Parser:
     """Add a command whose help ends with an example.
 
     Args:
@@ -30,16 +45,16 @@ def add_command(
         about: what it does, in one line without a full stop.
         example: a command line that works.
         run: does it and returns the exit code.
-        exit_codes: what they mean, where they mean more than 0 fine and 2 wrong use.
+        exit_codes: what they mean.
     """
     parser = commands.add_parser(
         name,
         help=about,
         description=f"{about[0].upper()}{about[1:]}.",
-        epilog=f"example:\n  {example}" + (f"\n\nexit codes: {exit_codes}" if exit_codes else ""),
+        epilog=f"example:\n  {example}\n\nexit codes: {exit_codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -62,22 +77,6 @@ def add_document_arguments(parser: argparse.ArgumentParser, schema: str) -> None
     add_form_arguments(parser, schema)
     parser.add_argument("--out", type=Path, metavar="F", help="write to F (.json or .md) instead of the terminal")
     parser.add_argument("--plot", type=Path, metavar="F", help="draw into F (.svg, .png or .pdf; needs matplotlib)")
-
-
-def fraction(text: str) -> float:
-    """A share given as ``0.02`` or ``2%``; for ``type=`` of an argument."""
-    number = text.strip()
-    try:
-        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%") from None
-
-
-def positive(text: str) -> int:
-    """A whole number above 0; for ``type=`` of an argument."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
 
 
 def new_folder(command: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from joulemark.cli.arguments import Commands, add_command, add_document_arguments
 from joulemark.cli.console import check_places, deliver
-from joulemark.errors import UnreadableInput
+from joulemark.errors import UnreadableInput, in_words
 
 if TYPE_CHECKING:
     from joulemark.records import Json
@@ -52,6 +52,6 @@ def _earlier(path: Path) -> dict[str, Json]:
     try:
         list(attribution_view.tables(document))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{path} is no whole document of joulemark attribution ({type(error).__name__}: {error})"
+        what = f"{path} is no whole document of joulemark attribution ({in_words(error)})"
         raise UnreadableInput(what, "make it again from its recording") from error
     return document

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from joulemark.energy.calibration import Calibration
-    from joulemark.energy.validation import Outcome
+    from joulemark.energy.outcome import Outcome
     from joulemark.records import Json
 
 

@@ -23,6 +23,7 @@ def add_parser(commands: Commands) -> None:
         "GPUs, driver and software here, and what can be measured with them",
         "joulemark env --check && pytest --bench",
         run,
+        "0 described, and with --check fit to measure on, 1 not fit, 2 wrong use",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/env.schema.json)")
     parser.add_argument(

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import Commands, add_command, add_form_arguments, fraction
+from joulemark.argument_types import fraction
+from joulemark.cli.arguments import Commands, add_command, add_form_arguments
 from joulemark.cli.console import print_json, say
 from joulemark.errors import ConfigurationError
 
@@ -31,7 +32,13 @@ def add_parser(commands: Commands) -> None:
         "joulemark history results/nvidia-h200 --metric energy_per_item_j -k resnet50",
         run,
     )
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="of results (results/, else .joulemark/)")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="folder of results (results/ if there is one, else .joulemark/)",
+    )
     parser.add_argument("--metric", metavar="NAME", help="device_time_s, or else the first that the runs have")
     parser.add_argument("-k", "--case", metavar="TEXT", default="", help="only cases whose names contain TEXT")
     add_form_arguments(parser, "history.schema.json")
@@ -130,7 +137,7 @@ def _trend(index: Index, folder: Path, metric: str | None, text: str, rate: floa
         raise ConfigurationError(f"no usable result in {folder}", "run pytest --bench first")
     name = metric or next((one for one in CORE if one in known), known[0])
     if name not in known:
-        raise ConfigurationError(f"no run has the metric {name!r}", f"there are {', '.join(known)}")
+        raise ConfigurationError(f"no run has the metric {name!r}", f"choose from {', '.join(known)}")
     figures = index.figures(folder, name, lambda case: text.lower() in case.label.lower())
     if not figures.runs:
         raise ConfigurationError(f"no run has {name} of a case named like {text!r}", "see joulemark report for names")

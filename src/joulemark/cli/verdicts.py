@@ -6,13 +6,18 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from joulemark.cli.arguments import FORMATS, fraction
+from joulemark.argument_types import fraction
+from joulemark.cli.arguments import FORMATS
 from joulemark.cli.console import say
 
 if TYPE_CHECKING:
     from joulemark.regression.verdicts import Rule
     from joulemark.report.comparison import Comparison
 
+_METRICS_HELP = (
+    "what counts, comma-separated: names of metrics in the result files (device_time_s, host_time_s, throughput_per_s, "
+    "energy_per_item_j and peak_memory_bytes unless you say)"
+)
 EXIT_CODES = "0 nothing worse, 1 regressed, 2 unreadable, 3 cannot be decided"
 
 
@@ -20,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a comparison."""
     parser.add_argument("--json", action="store_true", help="one JSON document (docs/schema/compare.schema.json)")
     parser.add_argument("--format", choices=FORMATS, default="terminal", help="terminal unless you choose")
-    parser.add_argument("--metrics", metavar="NAMES", help="comma-separated, of the names in the result files")
+    parser.add_argument("--metrics", metavar="NAMES", help=_METRICS_HELP)
     parser.add_argument(
         "--spread",
         type=fraction,
@@ -60,10 +65,11 @@ def rule_of(args: argparse.Namespace) -> Rule:
 def show(comparison: Comparison, args: argparse.Namespace) -> int:
     """Print a comparison; the exit code by its verdict."""
     from joulemark.report import output
-    from joulemark.report.comparison import exit_code
+    from joulemark.report.comparison import exit_code, meaning_of_exit
 
     form: output.Format = "json" if args.json else args.format
-    sys.stdout.write(output.render_comparison(comparison, form))
+    ends = meaning_of_exit(comparison, args.fail_on_missing)
+    sys.stdout.write(output.render_comparison(comparison, form, ends=ends))
     if form in ("json", "csv"):
         for message in comparison.messages:
             say(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,7 +20,15 @@ _SIDE_STREAM_TAIL_S = 50e-6
 """A device that is still busy this long after the current stream ended works on another stream."""
 
 _BURST = 3
-"""Steps issued without waiting: with the one before them fewer launches than the queue holds, for most models."""
+"""Steps of a burst that are timed, at most."""
+_QUEUE = 1000
+"""Launches that wait on a stream before the next one makes the host wait: some 1,024."""
+_FASTEST_LAUNCH_S = 4e-6
+"""No step was issued faster than this per launch: 4.3 µs for the one of LeNet-5's graph, 13.6 µs on average for the 282
+of ResNet-50 [H200, ``results/nvidia-h200/sweep-20261129T190033Z-c4e7f3.jsonl``: ``host_issue_unprofiled_s`` over
+``launches_per_step``]. How many launches a step has is not known where it is timed: by this, at most so many."""
+_MOMENT_S = 100e-6
+"""In which a device that keeps up with its host ends the last kernels of a step; caches stay warm meanwhile."""
 REFERENCE_LAUNCHES = 32
 """Launches by which the host's speed is known: some 0.2 ms of Python, torch and driver."""
 
@@ -286,9 +295,10 @@ class CudaTimer:
         references: list[float] = []
         reason, before = None, self._host_reference()
         while reason is None:
-            samples += self.burst(run)
+            burst = self.burst(run)
             after = self._host_reference()
-            references += [(before + after) / 2] * _BURST
+            samples += burst
+            references += [(before + after) / 2] * len(burst)
             reason, before = stop(samples), after
         return IssueSamples(samples, references)
 
@@ -296,24 +306,28 @@ class CudaTimer:
         """Host time of a few steps that are issued back to back into a queue that was empty, in s.
 
         Of those that come first, after a wait, nothing is kept: caches are cold behind it. A launch waits once about a
-        thousand are queued: steps with more than a few hundred launches whose device is slower than the host are
-        partly waited for.
+        thousand are queued, and a burst that fills the queue measures the device. So no step is issued that could:
+        where the device lags behind, the steps that it has not done and one more must be issued in less time than it
+        takes to issue so many launches (:data:`_FASTEST_LAUNCH_S`). One step is timed in any case: one with more than
+        half of the queue's launches, behind the first one, is partly waited for where the device is much slower.
 
         Args:
             run: the step.
-            warm_s: time for which steps are issued before one is timed; one step at least.
+            warm_s: time for which steps are issued before one is timed, as far as the queue allows; one step at least.
+
+        Returns:
+            the times of one to :data:`_BURST` steps.
         """
         clock = time.perf_counter
+        queue = _Ahead(run, self._torch.cuda.Event)
         self.synchronize()
         begin = clock()
-        run()
-        while clock() - begin < warm_s:
-            run()
-        samples = []
-        for _ in range(_BURST):
-            called = clock()
-            run()
-            samples.append(clock() - called)
+        took = queue.issue()
+        while clock() - begin < warm_s and queue.has_room(2 * took):  # it and the first that is timed
+            took = queue.issue()
+        samples = [queue.issue()]
+        while len(samples) < _BURST and queue.has_room(samples[-1]):
+            samples.append(queue.issue())
         return samples
 
     def _host_reference(self) -> float:
@@ -403,6 +417,47 @@ class CudaTimer:
             raise Unsupported(f"the step cannot be captured into a CUDA graph ({first_line(error)})") from error
         replay: Run = graph.replay
         return replay
+
+
+class _Ahead:
+    """How far a host that issues steps is ahead of the device: what steps that are not done yet took to issue.
+
+    Args:
+        run: the step.
+        event: makes a CUDA event.
+    """
+
+    def __init__(self, run: Run, event: Callable[[], Any]) -> None:
+        self._run, self._event = run, event
+        self._pending: deque[tuple[Any, float]] = deque()
+
+    def issue(self) -> float:
+        """Issue a step; the host time that it took, in s."""
+        clock = time.perf_counter
+        called = clock()
+        self._run()
+        took = clock() - called
+        end = self._event()
+        end.record()
+        self._pending.append((end, took))
+        return took
+
+    def has_room(self, step_s: float) -> bool:
+        """Whether steps that take so long to issue cannot fill the queue, whatever their launches, or it is empty.
+
+        A device that keeps up ends a step a moment after the host has issued it: that is waited for, and no longer.
+        """
+        clock = time.perf_counter
+        called = clock()
+        while not (room := self._fits(step_s)) and clock() - called < _MOMENT_S:
+            pass
+        return room
+
+    def _fits(self, step_s: float) -> bool:
+        while self._pending and self._pending[0][0].query():
+            self._pending.popleft()
+        ahead_s = sum(took for _, took in self._pending)
+        return not self._pending or ahead_s + step_s <= _QUEUE * _FASTEST_LAUNCH_S
 
 
 def _times_between(ring: Sequence[Any], done: int, ready: int) -> list[float]:

@@ -25,7 +25,7 @@ from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import STATIC, UNITS, Part
 from joulemark.energy.units import columns as columns_of
 from joulemark.energy.windows import WindowFile, read_windows
-from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.errors import ConfigurationError, UnreadableInput, in_words
 from joulemark.records import Amount, Finite, Positive, converted
 
 if TYPE_CHECKING:
@@ -263,7 +263,8 @@ def read_calibration(path: Path) -> Calibration:
     try:
         return Calibration.from_json(json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse))
     except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableInput(f"calibration {path} cannot be read ({error})", "run joulemark calibrate") from error
+        what = f"calibration {path} cannot be read ({in_words(error)})"
+        raise UnreadableInput(what, "run joulemark calibrate") from error
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(
             f"{path} is no calibration of joulemark ({error})",

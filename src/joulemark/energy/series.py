@@ -10,7 +10,7 @@ from joulemark.utilization.plateau import Point, find_plateau
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from joulemark.energy.validation import Outcome
+    from joulemark.energy.outcome import Outcome
     from joulemark.records import Json
 
 _FEWEST = 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from joulemark.energy.counters import Counts
 from joulemark.energy.model import Model, Prediction
 from joulemark.energy.units import UNITS, Group
-from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.errors import ConfigurationError, UnreadableInput, in_words
 from joulemark.records import Amount, Json, converted
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def read_published(paths: Iterable[Path]) -> list[Published]:
                 raise ValueError(f"schema {data['schema']!r}")
             found += [converted({**row, "citation": data["citation"]}, Published) for row in data["rows"]]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UnreadableInput(f"{path} holds no published energies ({error})", "see results/published") from error
+            what = f"{path} holds no published energies ({in_words(error)})"
+            raise UnreadableInput(what, "write it as those in results/published are") from error
     return found
 
 

@@ -30,7 +30,7 @@ from joulemark.collect.energy import (
 from joulemark.energy.caches import Caches
 from joulemark.energy.microbench.suite import SUITE
 from joulemark.energy.units import INSTRUCTION
-from joulemark.errors import ConfigurationError, DeviceError, UnreadableInput
+from joulemark.errors import ConfigurationError, DeviceError, UnreadableInput, in_words
 from joulemark.records import Amount, Conditions, Count, Finite, Json, Positive, canonical_json, converted
 
 SCHEMA = "joulemark/calibration-windows/1"
@@ -381,7 +381,8 @@ def read_windows(path: Path) -> WindowFile:
         # Bytes: a text's own lines may hold separators of Unicode, and one that was cut within a letter is no text.
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UnreadableInput(f"windows of a calibration: {path} cannot be read ({error})") from error
+        what = f"windows of a calibration: {path} cannot be read ({in_words(error)})"
+        raise UnreadableInput(what, "give the .jsonl that joulemark calibrate wrote") from error
     header = _header(lines[0] if lines else b"", path)
     ours = "joulemark" in header and "architecture" in header
     windows: list[CalibrationWindow] = []

@@ -34,7 +34,7 @@ _PILOT_STEPS = 3
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a workload before it is measured; see :class:`joulemark.energy.validation.Measured`."""
+    """What is known of a workload before it is measured; see :class:`joulemark.energy.outcome.Measured`."""
 
     workload: str
     kind: str

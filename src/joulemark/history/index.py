@@ -22,7 +22,7 @@ from joulemark.history.lean import LeanReader, LeanRecord, LeanRun
 from joulemark.history.runs import Figures, Floats, PastRun, Source, driver_of, order_of, setup_of
 from joulemark.records import Case, Environment, Json, Run
 
-_FORMAT = f"2 of joulemark {__version__}"
+_FORMAT = f"3 of joulemark {__version__}"
 _FILES_PER_COMMIT = 200
 _WAIT_S = 30.0
 _TABLES = """
@@ -31,7 +31,7 @@ CREATE TABLE file (
     id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, mtime_ns INTEGER, error TEXT, problems TEXT);
 CREATE TABLE run (
     id INTEGER PRIMARY KEY, file INTEGER REFERENCES file ON DELETE CASCADE,
-    run_id TEXT, started_utc REAL, driver TEXT, setup TEXT);
+    run_id TEXT, started_utc REAL, driver TEXT, setup TEXT, simulated INTEGER);
 CREATE INDEX run_of_file ON run (file);
 CREATE TABLE cell (id INTEGER PRIMARY KEY, content TEXT UNIQUE);
 -- Texts are JSON. Figures have a row per run and metric with arrays side by side: int32, float64 and int8.
@@ -136,8 +136,8 @@ class Index:
 
     def _add(self, file: int | None, past: PastRun, records: Sequence[LeanRecord], cells: dict[str, int]) -> None:
         row = self._database.execute(
-            "INSERT INTO run (file, run_id, started_utc, driver, setup) VALUES (?, ?, ?, ?, ?)",
-            (file, _ascii(past.run_id), past.started_utc, _ascii(past.driver), _ascii(past.setup)),
+            "INSERT INTO run (file, run_id, started_utc, driver, setup, simulated) VALUES (?, ?, ?, ?, ?, ?)",
+            (file, _ascii(past.run_id), past.started_utc, _ascii(past.driver), _ascii(past.setup), past.simulated),
         ).lastrowid
         columns: dict[str, tuple[list[int], list[float], list[bool]]] = {}
         for record in records:
@@ -184,6 +184,8 @@ class Index:
     def figures(self, folder: Path, metric: str, wanted: Callable[[Case], bool]) -> Figures:
         """A metric of the cases that are wanted; runs without any of them are left out.
 
+        Runs on simulated GPUs are left out too where there are others: they are no part of one history.
+
         Args:
             folder: that the files lie in.
             metric: its name.
@@ -193,19 +195,21 @@ class Index:
         chosen = sorted((key for key, case in cases.items() if wanted(case)), key=lambda key: _order(cases[key]))
         place = np.full(max(cases, default=0) + 1, -1)
         place[chosen] = np.arange(len(chosen))
-        columns: dict[tuple[str, str], tuple[PastRun, Floats, int]] = {}
+        columns: dict[tuple[str, str, bool], tuple[PastRun, Floats, int]] = {}
         copies = 0
-        for path, run_id, started, driver, setup, *blobs in self._database.execute(_FIGURES, (_ascii(metric),)):
+        found = self._database.execute(_FIGURES, (_ascii(metric),))
+        for path, run_id, started, driver, setup, simulated, *blobs in found:
             at, amounts, flags = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, _KINDS, strict=True))
             inside = place[at] >= 0
-            if (run_id, driver) in columns:
+            if (run_id, driver, simulated) in columns:
                 copies += 1
             elif inside.any():
                 column = np.full(len(chosen), np.nan)
                 column[place[at[inside]]] = amounts[inside]
                 place_of = str(folder / os.fsdecode(path))
-                past = PastRun(place_of, json.loads(run_id), started, json.loads(driver), json.loads(setup))
-                columns[run_id, driver] = past, column, int(flags[inside].sum())
+                name, version, facts = (json.loads(text) for text in (run_id, driver, setup))
+                past = PastRun(place_of, name, started, version, facts, bool(simulated))
+                columns[run_id, driver, simulated] = past, column, int(flags[inside].sum())
         return _joined(metric, [cases[key] for key in chosen], list(columns.values()), copies)
 
     def _cases(self) -> dict[int, Case]:
@@ -215,7 +219,8 @@ class Index:
 
 def _joined(metric: str, cases: Sequence[Case], columns: Sequence[tuple[PastRun, Floats, int]], copies: int) -> Figures:
     """Runs in order of time, each with its figures and how many are flagged; cases without a figure are left out."""
-    ordered = sorted(columns, key=lambda column: order_of(column[0]))
+    chosen = [column for column in columns if not column[0].simulated] or columns
+    ordered = sorted(chosen, key=lambda column: order_of(column[0]))
     values = np.stack([column[1] for column in ordered], axis=1) if ordered else np.empty((len(cases), 0))
     seen = np.flatnonzero(np.isfinite(values).any(axis=1))
     return Figures(
@@ -225,12 +230,13 @@ def _joined(metric: str, cases: Sequence[Case], columns: Sequence[tuple[PastRun,
         values[seen],
         flagged=sum(column[2] for column in ordered),
         copies=copies,
+        simulated_apart=len(columns) - len(chosen),
     )
 
 
 _KINDS = (np.int32, np.float64, np.int8)
 _FIGURES = """
-SELECT path, run_id, started_utc, driver, setup, cells, amounts, flags
+SELECT path, run_id, started_utc, driver, setup, simulated, cells, amounts, flags
 FROM figures JOIN run ON run.id = figures.run JOIN file ON file.id = run.file WHERE metric = ? ORDER BY path
 """
 
@@ -310,19 +316,20 @@ def _lean(run: LeanRun | Run) -> LeanRun:
 
 
 def _by_driver(run: LeanRun) -> list[tuple[PastRun, list[LeanRecord]]]:
-    """What a file measured under each driver: a sweep may be resumed after an update."""
+    """What a file measured under each driver, simulated GPUs apart: a sweep may be resumed after an update."""
     measured = {record.gpu_uuid for record in run.records if record.gpu_uuid}
     pasts = {key: _past(run, one, measured) for key, one in run.environments.items()}
     unknown = _past(run, Environment({}))
     if len({record.environment_id for record in run.records}) == 1:
         return [(pasts.get(run.records[0].environment_id, unknown), list(run.records))]
-    parts: dict[str, tuple[PastRun, list[LeanRecord]]] = {}
+    parts: dict[tuple[str, bool], tuple[PastRun, list[LeanRecord]]] = {}
     for record in run.records:
         past = pasts.get(record.environment_id, unknown)
-        parts.setdefault(past.driver, (past, []))[1].append(record)
+        parts.setdefault((past.driver, past.simulated), (past, []))[1].append(record)
     return list(parts.values())
 
 
 def _past(run: LeanRun, environment: Environment, measured: Collection[str] = ()) -> PastRun:
     setup = setup_of(environment, measured)
-    return PastRun(run.path, run.run_id, run.started_utc, driver_of(environment.facts), setup)
+    driver, simulated = driver_of(environment.facts), bool(environment.simulated)
+    return PastRun(run.path, run.run_id, run.started_utc, driver, setup, simulated)

@@ -41,6 +41,7 @@ class PastRun:
         started_utc: seconds since the Unix epoch; None when the file does not say.
         driver: version, or ``unknown``.
         setup: what else may move a figure, by name: ``torch``, ``cuda``, ``commit``, ``power_limit_w`` …
+        simulated: whether its GPUs are simulated ones.
     """
 
     path: str
@@ -48,6 +49,7 @@ class PastRun:
     started_utc: float | None
     driver: str
     setup: Mapping[str, str]
+    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Figures:
         values: rows × runs in the metric's base unit; NaN where it was not measured.
         flagged: how many of the values carry a Finding that flags them.
         copies: how many files hold a run that another file holds too; they are left out.
+        simulated_apart: how many runs on simulated GPUs are left out because there are others.
     """
 
     metric: str
@@ -69,6 +72,12 @@ class Figures:
     values: Floats
     flagged: int = 0
     copies: int = 0
+    simulated_apart: int = 0
+
+    @property
+    def simulated(self) -> bool:
+        """Whether these are figures of simulated GPUs: they never stand beside others."""
+        return any(run.simulated for run in self.runs)
 
 
 def driver_of(facts: Mapping[str, Json]) -> str:

@@ -17,6 +17,8 @@ from joulemark.store import RunWriter, new_path, new_run_id, read_run
 SIDES = ("old", "new")
 _MEASURED = (0, 1)
 """Exit codes of a session that has measured: all passed, or some failed (their records say why)."""
+_LAST = 3
+"""Lines of a session that failed, in its error."""
 
 
 def interpreter_of(environment: Path) -> Path:
@@ -64,9 +66,14 @@ def session(interpreter: Path, folder: Path, arguments: Sequence[str]) -> Run:
     files = sorted(folder.rglob("sweep-*.jsonl"))
     if done.returncode not in _MEASURED or not files:
         raise MeasurementError(
-            f"pytest --bench measured nothing (exit status {done.returncode})", f"the end of its output: {tail(log)}"
+            f"pytest --bench measured nothing (exit status {done.returncode})", f"{log} ends: {_last_lines(log)}"
         )
     return read_run(files[-1])
+
+
+def _last_lines(log: Path) -> str:
+    """The lines that say why, on one line."""
+    return " | ".join([line.strip(" =") for line in tail(log).splitlines() if line.strip(" =")][-_LAST:])
 
 
 def take_turns(

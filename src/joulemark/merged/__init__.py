@@ -3,7 +3,8 @@
 It imports nothing of the harness: it is a subject of measurement.
 """
 
-from joulemark.merged.executor import Decision, MergedModel, MergedSequence, merge
+from joulemark.merged.executor import MergedSequence, merge
+from joulemark.merged.merged_model import Decision, MergedModel
 from joulemark.merged.partition import recompute_factor
 from joulemark.merged.sequence import Conv, Sequence
 

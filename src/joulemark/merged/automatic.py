@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,20 +16,24 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from joulemark.merged import cache
+from joulemark.merged.branches import WORTH
 from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
-from joulemark.merged.executor import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.families import Family, known_families
+from joulemark.merged.forks import Forked
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.linears import as_convolutions
+from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.paths import cudnn_tuning, format_of
-from joulemark.merged.plan import Choice, Planner, Setting
+from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
+from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
+from joulemark.merged.trials import Choice
 from joulemark.merged.whole import Referee, Verdict
 
 _FOR_SEGMENTS = 0.55
@@ -44,9 +48,10 @@ _UNTRIED = "no time for some layers or ranges: a larger budget_s may merge more"
 _STARTING = 30
 """As many calls more its start takes."""
 _GRAPHS = ("graph", "folded graph", "fused graph")
+_FORKED = ("branches graph", "folded branches graph", "fused branches graph")
 _COMPILED = ("compiled", "compiled graph", "folded compiled", "folded compiled graph")
 _TUNED = ("compiled tuned", "compiled tuned graph", "folded compiled tuned", "folded compiled tuned graph")
-_VARIANTS = ("launches", "folded", *_GRAPHS, *_COMPILED, *_TUNED)
+_VARIANTS = ("launches", "folded", *_GRAPHS, *_FORKED, *_COMPILED, *_TUNED)
 
 
 @dataclass(frozen=True)
@@ -186,11 +191,11 @@ class _Automatic:
                 self.refused += [Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()]
                 choices, left = planner.plan(self.rewritten)
             return self._finish(choices, left, None)
-        if planner.cut:
+        if planner.ranges.cut:
             self.cut, self.untried = True, _UNTRIED
         if self.setting.rates is not None and self.setting.device.type == "cuda":
-            learn(planner.points(), self.setting.rates, self.setting.device)
-        self.of_values = planner.of_values
+            learn(planner.ranges.points(), self.setting.rates, self.setting.device)
+        self.of_values = planner.ranges.of_values
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
@@ -237,7 +242,7 @@ class _Automatic:
             inner = for_both(inner, for_capture(referee.module(verdict.captured)), self.inputs)
         return MergedModel(
             inner,
-            [*_of_the_whole(verdict), *(decisions or [nothing_in(self.model)])],
+            [*_of_the_whole(verdict), *_of_branches(verdict, inner), *(decisions or [nothing_in(self.model)])],
             verdict.calls,
             referee.times,
             referee.problems,
@@ -252,11 +257,16 @@ class _Automatic:
         self._build(referee, "launches", rewritten)
         if not self.setting.measured:
             return
-        names = ["folded"]
-        if self.setting.device.type == "cuda":
-            names += [*_GRAPHS, *_COMPILED, *(_TUNED if self.budget_s >= _FOR_TUNING_S else ())]
-        for name in names:
-            if name.endswith("graph") or "compiled" not in name:
+        self._build(referee, "folded", rewritten)
+        if self.setting.device.type != "cuda":
+            return
+        for name in _GRAPHS:
+            self._build(referee, name, rewritten)
+        rival = "folded" if referee.known("fused graph") is None else "fused"
+        for name in ("branches graph", f"{rival} branches graph"):
+            self._build(referee, name, rewritten)
+        for name in (*_COMPILED, *(_TUNED if self.budget_s >= _FOR_TUNING_S else ())):
+            if name.endswith("graph"):
                 self._build(referee, name, rewritten)
             elif (why := self._why_not_compile(name, rewritten)) is not None:
                 self.cut = True
@@ -293,6 +303,9 @@ class _Automatic:
             self._build_fused(referee, name)
             return
         inner = self.graph if name.startswith("folded") else rewritten
+        if name in _FORKED:
+            self._build_forked(referee, name, inner)
+            return
         plain = name.removesuffix("graph").strip() or "launches"
         build: Callable[[], nn.Module]
         if name in ("launches", "folded"):
@@ -312,13 +325,29 @@ class _Automatic:
 
     def _build_fused(self, referee: Referee, name: str) -> None:
         """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""
+        graph = self._fused
+        if graph is None:
+            referee.problems[name] = "no convolution ends in a ReLU"
+        elif name in _FORKED:
+            self._build_forked(referee, name, graph)
+        else:
+            referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
+
+    @cached_property
+    def _fused(self) -> fx.GraphModule | None:
         graph = copy.deepcopy(self.graph)
         choices = fused_by_cudnn(graph)
         if not any(one.path == "fused" for one in choices):
-            referee.problems[name] = "no convolution ends in a ReLU"
-            return
+            return None
         rewrite(graph, choices, self.setting)
-        referee.try_(name, lambda: Replayed(graph, self.inputs, referee.pool))
+        return graph
+
+    def _build_forked(self, referee: Referee, name: str, graph: nn.Module) -> None:
+        """A graph whose branches run beside each other; none where that would hardly save time."""
+        assert isinstance(graph, fx.GraphModule)
+        forked = Forked(graph, self.setting.rates, self.setting.form)
+        if forked.schedule.gain >= WORTH:
+            referee.try_(name, lambda: Replayed(forked, self.inputs, referee.forked_pool))
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[Tensor]:
@@ -355,6 +384,15 @@ def _of_the_whole(verdict: Verdict) -> list[Decision]:
     if len(faster) == 1 and verdict.captured is not None:
         return [Decision(f"the whole model, {how}", "plain", told.format(one)) for how, one in faster.items()]
     return [Decision("the whole model", "plain", told.format(one)) for one in list(faster.values())[:1]]
+
+
+def _of_branches(verdict: Verdict, chosen: nn.Module) -> list[Decision]:
+    """How many branches run beside each other, where some do."""
+    forked = next((one for one in chosen.modules() if isinstance(one, Forked)), None)
+    if forked is None:
+        return []
+    name = "the whole model" if verdict.calls == verdict.captured else "the whole model, captured"
+    return [Decision(name, "branches", str(forked.schedule))]
 
 
 def _decision(one: Choice) -> Decision:

@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.partition import inner_positions, positions_needed
 from joulemark.merged.sequence import Conv, Sequence, Shape
 
@@ -166,7 +165,6 @@ class Prediction:
         time_s: None where it cannot run.
         bound: ``dram``, ``l2`` or ``flops``, what takes longest; ``counts`` where its family's counts tell.
         why_not: what forbids it.
-        measured_share: whether the family's shares of the rates are measured; else it is a bare roofline.
     """
 
     candidate: Candidate
@@ -174,7 +172,6 @@ class Prediction:
     time_s: float | None
     bound: str
     why_not: str | None = None
-    measured_share: bool = False
 
 
 def work_of(
@@ -293,11 +290,11 @@ def predict(
     if why is not None:
         return Prediction(candidate, work, None, "", why)
     if candidate.counted_s is not None:
-        return Prediction(candidate, work, candidate.counted_s, "counts", None, candidate.family in fitted().seconds)
-    shares = rates.reached.get(candidate.family)
-    parts, more = _parts(work, candidate, rates.flop_per_s[form], rates, shares or (1.0, 1.0))
+        return Prediction(candidate, work, candidate.counted_s, "counts")
+    shares = rates.reached.get(candidate.family, (1.0, 1.0))
+    parts, more = _parts(work, candidate, rates.flop_per_s[form], rates, shares)
     bound = max(parts, key=parts.__getitem__)
-    return Prediction(candidate, work, parts[bound] + more, bound, None, shares is not None)
+    return Prediction(candidate, work, parts[bound] + more, bound)
 
 
 def _forbidden(work: Work, candidate: Candidate, rates: Rates) -> str | None:
@@ -335,20 +332,6 @@ def _parts(
         "flops": work.flops / (peak * shares[0]) * tail,
     }
     return parts, work.launches * rates.launch_s + work.flags * rates.flag_s / slots
-
-
-def choose(
-    sequence: Sequence,
-    size: Shape,
-    batch: int,
-    form: str,
-    candidates: Iterable[Candidate],
-    rates: Rates,
-    cold: bool = True,
-) -> list[Prediction]:
-    """All candidates with their predicted times, the fastest first, those that cannot run last."""
-    predicted = [predict(sequence, size, batch, form, one, rates, cold) for one in candidates]
-    return sorted(predicted, key=lambda one: float("inf") if one.time_s is None else one.time_s)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def keep_apart(graph: fx.GraphModule, module_of: Callable[[fx.Node], object]) ->
         NotMergeable: a tensor is changed that is also read through a view of it.
     """
     for node in list(graph.graph.nodes):
-        changed = _changed(node, module_of)
+        changed = changed_by(node, module_of)
         if changed is None or not isinstance(changed.meta.get("tensor_meta"), TensorMetadata):
             continue
         alike = [one for one in graph.graph.nodes if one.meta.get(_BASE) is changed.meta[_BASE]]
@@ -137,7 +137,7 @@ def _of_one_format(node: fx.Node) -> bool:
     return len(metas) == len(node.args) and len({one.dtype for one in metas if isinstance(one, TensorMetadata)}) == 1
 
 
-def _changed(node: fx.Node, module_of: Callable[[fx.Node], object]) -> fx.Node | None:
+def changed_by(node: fx.Node, module_of: Callable[[fx.Node], object]) -> fx.Node | None:
     """What a node changes in place; None where it changes nothing."""
     first = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
     changes = False

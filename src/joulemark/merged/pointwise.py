@@ -2,8 +2,8 @@
 
 An epilogue; a depthwise convolution; a pointwise convolution, of a gated input too; one of few channels, as networks
 begin with; squeeze-and-excitation. All read and write channels-last tensors once and keep sums in fp32. They import
-Triton, which comes with torch for CUDA: only :mod:`joulemark.merged.paths`, :mod:`joulemark.merged.plan` and
-:mod:`joulemark.merged.squeeze` import this module, and only where Triton is there.
+Triton, which comes with torch for CUDA: only :mod:`joulemark.merged.paths`, :mod:`joulemark.merged.squeeze`,
+:mod:`joulemark.merged.builds` and :mod:`joulemark.merged.measuring` import this module, and only where Triton is.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"

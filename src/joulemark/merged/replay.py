@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from joulemark.merged.forks import rehearsed
+
 _WARM_UP = 3
 _FIXED = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 """What a graph holds as it was when it was captured: for another value the module is launched."""
@@ -122,8 +124,10 @@ def capture(inner: nn.Module, inputs: tuple[Any, ...], pool: Any) -> tuple[Any, 
         side = _capturing_stream(device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                inner(*inputs)
+            inner(*inputs)  # alone, since cuDNN may time its algorithms here
+            with rehearsed():
+                for _ in range(_WARM_UP - 1):
+                    inner(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph: Any = torch.cuda.CUDAGraph()

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from torch import fx
 
 from joulemark.merged import cache
+from joulemark.merged.branches import SECONDS
 from joulemark.merged.families import offers
 from joulemark.merged.graph import Segment, find_chains, range_segment
 from joulemark.merged.kernels import Kernel, KernelError
 from joulemark.merged.paths import LIBRARY, Executed, kind_of_path
-from joulemark.merged.plan import Choice, Setting, problem_of, unit_names
+from joulemark.merged.setting import Setting, problem_of
+from joulemark.merged.trials import Choice, unit_names
 
 
 def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:
@@ -67,7 +69,7 @@ def rewrite(graph: fx.GraphModule, choices: Iterable[Choice], setting: Setting) 
             new = graph.graph.call_module(name, tuple(replaced.get(one, one) for one in arguments), gate)
         last.replace_all_uses_with(new)
         replaced[last] = new
-        new.meta = dict(last.meta)
+        new.meta = {**last.meta, SECONDS: choice.time_s}
         for node in reversed(segment.nodes):
             graph.graph.erase_node(node)
     graph.graph.lint()

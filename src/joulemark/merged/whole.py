@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from joulemark.merged.plan import TOLERANCE, Setting
 from joulemark.merged.questions import relative_error
 from joulemark.merged.replay import Replayed
+from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race_calls, race_replays
 
 _WHOLE = 5
@@ -71,6 +71,11 @@ class Referee:
     @cached_property
     def pool(self) -> Any:
         """Memory that the graphs of all variants share: of a large model it holds one set of activations, not five."""
+        return torch.cuda.graph_pool_handle()
+
+    @cached_property
+    def forked_pool(self) -> Any:
+        """Memory of the graphs with several streams: a pool keeps what each stream has had, whoever else uses it."""
         return torch.cuda.graph_pool_handle()
 
     def try_(self, name: str, build: Callable[[], nn.Module]) -> nn.Module | None:
@@ -167,10 +172,14 @@ def _worst_error(out: Any, expected: Any) -> float:
 
 
 def _fastest(times: Mapping[str, float]) -> str:
-    """The least of times, or one as good of what no compiler has to make again: it is ready sooner next time."""
+    """The least of times, or one as good.
+
+    Rather of what no compiler has to make again, it is ready sooner next time; then of what forks into no branches, it
+    holds less memory.
+    """
     least = min(times.values())
     good = [name for name, seconds in times.items() if seconds <= _EQUAL * least]
-    return min(good, key=lambda name: ("compiled" in name, times[name]))
+    return min(good, key=lambda name: ("compiled" in name, "branches" in name, times[name]))
 
 
 def _call(module: nn.Module, example: tuple[Any, ...]) -> Callable[[], object]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from joulemark.errors import Unsupported
+from joulemark.merged.builds import build_all
 from joulemark.merged.cost import predict
 from joulemark.merged.families import Family, Offer, Problem, limits_of, offers
 from joulemark.merged.graph import Segment, find_chains, range_segment, trace
@@ -18,7 +19,6 @@ from joulemark.merged.kernels.chain import Plan, chain, unsuited
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.layouts import from_bricks, to_bricks
 from joulemark.merged.paths import format_of
-from joulemark.merged.plan import build_all
 from joulemark.merged.rates import rates_of
 from joulemark.merged.sequence import Shape
 from joulemark.merged.stopwatch import race

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from joulemark.argument_types import positive, seconds
 from joulemark.collect.pm_sampling import Pace
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import probe_gpus
@@ -23,9 +23,12 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.rates import rates_of
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.assembler import use_torchs_assembler
+from joulemark.merged_bench.document import Document
+from joulemark.merged_bench.gains import group_gains
 from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.limits import ends_when_asked
-from joulemark.merged_bench.measure import Document, Options, group_gains, measure_all
+from joulemark.merged_bench.measure import measure_all
+from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prebuild import prebuild
 from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
@@ -66,7 +69,7 @@ def main(
     args = parser.parse_args(argv)
     try:
         every = subjects(args)
-        chosen = chosen_of(every, args.only, args.first, args.share, args.first_alone)
+        chosen = chosen_of(every, args.only, args.first, args.share)
         known_in(every, _words(args.by_schedule or ""))
         if not chosen:
             raise ConfigurationError(
@@ -104,26 +107,25 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
     parser.add_argument(
         "--limit",
-        type=_seconds,
+        type=seconds,
         default=540.0,
         metavar="S",
         help="for all: what of a row would not end in time is left out",
     )
-    parser.add_argument("--subject-limit", type=_seconds, default=300.0, metavar="S", help="of building one's rivals")
-    parser.add_argument("--rival-limit", type=_seconds, default=200.0, metavar="S", help="of building one rival")
+    parser.add_argument("--subject-limit", type=seconds, default=300.0, metavar="S", help="of building one's rivals")
+    parser.add_argument("--rival-limit", type=seconds, default=200.0, metavar="S", help="of building one rival")
     merge_s = 15.0 if kind == "blocks" else BUDGET_S
-    parser.add_argument("--merge-budget", type=_seconds, default=merge_s, metavar="S", help="of merging a subject")
-    parser.add_argument("--rounds", type=_count, default=25, help="bursts of each rival")
-    parser.add_argument("--sustain", type=_seconds, default=2.2, metavar="S", help="of each steady window; 0 for none")
-    parser.add_argument("--turns", type=_count, default=1, help="steady windows of each rival")
-    parser.add_argument("--sustain-best", type=_count, metavar="N", help="steady windows for ours and the N fastest")
+    parser.add_argument("--merge-budget", type=seconds, default=merge_s, metavar="S", help="of merging a subject")
+    parser.add_argument("--rounds", type=positive, default=25, help="bursts of each rival")
+    parser.add_argument("--sustain", type=seconds, default=2.2, metavar="S", help="of each steady window; 0 for none")
+    parser.add_argument("--turns", type=positive, default=1, help="steady windows of each rival")
+    parser.add_argument("--sustain-best", type=positive, metavar="N", help="steady windows for ours and the N fastest")
     parser.add_argument(
         "--unmerged-bursts-only", action="store_true", help="no steady windows of our own unmerged kernels"
     )
     parser.add_argument(
         "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
     )
-    parser.add_argument("--first-alone", action="store_true", help="not the others")
     parser.add_argument(
         "--by-schedule",
         metavar="NAMES",
@@ -137,7 +139,7 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
     )
     parser.add_argument("--share", default="1/1", metavar="N/ALL", help="every ALLth subject, from the Nth on")
     parser.add_argument(
-        "--kernels", type=_count, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
+        "--kernels", type=positive, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
     )
     parser.add_argument("--build", metavar="ARCHITECTURE", help="only compile what will be tried, as sm_90a; no GPU")
     parser.add_argument("--no-counters", action="store_true", help="leave bytes by hardware counters out")
@@ -146,34 +148,13 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
     return parser
 
 
-def _count(text: str) -> int:
-    """A whole number above 0."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    """Seconds, 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds")
-    return value
-
-
-def chosen_of(
-    subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1", alone: bool = False
-) -> list[Subject]:
+def chosen_of(subjects: Sequence[Subject], only: str = "", first: str = "", share: str = "1/1") -> list[Subject]:
     """Subjects as the options choose and order them.
 
     Args:
         only: a word of their names.
         first: names and groups, separated by commas, that come before all others.
         share: ``n/all``: every ``all``-th, from the ``n``-th on.
-        alone: whether the others are left out.
 
     Raises:
         ConfigurationError: a name that nothing has, or a share that is none.
@@ -187,9 +168,7 @@ def chosen_of(
     def place(one: Subject) -> int:
         return next((n for n, name in enumerate(wanted) if name in (one.name, one.group)), len(wanted))
 
-    chosen = sorted(
-        (one for one in subjects if only in one.name and not (alone and place(one) == len(wanted))), key=place
-    )
+    chosen = sorted((one for one in subjects if only in one.name), key=place)
     return chosen[int(number) - 1 :: int(every)]
 
 

@@ -21,7 +21,8 @@ from joulemark.merged.kernels.compile import build_text, full_source
 from joulemark.merged.kernels.description import STORED, Format
 from joulemark.merged.kernels.seconds import fitted
 from joulemark.merged.linears import as_convolutions
-from joulemark.merged.plan import Planner, Setting
+from joulemark.merged.plan import Planner
+from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged_bench.subjects import Subject
 

@@ -28,8 +28,8 @@ from scipy.optimize import nnls
 from joulemark.merged.kernels import Description, Kernel
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Counts, fitted
-from joulemark.merged.plan import worth_measuring
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged.trials import worth_measuring
 from joulemark.merged_bench.judge import GOOD
 
 SCHEMA = "joulemark.merged-model/1"

@@ -23,10 +23,11 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.graph import find_chains, trace
 from joulemark.merged.paths import OWN, format_of, kind_of_path
-from joulemark.merged.plan import Planner, Setting
+from joulemark.merged.plan import Planner
 from joulemark.merged.rates import learn, rates_of
 from joulemark.merged.replay import for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
+from joulemark.merged.setting import Setting
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
@@ -224,8 +225,8 @@ def _forced(how: str) -> Callable[[Task], Made]:
             raise Unsupported(f"no kernel of schedule {how!r} executes two layers or more of this model")
         rewrite(graph, choices, setting)
         assert setting.rates is not None
-        learn(planner.points(), setting.rates, torch.device("cuda", torch.cuda.current_device()))
-        facts = {"paths": [one.path for one in choices], "candidates": planner.table()}
+        learn(planner.ranges.points(), setting.rates, torch.device("cuda", torch.cuda.current_device()))
+        facts = {"paths": [one.path for one in choices], "candidates": planner.ranges.table()}
         return graph, None, facts
 
     return make

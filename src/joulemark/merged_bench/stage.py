@@ -8,7 +8,7 @@ short rest; a *sustained* window repeats rounds for seconds, as the energy count
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -284,10 +284,3 @@ def _per_call(progress: Sequence[tuple[float, int]], act: Act, start: float) -> 
         after = list(progress)
     (begin, first), (end, last) = after[0], after[-1]
     return (end - begin) / max((last - first) * act.calls, 1)
-
-
-def over_best(figures: Mapping[str, Mapping[str, Any]], ours: str, rivals: Sequence[str], figure: str) -> float | None:
-    """Best rival's figure over ours; None where either is missing."""
-    mine = figures.get(ours, {}).get(figure)
-    theirs = [found for one in rivals if (found := figures.get(one, {}).get(figure)) is not None]
-    return min(theirs) / mine if mine and theirs else None

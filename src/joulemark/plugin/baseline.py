@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from joulemark.metrics import find, format_value
-from joulemark.records import Case, Record, Run
+from joulemark.records import Case, Environment, Record, Run
 from joulemark.regression.verdicts import Rule
 from joulemark.report.compare import GATED_METRICS, compare
 from joulemark.report.comparison import OUTCOME, Comparison, Row
@@ -25,10 +25,12 @@ class Baseline:
     Args:
         run: the stored one.
         rule: with the number of rows that will be judged one by one.
+        simulated: whether this session's GPUs are simulated ones; None where that is not known.
     """
 
     run: Run
     rule: Rule = field(default_factory=Rule)
+    simulated: bool | None = None
 
     def judge(self, record: Record) -> list[Row]:
         """What got worse in a case that has just ended.
@@ -36,7 +38,8 @@ class Baseline:
         The rows are judged alone, at the share of the false-alarm rate that each of all planned rows has; the
         comparison at the end judges them together, which never finds fewer.
         """
-        run = Run("this run", record.run_id, {}, (record,), True)
+        environments = {record.environment_id: Environment({"simulated": self.simulated})}
+        run = Run("this run", record.run_id, environments, (record,), True)
         rows = compare(self.run, run, rule=self.rule).rows
         return [row for row in rows if row.gated and row.verdict == "regressed"]
 

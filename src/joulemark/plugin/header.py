@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
 from joulemark.metrics import format_value
-from joulemark.records import Record, Run
+from joulemark.records import NOT_REAL, Record, Run
 
 if TYPE_CHECKING:
+    import argparse
+
     from joulemark.device.gpu import Gpu
     from joulemark.plugin.session import BenchSession
     from joulemark.plugin.sweep import Target
@@ -33,7 +35,7 @@ def header_lines(session: BenchSession) -> list[str]:
         if target.note:
             lines.append(f"  ! {target.note}")
     if inventory.simulated:
-        lines.append("  ! these GPUs are simulated: no figure of power or energy is real")
+        lines.append(f"  ! these GPUs are simulated: {NOT_REAL}")
     if inventory.problem is not None:
         lines.append(f"  ! {inventory.problem}")
     if not session.config.pluginmanager.hasplugin("benchmark"):
@@ -214,6 +216,12 @@ def whole_run(session: BenchSession) -> Run:
     )
 
 
+def _chosen(option: argparse.Namespace) -> str:
+    """By what cases were chosen: ``-k 'resnet'``; empty where all were."""
+    given = (("-k", option.keyword), ("-m", option.markexpr))
+    return " and ".join(f"{flag} {text!r}" for flag, text in given if text)
+
+
 def _why_nothing(session: BenchSession) -> str:
     journal = session.journal
     assert journal is not None
@@ -221,6 +229,9 @@ def _why_nothing(session: BenchSession) -> str:
         return f": all {len(session.finished)} cases are in the resumed file"
     if journal.total == 0 and session.left_out.items and not session.uncollected:
         return f": its {len(session.left_out.items)} cases need a GPU; --bench-all lists them, each with its reason"
+    chosen = _chosen(session.config.option)
+    if journal.total == 0 and not session.uncollected and chosen:
+        return f": no case fits {chosen}; the same with --collect-only -q and without {chosen} lists all cases"
     if journal.total == 0 and not session.uncollected:
         return (
             ": no function that takes the fixture bench was found; write one in a file bench_*.py, for example "

@@ -347,7 +347,12 @@ class BenchSession:
             self.baseline, lines = open_baseline(self.options.baseline, folder, results, planned, own)
         except JoulemarkError as error:
             raise pytest.UsageError(f"--bench-baseline: {error}") from error
-        for line in [*lines, *([f"baseline: {self.baseline.run.path}"] if self.baseline else [])]:
+        if self.baseline is not None:
+            simulated = None if self.inventory is None else self.inventory.simulated
+            self.baseline = replace(self.baseline, simulated=simulated)
+            marked = " (simulated GPUs)" if self.baseline.run.simulated else ""
+            lines = [*lines, f"baseline: {self.baseline.run.path}{marked}"]
+        for line in lines:
             self._tell(printable(f"joulemark: {line}"))
 
     @staticmethod

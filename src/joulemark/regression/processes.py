@@ -24,7 +24,7 @@ ADDED_WORK = "added_work"
 METRICS = ("device_time_s", "host_time_s")
 """What the gate is judged on: what most cells have, with raw samples (the other rules need them)."""
 
-_LEAST = 6
+LEAST = 6
 """Processes for one pair of disjoint triples."""
 
 _APART, _MAD_TO_SD = 5.0, 1.4826
@@ -110,8 +110,9 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
     for group in by_case.values():
         found = _processes(group, name)
         plain, added = _arm(group[0].case)
-        if len(found) < _LEAST:
-            left_out.append(f"{group[0].case.label}: {len(found)} processes with samples of {name}, six are needed")
+        if len(found) < LEAST:
+            count = f"{len(found)} process{'' if len(found) == 1 else 'es'}"
+            left_out.append(f"{group[0].case.label}: {count} with samples of {name}, six are needed")
             continue
         arms.setdefault(plain.case_id, {})[added] = found
         labels[plain.case_id] = plain.label
@@ -125,7 +126,7 @@ def cells_of(runs: Sequence[Run], metric: str | None = None) -> tuple[str, list[
 def _extent(groups: Iterable[Sequence[Record]], metric: str) -> tuple[int, int]:
     """How many cases can be judged on a metric, and how many processes have it at all."""
     counts = [len(_processes(group, metric)) for group in groups]
-    return sum(count >= _LEAST for count in counts), sum(counts)
+    return sum(count >= LEAST for count in counts), sum(counts)
 
 
 def _arm(case: Case) -> tuple[Case, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from joulemark.metrics import find, format_value
@@ -40,7 +41,26 @@ def _rates(document: Json) -> Table:
         frozenset({2, 3, 4, 5}),
         tuple(_notes(document)),
         f"alarms | {find(document['metric']).title} | {', '.join(document['gpu_models'])}",
+        lead=_verdict(document),
     )
+
+
+def _verdict(document: Json) -> str:
+    """What the gate did on the same binary, what it finds, and where it finds least."""
+    gate = next(row for row in document["rates"] if row["rule"] == "joulemark" and row["added_work"] == 0)
+    smallest = document["smallest_slowdown"]
+    found, share = smallest["of_all_rows"], f"{smallest['share']:.0%} of trials"
+    by_cell: Mapping[str, float | None] = smallest["by_cell"]
+    worst, least = max(by_cell.items(), key=lambda one: math.inf if one[1] is None else one[1])
+    parts = (
+        f"the gate would have failed {gate['failed']} of {gate['comparisons']} comparisons of the same binary",
+        f"no slowdown up to 40 % is found in {share}"
+        if found is None
+        else f"the smallest slowdown found in {share}: {found:.2%}",
+        f"worst: {worst}, {'none up to 40 %' if least is None else f'{least:.2%}'}",
+        "exit code 0: judged, whatever was found",
+    )
+    return "; ".join(parts)
 
 
 def _simulated(document: Json) -> dict[str, str]:
@@ -62,15 +82,6 @@ def _share(rate: float, interval: Iterable[float]) -> tuple[str, str]:
 
 
 def _notes(document: Json) -> Iterable[str]:
-    gate = next(row for row in document["rates"] if row["rule"] == "joulemark" and row["added_work"] == 0)
-    yield f"the gate would have failed {gate['failed']} of {gate['comparisons']} comparisons of the same binary"
-    smallest = document["smallest_slowdown"]
-    found = smallest["of_all_rows"]
-    yield (
-        f"no slowdown up to 40 % is found in {smallest['share']:.0%} of trials"
-        if found is None
-        else f"the smallest slowdown found in {smallest['share']:.0%} of trials: {found:.2%}"
-    )
     yield from (f"{name}: {model}" for model, name in _simulated(document).items())
     yield f"of rows, of runs: Wilson's 95 % intervals; {document['resampling']['statement']}"
     yield from document["notes"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from joulemark.errors import ConfigurationError
 from joulemark.metrics import all_metrics, find, format_value
-from joulemark.records import Outcome, Record, Run
+from joulemark.records import NOT_REAL, Outcome, Record, Run
 from joulemark.regression.effects import Change, LeftOut, changes, spread_between_processes
 from joulemark.regression.machines import differences, set_up_differently
 from joulemark.regression.verdicts import Judged, Rule, Verdict, judge
@@ -33,8 +33,8 @@ def compare(base: Run, new: Run, metrics: Sequence[str] | None = None, rule: Rul
     Cases are paired by what they are (never by an id, an address or the order of parameters), their changes
     estimated by :func:`joulemark.regression.effects.changes` and judged together as
     :class:`joulemark.regression.verdicts.Rule` says. An out-of-memory that is new is a regression. A throughput that
-    restates a time in the same comparison is shown and does not count twice. Rows on GPUs of different models are
-    shown and do not count.
+    restates a time in the same comparison is shown and does not count twice. Rows on GPUs of different models, and
+    rows of a simulated GPU against a real one, are shown and do not count.
 
     Args:
         base, new: runs.
@@ -64,6 +64,7 @@ def compare(base: Run, new: Run, metrics: Sequence[str] | None = None, rule: Rul
         (*messages, *([set_up] if set_up else [])),
         rule,
         _between_processes(base, new, rows),
+        tuple(side for side, run in (("BASE", base), ("NEW", new)) if run.simulated),
     )
 
 
@@ -100,6 +101,8 @@ def _about_pairs(pairing: Pairing, kept: Sequence[Pair]) -> Iterable[str]:
 
 def _about_runs(base: Run, new: Run, rows: Sequence[Row]) -> Iterable[str]:
     for side, run in (("BASE", base), ("NEW", new)):
+        if run.simulated:
+            yield f"{side} was measured on simulated GPUs: {NOT_REAL}"
         if not run.completed:
             yield f"{side} is incomplete ({run.reason or 'its file has problems'}): {run.path}"
         yield from (f"{side}: {problem}" for problem in run.problems)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from joulemark.metrics import find
 from joulemark.records import Json
 from joulemark.regression.verdicts import VERDICTS, Rule, Verdict
 
@@ -57,6 +58,15 @@ class Row:
     p_value: float | None = None
     detectable: float | None = None
 
+    @property
+    def worsening(self) -> float:
+        """By how much it got worse, as a logarithm; infinite where one side has no figures."""
+        if self.metric == OUTCOME:
+            return math.inf
+        if self.ratio is None:
+            return 0.0
+        return -math.log(self.ratio) if find(self.metric).better == "higher" else math.log(self.ratio)
+
     def to_json(self) -> Json:
         return {
             "key": self.key,
@@ -90,6 +100,7 @@ class Comparison:
         messages: about the runs as a whole.
         rule: by which the rows were judged.
         between_processes: metric → pooled relative standard deviation of processes, where it was measured.
+        simulated: the sides, of ``BASE`` and ``NEW``, that have simulated GPUs.
     """
 
     base: str
@@ -102,6 +113,7 @@ class Comparison:
     messages: tuple[str, ...] = ()
     rule: Rule = field(default_factory=Rule)
     between_processes: Mapping[str, float] = field(default_factory=dict)
+    simulated: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -132,6 +144,11 @@ class Comparison:
             if row.gated and row.ratio is not None:
                 logs[row.metric].append(math.log(row.ratio))
         return {metric: math.exp(sum(values) / len(values)) for metric, values in logs.items()}
+
+    def worst(self) -> Row | None:
+        """Of the rows that count the one with the worst verdict and, among these, the largest worsening."""
+        counting = [row for row in self.rows if row.gated]
+        return min(counting, key=lambda row: (_severity(row.verdict), -row.worsening), default=None)
 
     def to_json(self) -> Json:
         return {
@@ -171,6 +188,11 @@ class Comparison:
         }
 
 
+def _severity(verdict: Verdict) -> int:
+    """A row that improved is no worse than one that stayed the same."""
+    return min(VERDICTS.index(verdict), VERDICTS.index("improved"))
+
+
 def exit_code(comparison: Comparison, fail_on_missing: bool = False) -> int:
     """The exit code of the command line for a comparison.
 
@@ -186,6 +208,19 @@ def exit_code(comparison: Comparison, fail_on_missing: bool = False) -> int:
     if fail_on_missing and (comparison.only_in_base or any(_went_missing(row) for row in comparison.rows)):
         return EXIT_REGRESSED
     return EXIT_INCONCLUSIVE if comparison.verdict == "inconclusive" else EXIT_OK
+
+
+def meaning_of_exit(comparison: Comparison, fail_on_missing: bool = False) -> str:
+    """What :func:`exit_code` says of a comparison: ``exit code 1: something is worse``."""
+    code = exit_code(comparison, fail_on_missing)
+    if code == EXIT_REGRESSED:
+        regressed = comparison.verdict == "regressed"
+        why = "something is worse" if regressed else "NEW lacks cases or figures of BASE (--fail-on-missing)"
+    elif code == EXIT_INCONCLUSIVE:
+        why = "it cannot be decided whether something is worse" if comparison.compared else "nothing in common"
+    else:
+        why = "nothing is worse" if any(row.gated for row in comparison.rows) else "no figure counts"
+    return f"exit code {code}: {why}"
 
 
 def _went_missing(row: Row) -> bool:

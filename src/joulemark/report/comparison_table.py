@@ -1,9 +1,9 @@
-"""A comparison as a table: a row per figure, and under it what is on one side only and the verdict."""
+"""A comparison as a table: the verdict, a row per figure, and under them what is on one side only."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from joulemark.metrics import find, format_value
@@ -13,8 +13,13 @@ from joulemark.report.comparison import OUTCOME, Comparison, Row
 from joulemark.report.names import first_of, without_common_parts
 
 
-def table_of(comparison: Comparison) -> Table:
-    """The comparison for a printer: a row per figure, what is on one side only and the summary under it."""
+def table_of(comparison: Comparison, ends: str = "") -> Table:
+    """The comparison for a printer: the verdict, a row per figure, what is on one side only and the summary under them.
+
+    Args:
+        comparison: of two runs.
+        ends: how the command ends because of it, see :func:`joulemark.report.comparison.meaning_of_exit`.
+    """
     names, common = without_common_parts([row.key for row in comparison.rows])
     rows = tuple(
         (
@@ -34,6 +39,7 @@ def table_of(comparison: Comparison) -> Table:
         rows=rows,
         numeric=frozenset({2, 3, 4, 5, 6}),
         notes=tuple(_notes(comparison)),
+        lead=verdict_line(comparison, names, ends),
         title=f"{Path(comparison.base).name} -> {Path(comparison.new).name}" + (f" | {common}" if common else ""),
     )
 
@@ -94,8 +100,32 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def verdict_line(comparison: Comparison, names: Mapping[str, str], ends: str) -> str:
+    """``verdict: regressed (exit code 1: something is worse); 1 of 4 cases changed; worst: a-b8, time 1.300x``.
+
+    Args:
+        names: what its table calls a case.
+        ends: how the command ends because of it; may be empty.
+    """
+    worst = comparison.worst()
+    verdict = comparison.verdict if worst is not None or not comparison.rows else "none"
+    parts = [f"verdict: {verdict}" + (f" ({ends})" if ends else "")]
+    parts += [f"simulated GPUs in {' and '.join(comparison.simulated)}"] if comparison.simulated else []
+    if worst is not None:
+        changed = {row.key for row in comparison.rows if row.gated and row.verdict in ("regressed", "improved")}
+        parts.append(f"{len(changed)} of {_count(comparison.compared, 'case')} changed")
+        parts.append(f"worst: {names[worst.key]}, {_in_words(worst)}")
+    return "; ".join(parts)
+
+
+def _in_words(row: Row) -> str:
+    if row.metric == OUTCOME:
+        return f"{_shown(row.base, row.unit)} -> {_shown(row.new, row.unit)}"
+    return f"{find(row.metric).title} " + ("without a ratio" if row.ratio is None else f"{row.ratio:.3f}x")
+
+
 def summary_line(comparison: Comparison) -> str:
-    """``4 cases compared, 4 rows: 1 regressed, 3 same; …; verdict: regressed``."""
+    """``compared 4 cases, 4 rows: 1 regressed, 3 same; 0 new, 1 missing; geometric mean of ratios: …``."""
     counts = Counter(row.verdict for row in comparison.rows)
     listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "none"
     means = ", ".join(f"{find(name).title} {mean:.4f}x" for name, mean in comparison.geometric_means().items())
@@ -103,6 +133,5 @@ def summary_line(comparison: Comparison) -> str:
         f"compared {_count(comparison.compared, 'case')}, {_count(len(comparison.rows), 'row')}: {listed}",
         f"{len(comparison.only_in_new)} new, {len(comparison.only_in_base)} missing",
         *([f"geometric mean of ratios: {means}"] if means else []),
-        f"verdict: {comparison.verdict}",
     ]
     return "; ".join(parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joulemark.attribution import stored as attribution
 from joulemark.energy import stored as energy
-from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.errors import ConfigurationError, UnreadableInput, in_words
 from joulemark.records import Json, Run
 from joulemark.report import foreign
 from joulemark.report.evidence import Document
@@ -64,9 +64,12 @@ def read(path: Path, kind: str) -> Document:
     """
     try:
         content: Json = json.loads(path.read_text(encoding="utf-8"))
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if not str(schema).startswith(f"joulemark/{kind}/"):
+            raise ValueError(f"its schema is {schema!r}")
         _CHECKS[kind](content)
     except (OSError, ValueError, RecursionError) as error:
-        what = f"{path} is no whole document of joulemark {kind} ({type(error).__name__}: {error})"
+        what = f"{path} is no whole document of joulemark {kind} ({in_words(error)})"
         raise UnreadableInput(what, f"give one that joulemark {kind} --out has written, or make it again") from error
     return Document(path, kind, content)
 

@@ -11,7 +11,7 @@ from typing import Any
 from joulemark.device.gpu import slug
 from joulemark.energy import stored
 from joulemark.energy.validation import SCHEMA
-from joulemark.errors import UnreadableInput
+from joulemark.errors import UnreadableInput, in_words
 from joulemark.records import Table
 from joulemark.report.share_table import Share, table_of
 
@@ -47,7 +47,7 @@ def _read(path: Path) -> Mapping[str, Any]:
             raise ValueError(f"{twice[0]!r} stands twice")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnreadableInput(
-            f"{path} holds no split of energy ({type(error).__name__}: {error})",
+            f"{path} holds no split of energy ({in_words(error)})",
             "give what joulemark energy FILE --calibration F --out wrote",
         ) from error
     return document  # type: ignore[no-any-return]

@@ -242,7 +242,7 @@ def gather(runs: Sequence[Run], documents: Iterable[Document] = ()) -> Evidence:
             case, driver = record.case, driver_of_record(run, record)
             drivers.add(driver)
             if case.batch_size is not None and case.batch_size > 0:
-                simulated = is_simulated(run, record)
+                simulated = bool(run.is_simulated(record))
                 key = (case.workload, case.phase, case.gpu_model, driver, simulated, *sorted(case.params.items()))
                 groups.setdefault(key, {}).setdefault(_configuration(case).case_id, []).append(record)
     usual = _usual_gpu(ordered)
@@ -265,12 +265,6 @@ def driver_of_record(run: Run, record: Record) -> str:
     """The driver that a record was measured under, or ``unknown``."""
     environment = run.environments.get(record.environment_id)
     return driver_of({} if environment is None else environment.facts)
-
-
-def is_simulated(run: Run, record: Record) -> bool:
-    """Whether a record is of simulated GPUs."""
-    environment = run.environments.get(record.environment_id)
-    return environment is not None and bool(environment.facts.get("simulated"))
 
 
 def _configuration(case: Case) -> Case:

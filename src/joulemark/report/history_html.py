@@ -87,7 +87,8 @@ def render(trend: Trend, sources: Sequence[Source]) -> str:
     )
     levels, *changes = tables_of(trend)
     return environment.from_string(_PAGE).render(
-        title=f"{find(trend.figures.metric).title} over {len(trend.figures.runs)} runs",
+        title=f"{find(trend.figures.metric).title} over {len(trend.figures.runs)} runs"
+        + (" on simulated GPUs" if trend.figures.simulated else ""),
         metric=find(trend.figures.metric),
         charts=charts_of(trend),
         marks=_marks(trend),

@@ -12,7 +12,7 @@ from pathlib import Path
 from joulemark.history.runs import PastRun, Source
 from joulemark.history.trend import ChangePoint, Level, Ratio, RowChange, Trend
 from joulemark.metrics import find, format_value
-from joulemark.records import Json, Table
+from joulemark.records import NOT_REAL, Json, Table
 from joulemark.report.names import namer
 
 SCHEMA = "joulemark/history/1"
@@ -42,6 +42,7 @@ def _levels(trend: Trend) -> Table:
         tuple(rows),
         frozenset(range(1, len(columns))),
         title=f"{find(figures.metric).title} by driver, median over {_runs(len(figures.runs))}"
+        + (" on simulated GPUs" if figures.simulated else "")
         + (f"; {common} unless another is named" if common else ""),
     )
 
@@ -87,7 +88,8 @@ def _changes(trend: Trend) -> Table:
         )
         for number, one in enumerate(trend.changes, 1)
     )
-    title = f"{len(rows) or 'no'} change{'' if len(rows) == 1 else 's'} of {find(trend.figures.metric).title}"
+    where = " on simulated GPUs" if trend.figures.simulated else ""
+    title = f"{len(rows) or 'no'} change{'' if len(rows) == 1 else 's'} of {find(trend.figures.metric).title}{where}"
     return Table(columns, rows, frozenset({5, 6}), notes=tuple(notes_of(trend)), title=title)
 
 
@@ -106,9 +108,17 @@ def notes_of(trend: Trend) -> list[str]:
     )
     if figures.flagged:
         share = figures.flagged / sum(level.runs for levels in trend.levels for level in levels.values())
-        notes.append(f"{figures.flagged} figures ({share:.0%}) are flagged in their runs; they count here")
+        which = "1 figure" if figures.flagged == 1 else f"{figures.flagged} figures"
+        notes.append(f"flagged in their runs, and counted here: {which} ({share:.0%})")
+    if figures.simulated:
+        notes.append(f"all runs are on simulated GPUs: {NOT_REAL}")
+    if figures.simulated_apart:
+        notes.append(
+            f"{_runs(figures.simulated_apart)} on simulated GPUs left out: they are no part of a history of others "
+            "(keep them in a folder of their own)"
+        )
     if figures.copies:
-        notes.append(f"{_runs(figures.copies)} stand in several files and count once")
+        notes.append(f"in several files, and counted once: {_runs(figures.copies)}")
     return notes
 
 
@@ -202,7 +212,8 @@ def document(trend: Trend, sources: Sequence[Source]) -> Json:
 
 
 def _run(run: PastRun) -> Json:
-    return {"path": run.path, "run_id": run.run_id, "started_utc": run.started_utc, "driver": run.driver}
+    return {"path": run.path, "run_id": run.run_id, "started_utc": run.started_utc, "driver": run.driver,
+            "simulated": run.simulated}  # fmt: skip
 
 
 def _level_json(level: Level) -> Json:

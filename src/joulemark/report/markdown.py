@@ -9,13 +9,14 @@ from joulemark.report.escape import markdown
 
 
 def render(tables: Iterable[Table]) -> str:
-    """Tables with their titles as headings and their notes as lists."""
+    """Tables with their titles as headings, their notes as lists, and over them what is to be read first."""
     return "\n\n".join(render_table(table) for table in tables) + "\n"
 
 
 def render_table(table: Table) -> str:
     """One table; text from outside shows as it is and never as markup."""
-    lines = [f"### {markdown(table.title)}", ""] if table.title else []
+    lines = [f"**{markdown(table.lead)}**", ""] if table.lead else []
+    lines += [f"### {markdown(table.title)}", ""] if table.title else []
     if table.rows:
         rule = ["---:" if index in table.numeric else ":---" for index in range(len(table.columns))]
         lines += [_row(map(markdown, table.columns)), _row(rule)]

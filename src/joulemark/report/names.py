@@ -8,6 +8,9 @@ from dataclasses import replace
 
 from joulemark.records import Case, Json
 
+_MOST_FILES = 8
+"""That a note names."""
+
 
 def namer(cases: Iterable[Case]) -> Callable[[Case], str]:
     """What gives a case its name: its label, with the function that swept it where several swept the same.
@@ -67,6 +70,13 @@ def without_common_parts(keys: Sequence[str]) -> tuple[dict[str, str], str]:
     if not common or len(set(short.values())) < len(distinct) or not all(short.values()):
         return {key: key for key in distinct}, ""
     return short, "-".join(part for part in distinct[0].split("-") if part in common)
+
+
+def made_of(runs: Sequence[Mapping[str, Json]]) -> str:
+    """Which files a document of several runs is made of, for a note: ``made of a.jsonl, b.jsonl``."""
+    names = [str(run["file"]) for run in runs]
+    more = f" and {len(names) - _MOST_FILES} more (--json names all)" if len(names) > _MOST_FILES else ""
+    return f"made of {', '.join(names[:_MOST_FILES])}{more}"
 
 
 def first_of(names: Sequence[str]) -> str:

@@ -70,15 +70,15 @@ def render_tables(
     return answers_view.render(evidence, columns, terminal.shows_blocks()) + terminal.render(tables, columns) + "\n"
 
 
-def render_comparison(comparison: Comparison, form: Format, width: int | None = None) -> str:
-    """A comparison as text, see :func:`render`."""
+def render_comparison(comparison: Comparison, form: Format, width: int | None = None, ends: str = "") -> str:
+    """A comparison as text, see :func:`render`; ``ends`` as in :func:`joulemark.report.comparison_table.table_of`."""
     if form == "csv":
         return csv.render_rows([row.to_json() for row in comparison.rows])
     if form == "json":
         return jsonout.dumps(comparison.to_json())
     from joulemark.report.comparison_table import table_of  # the statistics take a while to load
 
-    return formats.render([table_of(comparison)], form, width)
+    return formats.render([table_of(comparison, ends)], form, width)
 
 
 def format_of(path: Path) -> Format:

@@ -56,7 +56,8 @@ def pair_cases(base: Run, new: Run) -> Pairing:
     pairs, only_new = [], []
     for case_id, record in current.items():
         if case_id in old:
-            pairs.append(Pair(name(record.case), old[case_id], record))
+            note = _simulated_on_one_side(base.is_simulated(old[case_id]), new.is_simulated(record))
+            pairs.append(Pair(name(record.case), old[case_id], record, gated=not note, notes=note))
         elif case_id in others:
             pairs.append(_other_gpu(name, others[case_id], record))
             del left_base[others[case_id].case_id]
@@ -105,6 +106,13 @@ def _unambiguous(run: Run, side: str, messages: list[str]) -> dict[str, Record]:
 
 def _without_gpu(case: Case) -> str:
     return replace(case, gpu_model="").case_id
+
+
+def _simulated_on_one_side(base: bool | None, new: bool | None) -> tuple[str, ...]:
+    """A note where one side is of a simulated GPU and the other of a real one."""
+    if base is None or new is None or base == new:
+        return ()
+    return (f"the GPU of {'BASE' if base else 'NEW'} is simulated, the other is not: shown, not gated",)
 
 
 def _other_gpu(name: Callable[[Case], str], base: Record, new: Record) -> Pair:

@@ -44,7 +44,7 @@ def check_metric(name: str) -> Metric:
     """
     known = [metric.name for metric in all_metrics()]
     if name not in known:
-        raise ConfigurationError(f"the metric {name!r} is unknown", f"choose of {', '.join(known)}")
+        raise ConfigurationError(f"the metric {name!r} is unknown", f"choose from {', '.join(known)}")
     return find(name)
 
 

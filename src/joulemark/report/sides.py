@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from joulemark.errors import ConfigurationError
 from joulemark.history.runs import sorted_drivers
 from joulemark.metrics import batch_text
-from joulemark.records import Json, Record, Run, Table, Value
+from joulemark.records import NOT_REAL, Json, Record, Run, Table, Value
 from joulemark.report import share_table
 from joulemark.report.answers import GROUP_TITLES, group_shares, idle_share, share_interval, whole_percent
 from joulemark.report.evidence import Curve, Document, Evidence, Workload, driver_of_record, gather
@@ -148,7 +148,10 @@ def _title(common: Curve) -> str:
 
 def tables_of(sides: Sequence[Side], axis: Axis) -> list[Table]:
     """Throughput, plateau, idle time and energy side by side; the energy split beside where a document has one."""
-    return [_figures(matches_of(sides, axis), [side.name for side in sides]), *_splits(sides)]
+    figures = _figures(matches_of(sides, axis), [side.name for side in sides])
+    fakes = [side.name for side in sides if any(run.simulated for run in side.evidence.runs)]
+    marks = [f"simulated GPUs in {', '.join(fakes)}: {NOT_REAL}"] if fakes else []
+    return [replace(figures, notes=(*marks, *figures.notes)), *_splits(sides)]
 
 
 def _figures(matches: Sequence[Match], names: Sequence[str]) -> Table:

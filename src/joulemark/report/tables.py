@@ -123,7 +123,7 @@ def _outcome(record: Record, marks: Mapping[str, str]) -> str:
 def _title(run: Run, group: str | None) -> str:
     gpus = " ".join(sorted({record.case.gpu_model for record in run.records}))
     drivers = sorted({str(one.facts.get("driver")) for one in run.environments.values() if one.facts.get("driver")})
-    simulated = "simulated GPUs" if any(one.facts.get("simulated") for one in run.environments.values()) else ""
+    simulated = "simulated GPUs" if run.simulated else ""
     parts = [Path(run.path).name, gpus, f"driver {', '.join(drivers)}" if drivers else "", simulated, group]
     return " | ".join(part for part in parts if part)
 

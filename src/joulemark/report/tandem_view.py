@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from joulemark.metrics import batch_text, format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
-from joulemark.report.names import series_titles
+from joulemark.report.names import made_of, series_titles
 
 _COLUMNS = (
     "batch", "step", "GPU busy", "host issue", "exposed", "of step", "hidden", "issue/operator", "kernels", "launches",
@@ -23,7 +23,7 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     series = sorted(document["series"], key=lambda one: _ANSWERS.index(one["crossover"]["verdict"]))
     titles = series_titles(series)
     if series:
-        yield _crossovers(series, titles)
+        yield _crossovers(series, titles, document["runs"])
     yield from map(_series, series, titles)
     if document["against_eager"]:
         yield _against_eager(document["against_eager"])
@@ -31,7 +31,9 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
         yield _cells(document["cells"])
 
 
-def _crossovers(series: Sequence[Mapping[str, Json]], titles: Sequence[str]) -> Table:
+def _crossovers(
+    series: Sequence[Mapping[str, Json]], titles: Sequence[str], runs: Sequence[Mapping[str, Json]]
+) -> Table:
     """The answer of each series: its crossover, and how much of a step is exposed at its smallest and largest batch."""
     rows = []
     for one, name in zip(series, titles, strict=True):
@@ -48,6 +50,7 @@ def _crossovers(series: Sequence[Mapping[str, Json]], titles: Sequence[str]) -> 
         "exposed: share of an unprofiled step in which nothing runs on the GPU, at the smallest and largest batch",
         "below, step and host issue: without the profiler; GPU busy: of a profiled step; exposed: step minus GPU busy",
     ]
+    notes.append(made_of(runs))
     if len(rows) < len(series):
         notes.append(f"without an answer, below: {len(series) - len(rows)} series of too few batch sizes")
     return table_of("from which batch on the kernels hide the framework", columns, rows, notes, frozenset())

@@ -67,7 +67,8 @@ def render_table(table: Table, width: int) -> str:
         rows=tuple(tuple(printable(cell) for cell in row) for row in table.rows),
     )
     fitted, said, hidden = _fit(plain, width)
-    lines = _wrap(printable(table.title), width) if table.title else []
+    lines = [*_wrap(printable(table.lead), width), ""] if table.lead else []
+    lines += _wrap(printable(table.title), width) if table.title else []
     if said:
         lines += _wrap(f"in all rows: {', '.join(said)}", width)
     if fitted.rows:

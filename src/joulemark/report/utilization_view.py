@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from joulemark.metrics import LEVELS, batch_text, find, format_value
 from joulemark.records import Json, Table
 from joulemark.report.formats import percent, table_of
-from joulemark.report.names import first_of, series_titles
+from joulemark.report.names import first_of, made_of, series_titles
 from joulemark.utilization.waterfall import TITLES
 
 _MAIN = (
@@ -30,7 +30,7 @@ BARS: Mapping[str, str] = {
 def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     """The plateaus of all series, then per series its levels, its phases and its waterfalls."""
     series = list(zip(series_titles(document["series"]), document["series"], strict=True))
-    yield _plateaus(series)
+    yield _plateaus(series, document["runs"])
     yield _beside_published(series, document["published"])
     for name, one in series:
         yield _levels(name, one)
@@ -40,7 +40,7 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
         yield _waterfalls(name, one)
 
 
-def _plateaus(series: Sequence[tuple[str, Mapping[str, Json]]]) -> Table:
+def _plateaus(series: Sequence[tuple[str, Mapping[str, Json]]], runs: Sequence[Mapping[str, Json]]) -> Table:
     rows = []
     for name, one in series:
         rows.append((name, "throughput", _verdict(one["throughput_plateau"])))
@@ -53,9 +53,8 @@ def _plateaus(series: Sequence[tuple[str, Mapping[str, Json]]]) -> Table:
         for finding in (one["throughput_plateau"] or {"findings": ()})["findings"]
     )
     note = "plateau: the batch beyond which no doubling gains more than 5 %, with a bootstrap interval"
-    return table_of(
-        "where a bigger batch stops helping", ("series", "what", "plateau"), rows, (note, *found), frozenset()
-    )
+    notes = (note, made_of(runs), *found)
+    return table_of("where a bigger batch stops helping", ("series", "what", "plateau"), rows, notes, frozenset())
 
 
 def _verdict(plateau: Mapping[str, Json] | None) -> str:

@@ -28,7 +28,7 @@ METRICS = (
 
 _MEASURED = ("ok", "flagged")
 _BURST, _QUEUE = 4, 1000
-"""Steps of a burst (:meth:`joulemark.collect.timing.CudaTimer.burst`); launches that a queue holds, about."""
+"""Steps of a burst, at most (:meth:`joulemark.collect.timing.CudaTimer.burst`); launches that a queue holds, about."""
 _ALIKE = 0.05
 """How far two processes' times of the same work may be apart."""
 _UNRECONCILED = ("kernels_and_launches_differ", "kernels_differ_between_iterations", "profiler_steps_lost")

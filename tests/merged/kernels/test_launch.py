@@ -128,6 +128,21 @@ def test_an_early_launch_allows_what_its_kernel_waits_for_itself(driver: Driver)
     assert (arguments.batch, arguments.count, driver.streams) == (2, 6, [77])
 
 
+def test_the_first_launch_behind_another_stream_is_not_early(driver: Driver) -> None:
+    description = Description(sequence_of(16, 32, 16), "bf16")
+    early = inverted_residual_warpgroup(description, InvertedPlan(4, 8, 1, 32, early=True))
+    in_order = chain(Description(chain_of([16] * 3), "bf16"), Plan((8, 12), 4, 2))
+    launch.in_order_behind(78)
+    start(early, (2, 9, 8))
+    assert driver.streams == [77], "that is another stream"
+    launch.in_order_behind(77)
+    start(in_order, (2, 17, 13))
+    start(early, (2, 9, 8))
+    assert (driver.streams, len(driver.launches)) == ([77], 3), "whatever is launched in between: it may launch nothing"
+    start(early, (2, 9, 8))
+    assert (driver.streams, len(driver.launches)) == ([77, 77], 4)
+
+
 def test_persistent_blocks_fill_the_device(driver: Driver) -> None:
     kernel = stream(Description(chain_of([16] * 3), "bf16"), StreamPlan(16, 4, 2))
     start(kernel, (5, 20, 20))

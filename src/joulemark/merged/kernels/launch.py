@@ -13,6 +13,18 @@ from torch import Tensor
 from joulemark.merged.kernels.compile import KernelError, architecture_of, build
 from joulemark.merged.kernels.kernel import Kernel
 
+_behind_others: set[int] = set()
+"""Streams, as CUDA knows them, that have waited for another one since the last launch of ours that may be early."""
+
+
+def in_order_behind(stream: int) -> None:
+    """Say that a stream has just waited for an event of another: the next kernel of ours there is not launched early.
+
+    In a capture an early launch is an edge of the graph behind *the* kernel in front of it (CUDA Programming Guide,
+    "Programmatic Dependent Launch and Synchronization", use in CUDA graphs); what becomes of several is not said.
+    """
+    _behind_others.add(stream)
+
 
 @cache
 def _driver() -> Any:
@@ -85,7 +97,11 @@ class Loaded:
 
         def start() -> None:
             stream = torch.cuda.current_stream(kept[0].device).cuda_stream
-            code = enqueue(stream, address)
+            launch = enqueue
+            if self.kernel.early and stream in _behind_others:
+                _behind_others.discard(stream)
+                launch = self._in_order(blocks)
+            code = launch(stream, address)
             if int(code):
                 raise KernelError(f"launching {self.kernel.name} with {blocks} blocks: {code.name}")
 

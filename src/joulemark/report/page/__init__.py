@@ -119,6 +119,7 @@ def _plain(value: Any) -> Any:
 
 def _title(evidence: Evidence) -> str:
     gpus = sorted(set(map(model_of, evidence.records)))
+    gpus += ["simulated GPUs"] if any(run.simulated for run in evidence.runs) else []
     return f"joulemark: {', '.join(gpus)}" if gpus else "joulemark"
 
 

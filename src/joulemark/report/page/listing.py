@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from joulemark.records import Environment, Json, Run, Table
+from joulemark.records import NOT_REAL, Environment, Json, Run, Table
 from joulemark.report.evidence import MOST_SHOWN, Evidence
 from joulemark.report.generations_table import generations_table
 from joulemark.report.names import namer
@@ -102,7 +102,7 @@ def _runs(evidence: Evidence) -> Table:
         (
             Path(run.path).name,
             _when(run.started_utc),
-            ", ".join(sorted({record.case.gpu_model for record in run.records})),
+            ", ".join(sorted({record.case.gpu_model for record in run.records})) + (" (simulated)" * run.simulated),
             ", ".join(_values(run, "driver")) or "unknown",
             str(len(run.records)),
             summary_line(run),
@@ -175,15 +175,22 @@ def _tiers(evidence: Evidence) -> Table:
 
 
 def headline(evidence: Evidence) -> list[str]:
-    """GPUs, drivers and torch versions, for the top of the page."""
+    """Whether GPUs are simulated, their names, drivers and torch versions, for the top of the page."""
     gpus, drivers, torch = (_distinct(evidence, read) for read in (_gpu_names, _fact("driver"), _fact("torch")))
     dates = sorted(_when(run.started_utc)[:10] for run in evidence.runs if run.started_utc is not None)
     days = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
     several = f"{len(evidence.runs)} runs" if len(evidence.runs) != 1 else Path(evidence.runs[0].path).name
     boards = {uuid for one in evidence.records for uuid in (one.gpu_uuid, *one.rank_gpu_uuids) if uuid}
-    parts = [gpus, f"{len(boards)} boards" if len(boards) > 1 else "", f"driver {drivers}" if drivers else "",
-             f"torch {torch}" if torch else "", f"{len(evidence.records)} cases", several, days]  # fmt: skip
+    parts = [_simulated(evidence), gpus, f"{len(boards)} boards" if len(boards) > 1 else "",
+             f"driver {drivers}" if drivers else "", f"torch {torch}" if torch else "",
+             f"{len(evidence.records)} cases", several, days]  # fmt: skip
     return [part for part in parts if part]
+
+
+def _simulated(evidence: Evidence) -> str:
+    count, runs = sum(run.simulated for run in evidence.runs), len(evidence.runs)
+    where = f" in {count} of {runs} runs" if count < runs else ""
+    return f"simulated GPUs{where}: {NOT_REAL}" if count else ""
 
 
 def _distinct(evidence: Evidence, read: Callable[[Environment], list[str]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from joulemark.metrics import find
-from joulemark.records import Json, Record
+from joulemark.records import NOT_REAL, Json, Record
 from joulemark.report.escape import printable
 from joulemark.report.evidence import Evidence
 from joulemark.report.tables import SHOWN_METRICS, Column, format_figure, identity_columns
@@ -38,8 +38,8 @@ def table_data(evidence: Evidence) -> Json:
                 text = column.cell(record)
                 cells.append([text, _number(text)] if column.numeric and text is not None else text and _short(text))
             cells += [_figure(record, name) for name in metrics]
-            cells += [_short(Path(run.path).stem)] if several else []
-            cells += [record.outcome, _details(record)]
+            cells += [_short(Path(run.path).stem + " (simulated)" * run.simulated)] if several else []
+            cells += [record.outcome, _details(record, bool(run.is_simulated(record)))]
             rows.append(cells)
     return {"columns": columns, "rows": rows, "filters": _filters(columns, rows)}
 
@@ -76,9 +76,10 @@ def _tiers(records: Sequence[Record], name: str) -> str:
     return ", ".join(sorted(tiers))
 
 
-def _details(record: Record) -> str:
-    """Findings, the reason of a failure, and why figures are missing."""
-    said = [record.reason] if record.reason else []
+def _details(record: Record, simulated: bool) -> str:
+    """Whether its GPU is simulated, Findings, the reason of a failure, and why figures are missing."""
+    said = [f"simulated GPU: {NOT_REAL}"] if simulated else []
+    said += [record.reason] if record.reason else []
     said += [f"{one.message} ({one.remedy})" if one.remedy else one.message for one in record.findings]
     said += [f"{find(name).title}: {why}" for name, why in record.notes.items() if name in _METRICS]
     return printable(" · ".join(said))[:600]

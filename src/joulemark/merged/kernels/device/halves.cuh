@@ -16,9 +16,4 @@ DEVICE u32 positive_halves(u32 v) {
     return v;
 }
 #endif
-template <Activation A> DEVICE u32 activate_halves(u32 v) {
-    if (A == RELU6) return fp16::minimum(positive_halves(v), fp16::SIX);
-    if (A == RELU) return positive_halves(v);
-    if (A == SILU) return fp16::pack(silu(fp16::low(v)), silu(fp16::high(v)));
-    return v;
-}
+DEVICE u32 relu6_halves(u32 v) { return fp16::minimum(positive_halves(v), fp16::SIX); }

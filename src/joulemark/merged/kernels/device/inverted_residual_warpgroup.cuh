@@ -305,7 +305,7 @@ DEVICE void depthwise_halves(const Place& at, u32 hidden, u32 weights, int step,
         }
     }
     UNROLL for (int j = 0; j < TILES; j++) UNROLL for (int i = 0; i < 4; i++)
-        pixels[j][i] = activate_halves<DEPTHWISE_ACTIVATION>(NARROW ? sum[2 * j + (i & 1)][0][i >> 1] : sum[j][i & 1][i >> 1]);
+        pixels[j][i] = relu6_halves(NARROW ? sum[2 * j + (i & 1)][0][i >> 1] : sum[j][i & 1][i >> 1]);
 }
 // Begins the projection of them.
 DEVICE void begin_projecting(u32 weights, int step, const u32 (&pixels)[TILES][4], Sums& out) {
