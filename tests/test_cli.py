@@ -75,13 +75,6 @@ def test_help_teaches_by_example(capsys, command):
     assert f"joulemark {command[0] if command else 'env'}" in out
 
 
-def test_without_a_command_it_teaches_too(capsys):
-    assert main([]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "joulemark report results/" in err
-
-
 def test_the_version_is_told(capsys):
     assert run(capsys, "--version")[:2] == (0, f"joulemark {__version__}\n")
 

@@ -85,9 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # as a shell's >&- leaves it
         say("error: standard output is closed: leave it open, or redirect it to a file")
         return EXIT_WRONG
-    if not (sys.argv[1:] if argv is None else argv):
-        _parser().print_help(sys.stderr)
-        return EXIT_WRONG
     _tolerate_narrow_encodings()
     try:
         args, unknown = _parser().parse_known_args(argv)
