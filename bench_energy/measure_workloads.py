@@ -2,7 +2,7 @@
 
 python bench_energy/measure_workloads.py --out results/nvidia-h200/energy-measurements.json
 python bench_energy/measure_workloads.py --list held_out --only gemm --out gemm.json
-python bench_energy/measure_workloads.py --models my_models:mlp --phase train --batch-sizes 8,64 --out mine.json
+python bench_energy/measure_workloads.py --models my_models:mlp --phase train --batch-sizes 8:64 --out mine.json
 
 First the energy of all, then the counters of all: counting raises the power of this process's idle board. Goes on with
 a file that is there: what it already holds is not measured again, what failed comes last. Exit codes: 0
@@ -31,6 +31,7 @@ import torch
 from bench_energy.held_out import ADDED, FIRST, HeldOut, Step, own
 from bench_energy.operand_bits import KINDS, memory_bits
 from bench_energy.splits import ALL, SPLITS
+from joulemark.argument_types import sizes
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import Gpu, probe_gpus
 from joulemark.energy.calibrate import SampledMeter
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--dtype", default="bf16", choices=DTYPES, help="of --models (bf16)")
     found.add_argument("--mode", default="eager", choices=MODES, help="of --models (eager)")
-    found.add_argument("--batch-sizes", type=_sizes, default=(1,), metavar="SIZES", help="of --models (1)")
+    found.add_argument("--batch-sizes", type=sizes, default=(1,), metavar="SIZES", help="of --models (1)")
     found.add_argument("--only", default="", metavar="WORD", help="those with WORD in their name")
     found.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no workload after S seconds")
     found.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help=f"of each workload ({WINDOW_S:g})")
@@ -80,13 +81,6 @@ def parser() -> argparse.ArgumentParser:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(one.strip() for one in text.split(",") if one.strip())
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(one) for one in text.split(","))
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"batch sizes are 1 and more, not {text}")
-    return sizes
 
 
 def wanted(args: argparse.Namespace) -> list[HeldOut]:

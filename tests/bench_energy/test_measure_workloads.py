@@ -104,7 +104,7 @@ def test_models_that_there_are_not(machine, capsys, words, says):
 def test_batch_sizes_are_positive(machine, capsys):
     with pytest.raises(SystemExit):
         run(machine, "--models", "lenet5", "--batch-sizes", "8,0")
-    assert "batch sizes are 1 and more" in capsys.readouterr().err
+    assert "'0' is no batch size; give positive numbers" in capsys.readouterr().err
 
 
 def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):
