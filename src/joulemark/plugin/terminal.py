@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from joulemark.plugin.header import header_lines, write_summary
 if TYPE_CHECKING:
     from joulemark.plugin.session import BenchSession
 
+_FILES_NAMED = 3
 _ENDS = ("call", "???")
 """Phases whose report ends a case; the second is what xdist calls the death of a worker."""
 
@@ -31,6 +33,24 @@ class Terminal:
         if self.session.journal is None:
             return []
         return header_lines(self.session)
+
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        """How many cases run beside those of the models that were named: without a path, that may be most of them."""
+        session = self.session
+        if session.options.models is None or session.sweep is None or session.is_child:
+            return []
+        from joulemark.plugin.sweep import describe
+        from joulemark.report.escape import printable
+
+        named = {describe(one, session.own, session.config.rootpath)[0] for one in session.options.models}
+        cases = [(one.nodeid, one.case) for one in session.sweep.plan(items) if one.case is not None]
+        files = Counter(nodeid.partition("::")[0] for nodeid, case in cases if case.workload not in named)
+        if not files:
+            return []
+        largest = ", ".join(f"{file} {count}" for file, count in files.most_common(_FILES_NAMED))
+        more = ", …" if len(files) > _FILES_NAMED else ""
+        line = f"--bench-models: {files.total()} of {len(cases)} cases are of no model that it names, and run too"
+        return [f"{line}: {printable(largest)}{more} (name files to leave them out)"]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
