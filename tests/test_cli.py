@@ -163,7 +163,6 @@ BAD_INPUTS = [
     (["report", "{run}", "--out", "{tmp}/" + 300 * "a" + ".md"], "File name too long"),
     (["compare", "{run}", "{tmp}/empty.jsonl"], "is empty"),
     (["compare", "{run}", "{run}", "--metrics", "speed"], "the metric 'speed' is unknown"),
-    (["compare", "{run}", "{run}", "--spread", "200%"], "is not a fraction"),
     (["attribution", "{tmp}/none"], "no whole recording (No such file or directory)"),
     (["attribution", TANDEM], "(its schema is 'joulemark/tandem/1')"),
     (["energy", "--calibration", "{tmp}/none"], "cannot be read (No such file or directory): run joulemark calibrate"),
@@ -285,8 +284,10 @@ def test_compare_has_formats(capsys, form, part):
         (("ab", "--old", "nowhere"), "--new"),
         (("ab", "--old", "nowhere", "--new", "nowhere"), "nowhere is neither a Python interpreter"),
         (("ab", "--old", "x", "--new", "y", "--metrics", "nothing"), "'nothing' is unknown"),
-        (("ab", "--old", "x", "--new", "y", "--spread", "3"), "the spread 3.0"),
-        (("compare", RUNS / "baseline.json", RUNS / "candidate.json", "--min-effect", "2"), "the minimal effect 2.0"),
+        (("ab", "--old", "x", "--new", "y", "--spread", "3"), "'3' is not a fraction"),
+        (("compare", RUNS / "baseline.json", RUNS / "candidate.json", "--min-effect", "2"), "'2' is not a fraction"),
+        (("compare", RUNS / "baseline.json", RUNS / "candidate.json", "--threshold", "nan"), "'nan' is not a fraction"),
+        (("history", "--false-alarms=-1%"), "'-1%' is not a fraction"),
     ],
 )
 def test_wrong_use_of_verdicts_is_one_line(capsys, args, says):

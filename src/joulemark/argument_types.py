@@ -25,12 +25,15 @@ def seconds(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """A share given as ``0.02`` or ``2%``."""
+    """A share given as ``0.02`` or ``2%``: 0 or more, and less than the whole."""
     number = text.strip()
     try:
-        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
+        value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%") from None
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; give 0.02 or 2%, from 0 to less than 1")
+    return value
 
 
 SIZES = "positive numbers (1,8,64) or a range of doublings (1:128)"
