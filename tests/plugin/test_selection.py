@@ -194,6 +194,7 @@ def test_ini_twins(project):
         (("--bench-gpus", "h900"), "*h900*"),
         (("--bench-models", "lenet5,resnet51"), "--bench-models: *'resnet51': did you mean resnet50 *"),
         (("--bench-models", "not.there:build"), "--bench-models: *there is no module 'not.there'*"),
+        (("--bench-models", "json.tool:built"), "--bench-models: *json.tool has no attribute 'built'*"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_runs(project, args, said):
@@ -202,6 +203,17 @@ def test_a_wrong_option_is_refused_before_anything_runs(project, args, said):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
     assert "Traceback" not in result.stderr.str() + result.stdout.str()
+    assert project.files == []
+
+
+@pytest.mark.parametrize("options", [(), ("--bench-inprocess",)])
+def test_a_model_that_cannot_be_imported_is_refused_though_no_benchmark_takes_one(project, options):
+    project.write({"bench_a.py": BENCH, "half.py": "raise RuntimeError('half written')\n\ndef make(): pass\n"})
+    result = project.bench("--bench-models", "half:make", *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    told = result.stderr.str() + result.stdout.str()
+    assert "--bench-models: 'half:make': importing half raised RuntimeError: half written: fix it" in told
+    assert "Traceback" not in told
     assert project.files == []
 
 

@@ -124,8 +124,8 @@ def mine(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "zoo.py").write_text(MODULE)
-    (package / "broken.py").write_text("import a_package_that_nobody_has\n")
-    (package / "failing.py").write_text("raise RuntimeError('half written')\n")
+    (package / "broken.py").write_text("import a_package_that_nobody_has\n\ndef pair(): pass\n")
+    (package / "failing.py").write_text("raise RuntimeError('half written')\n\ndef pair(): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     yield tmp_path
@@ -213,6 +213,7 @@ def test_every_case_gets_a_fresh_model_of_the_same_weights():
         ("nobody_has_this:f", "there is no module 'nobody_has_this'", "PYTHONPATH"),
         ("mine_pkg.zooo:pair", "there is no module 'mine_pkg.zooo'", "sys.path"),
         ("mine_pkg.zoo.deeper:pair", "there is no module 'mine_pkg.zoo.deeper'", "sys.path"),
+        ("mine_pkg.zoo:pairs", "mine_pkg.zoo has no attribute 'pairs'", "did you mean pair"),
     ],
 )
 def test_a_wrong_name_is_refused_before_anything_runs(name, message, remedy):
@@ -225,7 +226,6 @@ def test_a_wrong_name_is_refused_before_anything_runs(name, message, remedy):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mine_pkg.zoo:pairs", "mine_pkg.zoo has no attribute 'pairs': did you mean pair"),
         ("mine_pkg.zoo:constant", "is a int, not a function"),
         ("mine_pkg.zoo:raises", "the factory raised ValueError: no checkpoint at /nowhere"),
         ("mine_pkg.zoo:number", "the factory returned a int"),
@@ -296,3 +296,68 @@ def test_a_package_that_makes_up_its_submodules_is_found_by_importing_it(mine):
     loader.check("mine_pkg.inner:factory")
     with pytest.raises(ConfigurationError, match="returned a int"):
         loader.load("mine_pkg.inner:factory")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from elsewhere import *",
+        "def __getattr__(name): return print",
+        "globals().update(factory=print)",
+        "import sys\nsetattr(sys.modules[__name__], 'factory', print)",
+        "def late():\n    global factory\n    factory = print\nlate()",
+    ],
+)
+def test_names_that_do_not_stand_in_a_modules_text_are_left_to_importing_it(mine, text):
+    (mine / "mine_pkg" / "made.py").write_text(text)
+    loader.check("mine_pkg.made:factory")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "async def factory(): pass",
+        "class factory: pass",
+        "import os.path as factory",
+        "import factory.inner",
+        "from os import path as factory",
+        "first, (factory, *rest) = 1, (2, 3)",
+        "factory: object = print",
+        "(factory := print)",
+        "with open(__file__) as factory: pass",
+        "for factory in (print,): pass",
+        "try:\n    import nothing\nexcept ImportError:\n    factory = print",
+        "if True:\n    pass\nelse:\n    factory = print",
+        "match 1:\n    case [*factory]: pass",
+        "match 1:\n    case {**factory}: pass",
+        "match 1:\n    case factory: pass",
+    ],
+)
+def test_whatever_binds_a_name_in_a_modules_text_is_seen(mine, text):
+    (mine / "mine_pkg" / "made.py").write_text(text)
+    loader.check("mine_pkg.made:factory")
+    with pytest.raises(ConfigurationError, match=r"has no attribute 'factories': did you mean factory"):
+        loader.check("mine_pkg.made:factories")
+    assert "mine_pkg.made" not in sys.modules
+
+
+def test_names_of_functions_and_classes_are_not_the_modules(mine):
+    (mine / "mine_pkg" / "made.py").write_text(
+        "def outer():\n    inner = 1\n\nclass Outer:\n    def method(self): pass\n"
+    )
+    for name in ("inner", "method"):
+        with pytest.raises(ConfigurationError, match=f"has no attribute '{name}'"):
+            loader.check(f"mine_pkg.made:{name}")
+    loader.check("mine_pkg.made:Outer.method")
+
+
+def test_a_text_that_is_no_python_is_refused_unimported(mine):
+    (mine / "mine_pkg" / "made.py").write_text("def factory(:\n")
+    with pytest.raises(ConfigurationError, match=r"importing mine_pkg\.made raised SyntaxError"):
+        loader.check("mine_pkg.made:factory")
+
+
+def test_a_submodule_may_hold_the_factory(mine):
+    loader.check("mine_pkg:zoo.pair")
+    with pytest.raises(ConfigurationError, match="mine_pkg has no attribute 'zooo'"):
+        loader.check("mine_pkg:zooo.pair")

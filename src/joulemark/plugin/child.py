@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
-from joulemark.errors import Unsupported
+from joulemark.errors import JoulemarkError, Unsupported
 from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.plan import ALONE
 from joulemark.measure.replies import unmeasured
@@ -38,12 +38,13 @@ from joulemark.measure.worker import (
 )
 from joulemark.plugin.fixture import Bench, Instruments
 from joulemark.plugin.instruments import counters_hello, energy_tier, open_instruments
-from joulemark.plugin.sweep import Target, case_of_function
+from joulemark.plugin.sweep import Target, case_of_function, import_models
 from joulemark.records import Finding
 from joulemark.workloads.parallel import join, leave, rank_of_process
 
 if TYPE_CHECKING:
     from joulemark.plugin.options import BenchOptions
+    from joulemark.workloads.base import Workload
 
 BENCH = pytest.StashKey[Bench]()
 REQUEST = pytest.StashKey[dict[str, Any]]()
@@ -106,12 +107,22 @@ class Measuring:
 
 
 class ChildLoop:
-    """Replaces pytest's own loop over items."""
+    """Replaces pytest's own loop over items.
 
-    def __init__(self, options: BenchOptions, measuring: Measuring, target: Target) -> None:
+    Args:
+        options: of the session.
+        measuring: builds the fixture ``bench``.
+        target: that this process measures on.
+        own: the project's own workloads.
+    """
+
+    def __init__(
+        self, options: BenchOptions, measuring: Measuring, target: Target, own: Mapping[str, Workload]
+    ) -> None:
         self.options = options
         self.measuring = measuring
         self.target = target
+        self.own = own
         self._reports: list[pytest.TestReport] = []
         self._error: BaseException | None = None
         self._announced: str | None = None
@@ -139,6 +150,7 @@ class ChildLoop:
             if waits:
                 send(connection, {OPENING: True})
             hello = self.measuring.instruments(self.target, self.options.collect)
+        refused = self._refused()
         # What the imports left will not become garbage: collections between cases then take no time.
         gc.collect()
         gc.freeze()
@@ -152,6 +164,7 @@ class ChildLoop:
                     "power": energy_tier(hello.power),
                     "counters": counters_hello(hello.counting),
                     "pid": os.getpid(),
+                    "refused": refused,
                 }
             },
         )
@@ -166,6 +179,16 @@ class ChildLoop:
                 send(connection, {"done": request["nodeid"]})
         leave()
         return True
+
+    def _refused(self) -> str | None:
+        """Why a model that was named cannot be measured; the process that times the cases asks, before any."""
+        if self.options.alone is not None:
+            return None
+        try:
+            import_models(self.options, self.own)
+        except JoulemarkError as error:
+            return f"--bench-models: {error}"
+        return None
 
     def _all_of(self, session: pytest.Session) -> None:
         """Started by hand with node ids: measure each and write its answer."""

@@ -111,7 +111,7 @@ class BenchSession:
         from joulemark.plugin.child import ChildLoop, Measuring
 
         self.measuring = Measuring(self.options)
-        loop = ChildLoop(self.options, self.measuring, self.current)
+        loop = ChildLoop(self.options, self.measuring, self.current, self.own)
         self.config.pluginmanager.register(loop, "joulemark-child")
 
     def _configure_worker(self) -> None:
@@ -259,14 +259,18 @@ class BenchSession:
     def _check_models(self) -> None:
         """A model that does not exist is one error, not one of each file.
 
+        Its module is imported by the process that measures: here, only where that is this one.
+
         Raises:
             pytest.UsageError: there is no such model.
         """
-        from joulemark.plugin.sweep import describe
+        from joulemark.plugin.sweep import describe, import_models
 
         try:
             for name in self.options.models or ():
                 describe(name, self.own, self.options.rootdir)
+            if not self.options.isolate and not self.config.option.collectonly:
+                import_models(self.options, self.own)
         except JoulemarkError as error:
             raise pytest.UsageError(f"--bench-models: {error}") from error
 

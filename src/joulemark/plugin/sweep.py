@@ -254,6 +254,19 @@ def describe(model: str, own: Mapping[str, Workload], rootdir: Path | None = Non
     return name, zoo.phases(name), zoo.takes_images(name)
 
 
+def import_models(options: BenchOptions, own: Mapping[str, Workload]) -> None:
+    """Import the modules of the ``pkg.mod:factory`` that are named, in the process that will call the factories.
+
+    Raises:
+        ConfigurationError: importing raised, or there is no such factory.
+    """
+    from joulemark.workloads import loader
+
+    for model in options.models or ():
+        if ":" in model and model not in own:
+            loader.resolve(model, options.rootdir)
+
+
 def workload_of(case: Case, own: Mapping[str, Workload], rootpath: Path) -> Workload:
     """The workload that a case names: the project's own, a ``pkg.mod:factory``, or the zoo's."""
     from joulemark.workloads import loader, zoo

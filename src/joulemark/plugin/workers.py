@@ -16,7 +16,7 @@ from joulemark.measure.attempts import attempts
 from joulemark.measure.communication import communication_measurement
 from joulemark.measure.plan import ALONE
 from joulemark.measure.rank_group import RankGroup, trace_of_rank
-from joulemark.measure.replies import as_one, died, joined
+from joulemark.measure.replies import as_one, died, joined, unmeasured
 from joulemark.measure.turn import TURN_VARIABLE
 from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
 from joulemark.metrics import COUNTERS
@@ -109,6 +109,8 @@ class Workers:
         begin = time.time()
         try:
             worker = self._worker_for(target)
+            if isinstance(worker, Worker) and (refused := worker.ensure_started().get("refused")):
+                return self._refuse(refused)
             return dict(
                 worker.ask(
                     item.nodeid,
@@ -120,6 +122,16 @@ class Workers:
             )
         except (CaseTimeout, WorkerDied) as error:
             return died(error, begin)
+
+    def _refuse(self, why: str) -> dict[str, Any]:
+        """End the session for want of a model that it names; where several workers measure, each case tells why.
+
+        Raises:
+            pytest.exit.Exception: with the exit status of wrong use.
+        """
+        if hasattr(self.config, "workerinput"):  # as pytest-xdist's workers have
+            return unmeasured("failed", why)
+        pytest.exit(why, pytest.ExitCode.USAGE_ERROR)
 
     def _worker_for(self, target: Target) -> Worker | RankGroup:
         if self._worker is not None and self._worker_target != target:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from joulemark.errors import ConfigurationError, JoulemarkError
 from joulemark.records import Case
 from joulemark.workloads.base import Step, Workload
+from joulemark.workloads.source_names import names_of
 from joulemark.workloads.spec import ModelSpec, as_tensors
 from joulemark.workloads.steps import TorchWorkload, seed_of
 
@@ -31,17 +32,37 @@ _WANTED = "return a Workload, a ModelSpec, a pair (nn.Module, inputs), or a modu
 def check(name: str, rootdir: Path | None = None) -> None:
     """Whether a name has the form ``pkg.mod:factory`` and its module exists; the module itself is not imported.
 
+    Where the module's text says all names that it has, the factory is looked for among them; :func:`resolve` has the
+    last word.
+
     Args:
         name: as given to ``--bench-models``.
         rootdir: the project's root; modules are looked for there too, and in the working directory.
 
     Raises:
-        ConfigurationError: the form is wrong, or there is no such module.
+        ConfigurationError: the form is wrong, there is no such module, or its text is no Python or has no such name.
     """
-    module, _ = _parts(name)
+    module, attribute = _parts(name)
     _extend_path(rootdir)
     if not _exists(module):
         raise _no_module(name, module)
+    if module not in sys.modules:
+        _check_text(name, module, attribute.partition(".")[0])
+
+
+def resolve(name: str, rootdir: Path | None = None) -> Callable[[], Any]:
+    """The factory that a name stands for; its module is imported, and the factory not called.
+
+    Args:
+        name: ``pkg.mod:factory``.
+        rootdir: as for :func:`check`.
+
+    Raises:
+        ConfigurationError: as of :func:`check`; importing raised, or what is there cannot be called.
+    """
+    module, attribute = _parts(name)
+    _extend_path(rootdir)
+    return _attribute(name, _import(name, module), attribute)
 
 
 def load(name: str, rootdir: Path | None = None) -> Workload:
@@ -55,9 +76,7 @@ def load(name: str, rootdir: Path | None = None) -> Workload:
         ConfigurationError: the form is wrong; there is no such module or attribute; importing or calling raised;
             what came back is not a workload. The user's own exception is chained.
     """
-    module_name, attribute = _parts(name)
-    _extend_path(rootdir)
-    factory = _attribute(name, _import(name, module_name), attribute)
+    factory = resolve(name, rootdir)
     made = _call(name, factory)
     if isinstance(made, ModelSpec):
         return TorchWorkload(replace(made, name=name))
@@ -107,16 +126,37 @@ def _extend_path(rootdir: Path | None) -> None:
 
 def _exists(module: str) -> bool:
     """Whether a module can be found, its parent packages left unimported where they can be."""
-    if module in sys.modules:
-        return True
-    name, path = "", None
+    return module in sys.modules or _spec_of_module(module) is not None or ("." in module and _exists_by_import(module))
+
+
+def _spec_of_module(module: str) -> Any:
+    """What importing a module would start from, without importing its parents; None where none is found so."""
+    name, spec, path = "", None, None
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
         spec = _find(name, path)
         if spec is None:
-            return "." in name and _exists_by_import(module)
+            return None
         path = spec.submodule_search_locations or ()
-    return True
+    return spec
+
+
+def _check_text(name: str, module: str, attribute: str) -> None:
+    """Refuse a name that cannot be in a module, as its text tells; of a module without a text nothing is told."""
+    spec = _spec_of_module(module)
+    get_source = getattr(getattr(spec, "loader", None), "get_source", None)
+    try:
+        text = None if get_source is None else get_source(spec.name)
+        names = None if text is None else names_of(text)
+    except SyntaxError as error:
+        raise _raised(name, f"importing {module}", error) from error
+    except (ImportError, OSError, ValueError, RecursionError):
+        return  # importing it has the last word
+    if names is None or attribute in names or attribute.startswith("__"):
+        return
+    folders = spec.submodule_search_locations
+    if not folders or _find(f"{module}.{attribute}", folders) is None:
+        raise _no_attribute(name, module, attribute, attribute, names)
 
 
 def _find(name: str, path: Any) -> Any:
@@ -163,15 +203,19 @@ def _attribute(name: str, module: Any, attribute: str) -> Callable[[], Any]:
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            close = difflib.get_close_matches(part, [one for one in dir(found) if not one.startswith("_")], n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "define it there"
-            raise ConfigurationError(f"{name!r}: {module.__name__} has no attribute {attribute!r}", hint)
+            raise _no_attribute(name, module.__name__, attribute, part, dir(found))
         found = getattr(found, part)
     if not callable(found):
         raise ConfigurationError(
             f"{name!r} is a {type(found).__name__}, not a function", f"name a function; it may {_WANTED}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def _no_attribute(name: str, module: str, attribute: str, part: str, names: Iterable[str]) -> ConfigurationError:
+    close = difflib.get_close_matches(part, sorted(one for one in names if not one.startswith("_")), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "define it there"
+    return ConfigurationError(f"{name!r}: {module} has no attribute {attribute!r}", hint)
 
 
 def _call(name: str, factory: Callable[[], Any]) -> Any:
