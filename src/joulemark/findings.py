@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joulemark.metrics import find, format_value
+from joulemark.metrics import Metric, find, format_value
 from joulemark.records import Conditions, Finding, Record, Value
-from joulemark.stats import summarize
+from joulemark.stats import Summary, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,27 +51,33 @@ def unstable(metrics: Mapping[str, Value], samples: Mapping[str, Sequence[float]
         metrics: figures by metric name.
         samples: raw samples by metric name, in s.
     """
-    device = metrics.get("device_time_s")
-    name = "host_time_s" if device is None or device.value is None else "device_time_s"
-    series = samples.get(name, ())
-    if len(series) < 5:
+    found = instability_of(metrics, samples)
+    if found is None:
         return []
-    summary = summarize(series)
-    if summary.median <= 0 or summary.iqr / summary.median <= UNSTABLE_IQR:
-        return []
-    metric = find(name)
+    metric, summary = found
     message = (
         f"{metric.title} varies: interquartile range {summary.iqr / summary.median:.1%} of the median "
         f"{format_value(summary.median, metric.unit)} over {summary.n} samples"
     )
-    return [
-        Finding(
-            "unstable",
-            message,
-            "stop what else runs on this machine, or give the sweep more time (--bench-budget)",
-            flags=True,
-        )
-    ]
+    remedy = (
+        "stop what else runs on this machine, or measure longer (without --bench-quick, or with more --bench-budget)"
+    )
+    return [Finding("unstable", message, remedy, flags=True)]
+
+
+def instability_of(
+    metrics: Mapping[str, Value], samples: Mapping[str, Sequence[float]]
+) -> tuple[Metric, Summary] | None:
+    """The time that is unstable, and its samples in short; None where it is steady; see :func:`unstable`."""
+    device = metrics.get("device_time_s")
+    name = "host_time_s" if device is None or device.value is None else "device_time_s"
+    series = samples.get(name, ())
+    if len(series) < 5:
+        return None
+    summary = summarize(series)
+    if summary.median <= 0 or summary.iqr / summary.median <= UNSTABLE_IQR:
+        return None
+    return find(name), summary
 
 
 def bistable(record: Record) -> list[Finding]:

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from joulemark import findings
 from joulemark.records import Case, Environment, Finding
 from joulemark.report import terminal
 from joulemark.report.tables import efficiency_of, notes_of_missing, summary_line, tables_of_run
@@ -81,6 +82,34 @@ def test_findings_of_one_kind_are_one_note(make_record, make_run):
     assert column(table, "outcome") == ["flagged [1]", "flagged [1,2]", "ok [3]"]
     assert table.notes[0] == f"[1] {records[0].case.label} and 1 more: {varies('8.1%').message} (wait)"
     assert len([note for note in table.notes if note.startswith("[")]) == 3
+
+
+def unstable_record(make_record, batch, wide):
+    """A record whose host time has an interquartile range of ``wide`` over its median."""
+    samples = {"host_time_s": [1e-3 * (1 + wide * (n - 4) / 4) for n in range(9)]}
+    record = make_record(batch=batch, figures={"host_time_s": 1e-3}, samples=samples, outcome="flagged")
+    return replace(record, findings=findings.findings_of(record))
+
+
+def test_many_unstable_cases_are_one_line(make_record, make_run):
+    records = [unstable_record(make_record, 2**n, 0.1 * (n + 1)) for n in range(3)]
+    table = table_of(make_run(*records, make_record(batch=64, figures={"host_time_s": 1e-3})))
+    remedy = records[0].findings[0].remedy
+    assert table.notes[0] == (
+        f"[1] 3 of 4 cases: host time varies by 10.0% to 30.0% (interquartile range over median): {remedy}"
+    )
+    assert column(table, "outcome") == ["flagged [1]"] * 3 + ["ok"]
+
+
+def test_what_a_cpus_machine_lacks_is_one_line(make_record, make_run):
+    notes = {"device_time_s": "no CUDA clock", "power_w": "no RAPL", "temperature_c": "no instrument"}
+    asked = {"energy_per_item_j": "power was not asked for (--bench-collect power)"}
+    records = [make_record(gpu="cpu", batch=n, figures={"host_time_s": 1e-3}, notes=notes | asked) for n in (1, 2)]
+    assert table_of(make_run(*records)).notes[:2] == (
+        "not measured on this CPU: device time, power, temp. (joulemark env says why)",
+        "not measured: energy/item: power was not asked for (--bench-collect power)",
+    )
+    assert "not measured: power: no RAPL" in notes_of_missing(records)
 
 
 def test_the_summary_counts_outcomes_and_says_the_efficiency(make_record, make_run):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from joulemark.findings import instability_of
 from joulemark.metrics import CORE, LEVELS, find, format_value
 from joulemark.records import OUTCOMES, Finding, Record, Run, Table, Value
+from joulemark.report.evidence import CPU
 from joulemark.report.generations_table import generations_table
 from joulemark.report.names import first_of, namer
 from joulemark.report.scaling_table import scaling_table
@@ -18,6 +20,10 @@ SHOWN_METRICS = CORE
 """Metrics of the table, the most important first; csv and json hold all."""
 
 _WITH_INTERVAL = frozenset({"device_time_s", "host_time_s", "energy_per_item_j"})
+_MANY = 3
+"""Unstable cases from which on they are told together."""
+_OPTION = "--bench-"
+"""In a reason that a user can do away with."""
 _MEASURED = frozenset({"ok", "flagged"})
 _OUTCOME_TEXT = {"oom": "OOM", "failed": "FAILED"}
 _FIGURE = re.compile(r"\d[\d.,]*(e[+-]?\d+)?\s?([pnµmkMGTK]?i?(s|J|W|B|Hz)\b|%|°C)?")
@@ -62,7 +68,7 @@ def tables_of_run(run: Run) -> list[Table]:
     }
     notes = (
         *(f"[{number}] {text}" for number, (text, _) in enumerate(numbered, 1)),
-        *notes_of_missing(run.records),
+        *_missing_in_short(run.records),
         *(f"file: {problem}" for problem in run.problems),
         summary_line(run),
     )
@@ -213,9 +219,23 @@ def _notes_of_findings(records: Sequence[Record]) -> list[tuple[str, frozenset[s
     notes = []
     for finding, members in groups_of_findings(records):
         remedy = f" ({finding.remedy})" if finding.remedy else ""
-        text = f"{first_of([name(record.case) for record in members])}: {finding.message}{remedy}"
+        text = _many_unstable(finding, members, len(records)) or (
+            f"{first_of([name(record.case) for record in members])}: {finding.message}{remedy}"
+        )
         notes.append((text, frozenset(record.case_id for record in members)))
     return notes
+
+
+def _many_unstable(finding: Finding, members: Sequence[Record], total: int) -> str | None:
+    """``12 of 14 cases: host time varies, by 5.2% to 21.0% …``; None of few, and of files without samples."""
+    if finding.code != "unstable" or len(members) < _MANY:
+        return None
+    found = [one for one in (instability_of(record.metrics, record.samples) for record in members) if one is not None]
+    if len(found) < len(members):
+        return None
+    shares = [summary.iqr / summary.median for _, summary in found]
+    by = f"by {min(shares):.1%} to {max(shares):.1%} (interquartile range over median)"
+    return f"{len(members)} of {total} cases: {found[0][0].title} varies {by}: {finding.remedy}"
 
 
 def _findings_and_reason(record: Record) -> list[Finding]:
@@ -228,15 +248,50 @@ def _findings_and_reason(record: Record) -> list[Finding]:
     return found
 
 
+@dataclass(frozen=True)
+class _Missing:
+    """What is missing for one reason.
+
+    Args:
+        reason: the first one's of those that differ in their figures alone.
+        columns: titles of metrics that no record has.
+        cells: metrics of single records, by title and case.
+    """
+
+    reason: str
+    columns: list[str] = field(default_factory=list)
+    cells: list[str] = field(default_factory=list)
+
+    @property
+    def note(self) -> str:
+        return f"not measured: {', '.join((*self.columns, *self.cells))}: {self.reason}"
+
+
 def notes_of_missing(records: Sequence[Record]) -> list[str]:
     """Why figures of the measured records are missing: whole columns together by reason, then single cells.
 
     Reasons that differ in their figures alone are one note, with the first one's figures. Single cells are named for
     the metrics of the table; csv and json hold the notes of all.
     """
+    return [one.note for one in _missing(records)]
+
+
+def _missing_in_short(records: Sequence[Record]) -> list[str]:
+    """The notes under a table: what the machine of a CPU lacks is one line, with the command that says why."""
+    found = _missing(records)
+    lacking = [one for one in found if not one.cells and _OPTION not in one.reason]
+    if len(lacking) < 2 or any(record.case.gpu_model != CPU for record in records):
+        return [one.note for one in found]
+    names = ", ".join(name for one in lacking for name in one.columns)
+    return [f"not measured on this CPU: {names} (joulemark env says why)",
+            *(one.note for one in found if one not in lacking)]  # fmt: skip
+
+
+def _missing(records: Sequence[Record]) -> list[_Missing]:
     name_of = namer(record.case for record in records)
     measured = [record for record in records if record.outcome in _MEASURED]
     missing: dict[tuple[str, str], list[Record]] = {}
+    by_reason: dict[str, _Missing] = {}
     said: dict[str, str] = {}
     for record in measured:
         for name, why in record.notes.items():
@@ -245,18 +300,14 @@ def notes_of_missing(records: Sequence[Record]) -> list[str]:
                 said.setdefault(kind, why)
                 missing.setdefault((name, kind), []).append(record)
     absent = {name for name, _ in missing if all(record.value(name) is None for record in records)}
-    by_reason: dict[str, list[str]] = {}
     for (name, kind), members in missing.items():
-        everyone = name in absent and len(members) == len(measured)
-        if not everyone and name not in SHOWN_METRICS:
-            continue
-        what = (
-            find(name).title
-            if everyone
-            else f"{find(name).title} of {first_of([name_of(one.case) for one in members])}"
-        )
-        by_reason.setdefault(kind, []).append(what)
-    return [f"not measured: {', '.join(names)}: {said[kind]}" for kind, names in by_reason.items()]
+        title = find(name).title
+        if name in absent and len(members) == len(measured):
+            by_reason.setdefault(kind, _Missing(said[kind])).columns.append(title)
+        elif name in SHOWN_METRICS:
+            cell = f"{title} of {first_of([name_of(one.case) for one in members])}"
+            by_reason.setdefault(kind, _Missing(said[kind])).cells.append(cell)
+    return list(by_reason.values())
 
 
 def summary_line(run: Run) -> str:
