@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulemark.metrics import Metric, all_metrics, find, format_value, register
+from joulemark.metrics import Metric, all_metrics, find, format_ratio, format_value, register
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,12 @@ from joulemark.metrics import Metric, all_metrics, find, format_value, register
         (math.nan, "s", "n/a"),
         (math.inf, "J", "n/a"),
         (3.25, "furlongs", "3.25 furlongs"),
+        (1e-300, "s", "1e-300 s"),
+        (-1e-300, "J", "-1e-300 J"),
+        (1e300, "s", "1e+300 s"),
+        (1.23456e19, "1/s", "1.23e+19"),
+        (1e300, "B", "1e+300 B"),
+        (1e300, "1", "1e+300"),
     ],
 )
 def test_values_in_their_units(value, unit, text):
@@ -56,6 +62,14 @@ def test_nothing_is_lost_but_digits(value, unit):
     if unit == "B":
         factors = {"": 1} | {f"{one}i": 2.0 ** (10 * power) for power, one in enumerate("KMGT", 1)}
     assert float(number) * factors[prefix] == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(1.0984, "1.098"), (0.0213, "0.021"), (0.0, "0.000"), (52134.2, "5.21e+04"), (3e-9, "3e-09"), (1e299, "1e+299")],
+)
+def test_ratios_have_few_digits(ratio, text):
+    assert format_ratio(ratio) == text
 
 
 def test_every_metric_is_described():

@@ -355,13 +355,15 @@ _PREFIXES: tuple[tuple[float, str], ...] = (
 )
 _PREFIXES += ((1e-12, "p"), (1e-15, "f"))
 _BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, ""))
+_SMALLEST, _BIGGEST = 1e-3, 1e6
+"""Of a figure before the smallest and behind the largest prefix."""
 
 
 def format_value(value: float | None, unit: str, digits: int = 3) -> str:
     """A value in its base unit as a person reads it: ``0.00123, "s"`` gives ``1.23 ms``.
 
     A missing value is ``n/a``: never 0 and never blank. A rate below one has no prefix: ``711 m`` would be read as
-    millions.
+    millions. What no prefix brings near has an exponent: ``1e-300 s``.
     """
     if value is None or not math.isfinite(value):
         return "n/a"
@@ -375,8 +377,15 @@ def format_value(value: float | None, unit: str, digits: int = 3) -> str:
     magnitude = abs(value)
     factor, prefix = next(((f, p) for f, p in scales if magnitude >= f), scales[-1] if magnitude else (1.0, ""))
     scaled = value / factor
+    if scaled and not _SMALLEST <= abs(scaled) < _BIGGEST:
+        return f"{value:.{digits}g} {shown}".rstrip()
     text = f"{scaled:.{digits}g}" if abs(scaled) < 10**digits else f"{scaled:.0f}"
     return f"{text} {prefix}{shown}".rstrip()
+
+
+def format_ratio(ratio: float, digits: int = 3) -> str:
+    """``1.098``; with as many digits in all where a ratio is no matter of per cents: ``5.21e+04``."""
+    return f"{ratio:.{digits}f}" if 0.01 <= abs(ratio) < 1000 or ratio == 0 else f"{ratio:.{digits}g}"
 
 
 def batch_text(value: float | None) -> str:

@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVa
 
 import msgspec
 
+from joulemark.bounds import MOST, check_figures
+
 SCHEMA = "joulemark/sweep/1"
 
 Outcome = Literal["ok", "flagged", "oom", "unsupported", "failed"]
@@ -30,6 +32,10 @@ Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 """A number of a file: JSON's 1e999 is an infinity in Python, and none here."""
 Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 """A number that is not negative."""
+Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST["s"])]
+"""Seconds that something took."""
+Hertz = Annotated[float, msgspec.Meta(ge=-MOST["Hz"], le=MOST["Hz"])]
+Celsius = Annotated[float, msgspec.Meta(ge=-MOST["degC"], le=MOST["degC"])]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -214,10 +220,10 @@ class Conditions(_FromJson):
         n: number of samples.
     """
 
-    sm_clock_hz: Finite | None = None
-    memory_clock_hz: Finite | None = None
-    max_sm_clock_hz: Finite | None = None
-    temperature_c: Finite | None = None
+    sm_clock_hz: Hertz | None = None
+    memory_clock_hz: Hertz | None = None
+    max_sm_clock_hz: Hertz | None = None
+    temperature_c: Celsius | None = None
     reasons: Mapping[str, Share] = field(default_factory=dict)
     n: Count = 0
 
@@ -278,7 +284,7 @@ class _Kernel(_Kernels):
 
 class _Timeline(TypedDict):
     busy_s: Amount
-    profiled_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
+    profiled_s: Duration
     plain_s: Amount
 
 
@@ -300,8 +306,8 @@ class _IssueTurn(TypedDict):
     case_id: str
     batch_size: Positive
     round: Count
-    issue_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
-    step_s: NotRequired[Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]]
+    issue_s: Duration
+    step_s: NotRequired[Duration]
     sm_clock_hz: NotRequired[Amount | None]
 
 
@@ -309,7 +315,7 @@ class _BusyTurn(TypedDict):
     case_id: str
     batch_size: Positive
     replayed: bool
-    busy_s: Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)] | None
+    busy_s: Duration | None
     sm_clock_hz: NotRequired[Amount | None]
 
 
@@ -408,7 +414,9 @@ class Record(_FromJson):
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Self:
         converted(data.get("tables", {}), KnownTables)
-        return super().from_json(data)
+        record = super().from_json(data)
+        check_figures(record.metrics, record.samples, record.processes)
+        return record
 
 
 NOT_REAL = "no figure of power or energy is real"

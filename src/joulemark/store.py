@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from joulemark.errors import ConfigurationError, JoulemarkError, UnreadableInput
+from joulemark.errors import ConfigurationError, JoulemarkError, UnreadableInput, in_words
 from joulemark.records import SCHEMA, Environment, Json, Outcome, Record, Run
 
 FINISHED: frozenset[Outcome] = frozenset({"ok", "flagged", "oom", "unsupported"})
@@ -330,7 +330,7 @@ class Reading:
             self._take_known(data)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             kind = data.get("kind")
-            self.problems.append(f"line {number}: a {kind} line that does not hold what it should ({error!r})")
+            self.problems.append(f"line {number}: a {kind} line that does not hold what it should ({in_words(error)})")
 
     def _take_known(self, data: Mapping[str, Json]) -> None:
         kind = data.get("kind")

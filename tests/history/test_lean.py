@@ -106,6 +106,10 @@ def test_a_case_that_was_measured_again_counts_by_its_last_line(whole):
         ('"value":0.25', '"value":1'),
         ('"value":0.25', '"value":123456789012345678901234567890'),
         ('"value":0.25', '"value":true'),
+        ('"value":0.25', '"value":1e-300'),
+        ('"value":0.25', '"value":1e12'),
+        ('"samples":{"device_time_s":[0.2', '"samples":{"device_time_s":[1e-13'),
+        ('"processes":[{"device_time_s":0.25', '"processes":[{"device_time_s":2e9'),
     ],
 )
 def test_a_changed_line_is_read_alike_or_left(whole, tmp_path, old, new):

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from joulemark.bounds import check_figures
 from joulemark.records import (
     SCHEMA,
     Case,
@@ -118,6 +119,7 @@ class LeanReader:
                 case = self._case(bytes(found.case))
                 if found.tables:
                     converted(found.tables, KnownTables)
+                check_figures(found.metrics, found.samples, found.processes)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 if line.strip():
                     reading.take(number, line, line.endswith(b"\n"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from joulemark.metrics import find, format_value
+from joulemark.metrics import find, format_ratio, format_value
 from joulemark.records import Case, Environment, Record, Run
 from joulemark.regression.verdicts import Rule
 from joulemark.report.compare import GATED_METRICS, compare
@@ -54,8 +54,8 @@ def in_words(row: Row) -> str:
         return f"{row.base} -> {row.new} ({'; '.join(row.notes)})"
     metric = find(row.metric)
     base, new = (format_value(value, row.unit) for value in (row.base, row.new) if not isinstance(value, str))
-    parts = [f"{row.ratio:.3f}x"] if row.ratio is not None else []
-    parts += [f"95 % interval {row.interval[0]:.3f}..{row.interval[1]:.3f}"] if row.interval is not None else []
+    parts = [f"{format_ratio(row.ratio)}x"] if row.ratio is not None else []
+    parts += [f"95 % interval {'..'.join(map(format_ratio, row.interval))}"] if row.interval is not None else []
     if row.spread == "measured" and row.processes is not None:
         parts.append(f"spread measured over {row.processes[0]} + {row.processes[1]} processes")
     elif row.spread is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from joulemark.metrics import find, format_value
+from joulemark.metrics import find, format_ratio, format_value
 from joulemark.records import Json, Table
 
 
@@ -95,9 +95,9 @@ def _cells(document: Json) -> Table:
             format_value(cell["median"], "s"),
             f"{cell['between_processes']:.3%}",
             f"{cell['within_process']:.3%}",
-            ", ".join(f"{ratio:.3f}x" for ratio in cell["standing_apart"]) or "-",
+            ", ".join(f"{format_ratio(ratio)}x" for ratio in cell["standing_apart"]) or "-",
             "-" if smallest[cell["key"]] is None else f"{smallest[cell['key']]:.2%}",
-            ", ".join(f"{arm['ratio']:.4f}x" for arm in cell["arms"] if arm["added_work"]) or "-",
+            ", ".join(f"{format_ratio(arm['ratio'], 4)}x" for arm in cell["arms"] if arm["added_work"]) or "-",
         )
         for cell in document["cells"]
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from joulemark.errors import ConfigurationError
-from joulemark.metrics import all_metrics, find, format_value
+from joulemark.metrics import all_metrics, find, format_ratio, format_value
 from joulemark.records import NOT_REAL, Outcome, Record, Run
 from joulemark.regression.effects import Change, LeftOut, changes, spread_between_processes
 from joulemark.regression.machines import differences, set_up_differently
@@ -244,7 +244,8 @@ def _with_change(row: Row, pair: Pair, change: Change | None) -> _Draft:
 
 def _left_out_note(one: LeftOut) -> str:
     side = ("BASE", "NEW")[one.side]
-    return f"one process of {side} stood apart and was left out: its figure is {one.ratio:.3f}x that of the others"
+    ratio = format_ratio(one.ratio)
+    return f"one process of {side} stood apart and was left out: its figure is {ratio}x that of the others"
 
 
 def _clock_note(change: Change, higher_is_better: bool) -> str:
@@ -254,7 +255,7 @@ def _clock_note(change: Change, higher_is_better: bool) -> str:
         return f"the SM clock moved ({clocks})"
     in_cycles = math.exp(change.effects[1].log_ratio * (-1 if higher_is_better else 1))
     return (
-        f"the SM clock moved ({clocks}): per cycle {in_cycles:.3f}x; "
+        f"the SM clock moved ({clocks}): per cycle {format_ratio(in_cycles)}x; "
         "the verdict holds for both, since the truth lies between them"
     )
 

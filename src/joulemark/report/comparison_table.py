@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from joulemark.metrics import find, format_value
+from joulemark.metrics import find, format_ratio, format_value
 from joulemark.records import Table
 from joulemark.regression.verdicts import VERDICTS
 from joulemark.report.comparison import OUTCOME, Comparison, Row
@@ -25,8 +25,8 @@ def table_of(comparison: Comparison, ends: str = "") -> Table:
         (
             names[row.key],
             row.metric if row.metric == OUTCOME else find(row.metric).title,
-            "-" if row.ratio is None else f"{row.ratio:.3f}x",
-            "-" if row.interval is None else f"{row.interval[0]:.3f}..{row.interval[1]:.3f}",
+            "-" if row.ratio is None else f"{format_ratio(row.ratio)}x",
+            "-" if row.interval is None else "..".join(map(format_ratio, row.interval)),
             _shown(row.base, row.unit),
             _shown(row.new, row.unit),
             "-" if row.detectable is None else f"{row.detectable:.1%}",
@@ -121,14 +121,16 @@ def verdict_line(comparison: Comparison, names: Mapping[str, str], ends: str) ->
 def _in_words(row: Row) -> str:
     if row.metric == OUTCOME:
         return f"{_shown(row.base, row.unit)} -> {_shown(row.new, row.unit)}"
-    return f"{find(row.metric).title} " + ("without a ratio" if row.ratio is None else f"{row.ratio:.3f}x")
+    return f"{find(row.metric).title} " + ("without a ratio" if row.ratio is None else f"{format_ratio(row.ratio)}x")
 
 
 def summary_line(comparison: Comparison) -> str:
     """``compared 4 cases, 4 rows: 1 regressed, 3 same; 0 new, 1 missing; geometric mean of ratios: …``."""
     counts = Counter(row.verdict for row in comparison.rows)
     listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]) or "none"
-    means = ", ".join(f"{find(name).title} {mean:.4f}x" for name, mean in comparison.geometric_means().items())
+    means = ", ".join(
+        f"{find(name).title} {format_ratio(mean, 4)}x" for name, mean in comparison.geometric_means().items()
+    )
     parts = [
         f"compared {_count(comparison.compared, 'case')}, {_count(len(comparison.rows), 'row')}: {listed}",
         f"{len(comparison.only_in_new)} new, {len(comparison.only_in_base)} missing",

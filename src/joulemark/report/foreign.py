@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from joulemark.errors import UnreadableInput
+from joulemark.errors import UnreadableInput, in_words
 from joulemark.metrics import all_metrics
 from joulemark.records import Case, Environment, Finding, Json, Outcome, Record, Run, Value, canonical_json, digest
 from joulemark.stats import summarize
@@ -58,7 +58,7 @@ def read_pytest_benchmark(path: Path) -> Run:
             record = _record(benchmark, _gpu_model(machine), run_id, environment.environment_id)
             Record.from_json(record.to_json())  # holds what came from the file to the types of a record
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            problems.append(f"benchmark {number}: does not hold what it should ({error!r})")
+            problems.append(f"benchmark {number}: does not hold what it should ({in_words(error)})")
         else:
             records.append(record)
     if not records:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from joulemark.history.runs import PastRun, Source
 from joulemark.history.trend import ChangePoint, Level, Ratio, RowChange, Trend
-from joulemark.metrics import find, format_value
+from joulemark.metrics import find, format_ratio, format_value
 from joulemark.records import NOT_REAL, Json, Table
 from joulemark.report.names import namer
 
@@ -69,8 +69,9 @@ def ratio_text(ratio: Ratio | None) -> str:
     if ratio is None or ratio.value is None:
         return "n/a"
     if ratio.interval is None:
-        return f"{ratio.value:.3f} (one run)"
-    return f"{ratio.value:.3f} [{ratio.interval[0]:.3f}, {ratio.interval[1]:.3f}]"
+        return f"{format_ratio(ratio.value)} (one run)"
+    lo, hi = map(format_ratio, ratio.interval)
+    return f"{format_ratio(ratio.value)} [{lo}, {hi}]"
 
 
 def _changes(trend: Trend) -> Table:

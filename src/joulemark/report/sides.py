@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.history.runs import sorted_drivers
-from joulemark.metrics import batch_text
+from joulemark.metrics import batch_text, format_ratio
 from joulemark.records import NOT_REAL, Json, Record, Run, Table, Value
 from joulemark.report import share_table
 from joulemark.report.answers import GROUP_TITLES, group_shares, idle_share, share_interval, whole_percent
@@ -202,11 +202,11 @@ def ratio_text(base: Value | None, new: Value | None) -> str:
     """``1.032x [1.010, 1.054]``: new over base."""
     if base is None or new is None or not base.value or new.value is None:
         return "n/a"
-    text = f"{new.value / base.value:.3f}x"
+    text = f"{format_ratio(new.value / base.value)}x"
     if base.interval is None or new.interval is None or base.interval[0] <= 0:
         return text
     lo, hi = new.interval[0] / base.interval[1], new.interval[1] / base.interval[0]
-    return f"{text} [{lo:.3f}, {hi:.3f}]"
+    return f"{text} [{format_ratio(lo)}, {format_ratio(hi)}]"
 
 
 def _splits(sides: Sequence[Side]) -> Iterator[Table]:
