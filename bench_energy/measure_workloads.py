@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     end = time.perf_counter() + args.limit
     wanted(args)  # a wrong name is refused before anything is opened
-    gpu = _gpu()
-    document = _document(args.out, gpu)
+    gpu, simulated = _gpu()
+    document = _document(args.out, gpu, simulated)
     todo = _todo(args, document)
     with open_power(gpu.uuid) as power:
         bench = Bench(args.device, gpu, SampledMeter(power), args.window)
@@ -194,18 +194,20 @@ def _lacks_counters(document: dict[str, Any], one: HeldOut) -> bool:
     return row is not None and not row["counters"]
 
 
-def _gpu() -> Gpu:
+def _gpu() -> tuple[Gpu, bool]:
+    """The GPU to measure on, and whether it is a simulated one."""
     inventory = probe_gpus(os.environ)
     if not inventory.visible:
         raise inventory.problem or ConfigurationError("no GPU is visible", "see joulemark env")
-    return inventory.visible[0].gpu
+    return inventory.visible[0].gpu, inventory.simulated
 
 
-def _document(path: Path, gpu: Gpu) -> dict[str, Any]:
+def _document(path: Path, gpu: Gpu, simulated: bool = False) -> dict[str, Any]:
     if not path.exists():
         return {
             "schema": MEASUREMENTS_SCHEMA, "gpu": gpu.name, "gpu_uuid": gpu.uuid, "driver": gpu.driver,
             "measured_utc": datetime.now(UTC).isoformat(timespec="seconds"), "rows": [], "failed": {},
+            **({"simulated": True} if simulated else {}),
         }  # fmt: skip
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if document.get("schema") != MEASUREMENTS_SCHEMA or document.get("gpu_uuid") != gpu.uuid:

@@ -10,10 +10,11 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict, TypeVar
 
 import msgspec
@@ -503,6 +504,12 @@ class Run:
         """Whether a record is of simulated GPUs; None where the file does not say."""
         environment = self.environments.get(record.environment_id)
         return None if environment is None else environment.simulated
+
+
+def of_simulated(runs: Iterable[Run]) -> list[str]:
+    """A line that says which of some runs were measured on simulated GPUs; empty where none was."""
+    files = [Path(run.path).name for run in runs if run.simulated]
+    return [f"measured on simulated GPUs: {', '.join(files)}: {NOT_REAL}"] if files else []
 
 
 @dataclass(frozen=True)

@@ -658,3 +658,10 @@ def test_measurements_that_cannot_be_are_refused(tmp_path, change):
     path.write_text(json.dumps({"schema": validation.MEASUREMENTS_SCHEMA, "rows": rows} | change))
     with pytest.raises(UnreadableInput, match=r"\$\.(gpu|driver|measured_utc|memory_bits)"):
         validation.read_measurements(path)
+
+
+def test_workloads_of_a_simulated_gpu_are_marked(calibration):
+    for source, marked in (({}, False), ({"simulated": True}, True)):
+        found = validation.document(calibration, source, [], {})
+        assert found.get("simulated", False) is marked
+        assert any(note.startswith("measured on simulated GPUs") for note in found["notes"]) is marked

@@ -15,6 +15,7 @@ from pytest_benchmark.utils import PercentageRegressionCheck
 from scipy import stats
 
 from joulemark.errors import ConfigurationError, UnreadableInput
+from joulemark.records import NOT_REAL, Environment
 from joulemark.regression import rivals
 from joulemark.regression.processes import cells_of
 from joulemark.regression.trials import draw_pairs, evaluate
@@ -224,3 +225,12 @@ def test_processes_whose_figures_cannot_be_are_left_out(make_processes):
     assert len(cell.logs[0.0]) == 7
     assert np.isnan(cell.clocks[0.0]).all()
     assert cell.components.clocks == ()
+
+
+def test_processes_on_simulated_gpus_are_marked(make_processes):
+    run = make_processes()
+    assert not any("simulated GPUs" in note for note in document(run)["notes"])
+    fake = replace(run, environments={key: Environment({"simulated": True}) for key in run.environments})
+    note = document(fake)["notes"][0]
+    assert note.startswith("measured on simulated GPUs: ")
+    assert note.endswith(NOT_REAL)

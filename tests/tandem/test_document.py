@@ -321,3 +321,14 @@ def test_a_run_without_profiles_says_so(capsys):
     code, _, err = command(capsys, Path(__file__).parents[1] / "data" / "runs" / "baseline.json")
     assert code == 2
     assert "profiled step" in err
+
+
+def test_runs_on_simulated_gpus_are_marked(sweep):
+    real = next(iter(formats.render([one], "markdown") for one in tandem_view.tables(document(sweep))))
+    assert "simulated" not in real
+    simulated = Environment({**ENVIRONMENT.facts, "simulated": True})
+    records = tuple(replace(one, environment_id=simulated.environment_id) for one in sweep.records)
+    found = document(replace(sweep, records=records, environments={simulated.environment_id: simulated}))
+    assert [one["simulated"] for one in found["runs"]] == [True]
+    assert any("(simulated GPUs); of simulated GPUs no figure" in note for one in tandem_view.tables(found)
+               for note in one.notes)  # fmt: skip

@@ -14,7 +14,7 @@ from joulemark.attribution.document import document_of as attribution_of
 from joulemark.cli import main
 from joulemark.records import Case, Environment, Record, Run, Value
 from joulemark.report import formats, utilization_view
-from joulemark.store import RunWriter
+from joulemark.store import RunWriter, read_run
 from joulemark.synthetic_run import SyntheticKernel, SyntheticRun
 from joulemark.utilization.summary import PUBLISHED, SCHEMA, document_of
 
@@ -293,3 +293,14 @@ def test_an_attribution_of_pm_samples_joins_its_case_too(tmp_path, capsys):
     assert main(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"DRAM at its peak needs 18\.[6-8] % of the step for the bytes under 'no tensor core'", shown)
+
+
+def test_a_run_on_simulated_gpus_is_marked(stored):
+    run = read_run(stored)
+    assert "simulated" not in document_of([run])["runs"][0]
+    fake = replace(run, environments={key: Environment({"simulated": True}) for key in run.environments})
+    document = document_of([fake])
+    VALIDATOR.validate(document)
+    assert document["runs"][0]["simulated"] is True
+    notes = next(iter(utilization_view.tables(document))).notes
+    assert any(note.startswith("made of sweep-1.jsonl (simulated GPUs)") for note in notes)

@@ -20,7 +20,7 @@ from joulemark.energy.series import series_of
 from joulemark.energy.split import split
 from joulemark.energy.units import STATIC
 from joulemark.errors import MeasurementError, UnreadableInput, in_words
-from joulemark.records import Json, converted
+from joulemark.records import NOT_REAL, Json, converted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,7 @@ class _Source(TypedDict, total=False):
     gpu_uuid: str | None
     driver: str | None
     measured_utc: str | None
+    simulated: bool
 
 
 def _measured(row: Mapping[str, Json]) -> Measured:
@@ -195,7 +196,7 @@ def document(
     calibration: Calibration, source: Mapping[str, Json], outcomes: Sequence[Outcome], extra: Mapping[str, Json]
 ) -> dict[str, Json]:
     """The document of some workloads, which :func:`read_measurements` reads again."""
-    notes = []
+    notes = [f"measured on simulated GPUs: {NOT_REAL}"] if source.get("simulated") else []
     one, other = calibration.gpu.get("gpu_uuid"), source.get("gpu_uuid")
     if one != other:
         notes.append(_GPU_DIFFERS.format(one=one, other=other))
@@ -205,6 +206,7 @@ def document(
         "gpu_uuid": other,
         "driver": source.get("driver") or (calibration.gpu.get("driver") if one == other else None),
         "measured_utc": source.get("measured_utc"),
+        **({"simulated": True} if source.get("simulated") else {}),
         "calibration": {"gpu_uuid": one, "mode": calibration.mode, "source": dict(calibration.source)},
         "gain": calibration.gain,
         "rows": [outcome.to_json() for outcome in outcomes],

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulemark.errors import ConfigurationError
-from joulemark.records import Json, Run
+from joulemark.records import Json, Run, of_simulated
 from joulemark.regression.machines import machine_of
 from joulemark.regression.processes import METRICS, Cell, cells_of
 from joulemark.regression.rivals import RIVALS
@@ -79,7 +79,7 @@ def evaluate(
         "rates": _rates(cells, base, new, splits, rule),
         "smallest_slowdown": _smallest(cells, base, new, rule),
         "simulated": _simulated(cells, components, simulated_rows, rule, seed),
-        "notes": left_out,
+        "notes": [*of_simulated(runs), *left_out],
     }
 
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from joulemark.records import Case, Json
+from joulemark.records import NOT_REAL, Case, Json
 
 _MOST_FILES = 8
 """That a note names."""
@@ -74,9 +74,10 @@ def without_common_parts(keys: Sequence[str]) -> tuple[dict[str, str], str]:
 
 def made_of(runs: Sequence[Mapping[str, Json]]) -> str:
     """Which files a document of several runs is made of, for a note: ``made of a.jsonl, b.jsonl``."""
-    names = [str(run["file"]) for run in runs]
+    names = [f"{run['file']}{' (simulated GPUs)' if run.get('simulated') else ''}" for run in runs]
     more = f" and {len(names) - _MOST_FILES} more (--json names all)" if len(names) > _MOST_FILES else ""
-    return f"made of {', '.join(names[:_MOST_FILES])}{more}"
+    fakes = f"; of simulated GPUs {NOT_REAL}" if any(run.get("simulated") for run in runs) else ""
+    return f"made of {', '.join(names[:_MOST_FILES])}{more}{fakes}"
 
 
 def first_of(names: Sequence[str]) -> str:

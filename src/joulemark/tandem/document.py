@@ -114,6 +114,7 @@ def _run(run: Run) -> dict[str, Json]:
         "gpus": [one.get("name") for one in environment.gpus] or None,
         "driver": facts.get("driver"),
         "torch": facts.get("torch"),
+        **({"simulated": True} if run.simulated else {}),
     }
 
 

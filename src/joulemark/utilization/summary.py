@@ -92,6 +92,7 @@ def _run_entry(run: Run) -> dict[str, Json]:
         "completed": run.completed,
         "wall_s": run.wall_s,
         "counters": counters.pop() if len(counters) == 1 else None,
+        **({"simulated": True} if run.simulated else {}),
     }
 
 
