@@ -111,9 +111,41 @@ def test_pytest_benchmarks_files_are_runs_too(run):
     assert document["runs"][0]["started_utc"] < document["runs"][1]["started_utc"]
 
 
+def test_folders_and_files_make_one_history_each_file_once(run, store, tmp_path):
+    whole = strict(run("history", store, "--json")[1])
+    early, late = tmp_path / "early", tmp_path / "deep" / "late"
+    for place, numbers in ((early, range(30)), (late, range(30, 60))):
+        place.mkdir(parents=True)
+        for number in numbers:
+            (store / f"sweep-{number:05}.jsonl").rename(place / f"sweep-{number:05}.jsonl")
+    for more in ([late], sorted(late.iterdir()), [*sorted(late.iterdir()), late, early]):
+        code, out, err = run("history", early, *more, "--json")
+        document = strict(out)
+        assert (code, err) == (0, "")
+        assert [Path(one["path"]).name for one in document["runs"]] == [Path(one["path"]).name for one in whole["runs"]]
+        assert all(Path(one["path"]).is_file() for one in document["runs"])
+        assert [one["run"] for one in document["changes"]] == [one["run"] for one in whole["changes"]]
+        assert document["rows"] == whole["rows"]
+
+
+def test_figures_of_different_work_are_no_part_of_one_history(run):
+    results = Path(__file__).parents[1] / "results" / "nvidia-h200"
+    files = [results / f"sweep-20261130T{name}.jsonl" for name in ("042830Z-ec82ba", "083358Z-23061a")]
+    case = "bench_tandem.bench_issue_in_turns-model=bert_base"
+    document = strict(run("history", *files, "-k", case, "--json")[1])
+    assert [one["label"] for one in document["rows"]] == [
+        f"{case}-work=1 item, {times} of batches 1 4 8 16 32 64 128 256-nvidia-h200"
+        for times in ("issue_s", "issue_s step_s")
+    ]
+    assert [one["levels"]["580.159.04"]["runs"] for one in document["rows"]] == [1, 1]
+    assert any(note.startswith("1 of the cases did different work in different runs") for note in document["notes"])
+    document = strict(run("history", files[0], "-k", case, "--json")[1])
+    assert [one["label"] for one in document["rows"]] == [f"{case}-nvidia-h200"]
+
+
 BAD = [
     (["{tmp}/none"], "there is no folder"),
-    (["{store}/sweep-00003.jsonl"], "sweep-00003.jsonl is no folder: give the folder of the results"),
+    (["{store}", "{tmp}/none"], "there is no folder"),
     (["{tmp}/nothing"], "no usable result"),
     (["{store}", "--metric", "speed"], "no run has the metric 'speed': choose from device_time_s, throughput_per_s"),
     (["{store}", "-k", "vgg"], "named like 'vgg'"),

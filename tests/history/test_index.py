@@ -177,11 +177,11 @@ def test_runs_of_unknown_time_come_first_by_name(tmp_path, looked_at):
 
 
 def test_the_index_lies_in_the_users_cache(tmp_path):
-    found = default_path(tmp_path, {"XDG_CACHE_HOME": "/somewhere", "HOME": "/home/me"})
+    found = default_path([tmp_path], {"XDG_CACHE_HOME": "/somewhere", "HOME": "/home/me"})
     assert found.parent == Path("/somewhere/joulemark")
-    assert default_path(tmp_path, {"HOME": "/home/me"}).parent == Path("/home/me/.cache/joulemark")
-    assert default_path(tmp_path / "other", {"HOME": "/home/me"}).name != found.name
-    assert default_path(Path(os.path.relpath(tmp_path)), {"HOME": "/home/me"}).name == found.name
+    assert default_path([tmp_path], {"HOME": "/home/me"}).parent == Path("/home/me/.cache/joulemark")
+    assert default_path([tmp_path / "other"], {"HOME": "/home/me"}).name != found.name
+    assert default_path([Path(os.path.relpath(tmp_path))], {"HOME": "/home/me"}).name == found.name
 
 
 def test_two_that_bring_one_index_up_to_date_do_not_clash(tmp_path, looked_at):

@@ -33,11 +33,11 @@ def add_parser(commands: Commands) -> None:
         run,
     )
     parser.add_argument(
-        "folder",
-        nargs="?",
+        "results",
+        nargs="*",
         type=Path,
-        metavar="DIR",
-        help="folder of results (results/ if there is one, else .joulemark/)",
+        metavar="RESULT",
+        help="folders of results, and result files (results/ if there is one, else .joulemark/)",
     )
     parser.add_argument("--metric", metavar="NAME", help="device_time_s, or else the first that the runs have")
     parser.add_argument("-k", "--case", metavar="TEXT", default="", help="only cases whose names contain TEXT")
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     rate = _rate(args.false_alarms)
     if args.html is not None:
         history_html.check_path(args.html)
-    trend, sources = _judged(args.folder or _default_folder(), args.metric, args.case, rate, args.rebuild)
+    places = args.results or [_default_folder()]
+    trend, sources = _judged(places, args.metric, args.case, rate, args.rebuild)
     if args.html is not None:
         output.write_text(history_html.render(trend, sources), args.html)
         say(f"wrote {args.html}")
@@ -67,32 +68,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(folder: Path, metric: str | None, text: str, rate: float, anew: bool) -> tuple[Trend, list[Source]]:
+def _judged(places: list[Path], metric: str | None, text: str, rate: float, anew: bool) -> tuple[Trend, list[Source]]:
     """Judge by the index that is kept; where that fails (a full disk, a damaged page), by one in memory."""
     import sqlite3
 
     from joulemark.history.index import Index, default_path
 
-    path = default_path(folder, os.environ)
+    path = default_path(places, os.environ)
     try:
         with Index(path, anew) as index:
-            return _judged_by(index, folder, metric, text, rate)
+            return _judged_by(index, places, metric, text, rate)
     except sqlite3.Error as error:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         say(f"the index {path} failed ({error}) and is removed: all files are read this time")
         with Index(None) as index:
-            return _judged_by(index, folder, metric, text, rate)
+            return _judged_by(index, places, metric, text, rate)
 
 
-def _judged_by(index: Index, folder: Path, metric: str | None, text: str, rate: float) -> tuple[Trend, list[Source]]:
+def _judged_by(
+    index: Index, places: list[Path], metric: str | None, text: str, rate: float
+) -> tuple[Trend, list[Source]]:
     from joulemark.report import history_view
 
-    _update(index, folder)
+    folder = _folder_of(places)
+    _update(index, folder, places)
     sources = index.sources(folder)
     for line in history_view.problems_of(sources):
         say(line)
-    return _trend(index, folder, metric, text, rate), sources
+    return _trend(index, folder, places, metric, text, rate), sources
 
 
 def _rate(given: float | None) -> float:
@@ -110,11 +114,29 @@ def _default_folder() -> Path:
     return Path("results") if Path("results").is_dir() else Path(PRIVATE_FOLDER)
 
 
-def _update(index: Index, folder: Path) -> None:
-    from joulemark.report.foreign import read_result
+def _folder_of(places: list[Path]) -> Path:
+    """That all results lie in: the one that was given, or the nearest that holds all."""
+    if len(places) == 1 and not places[0].is_file():
+        return places[0]
+    if len({one.is_absolute() for one in places}) > 1:
+        return _folder_of([one.resolve() for one in places])
+    return Path(os.path.commonpath([one.parent if one.is_file() else one for one in places]) or ".")
+
+
+def _files_of(folder: Path, places: list[Path]) -> list[Path]:
+    """The result files, each once though several arguments name it."""
     from joulemark.store import result_files
 
-    files = result_files(folder, (".jsonl", ".json"))
+    found = [file for one in places for file in ([one] if one.is_file() else result_files(one, (".jsonl", ".json")))]
+    if folder.is_absolute():
+        found = [one if one.is_absolute() else one.resolve() for one in found]
+    return list({one.resolve(): one for one in found}.values())
+
+
+def _update(index: Index, folder: Path, places: list[Path]) -> None:
+    from joulemark.report.foreign import read_result
+
+    files = _files_of(folder, places)
     read = 0
 
     def count(path: Path) -> None:
@@ -128,13 +150,13 @@ def _update(index: Index, folder: Path) -> None:
         say(f"{index.why_in_memory}: all files are read each time")
 
 
-def _trend(index: Index, folder: Path, metric: str | None, text: str, rate: float) -> Trend:
+def _trend(index: Index, folder: Path, places: list[Path], metric: str | None, text: str, rate: float) -> Trend:
     from joulemark.history.trend import trend_of
     from joulemark.metrics import CORE
 
     known = index.metrics()
     if not known:
-        raise ConfigurationError(f"no usable result in {folder}", "run pytest --bench first")
+        raise ConfigurationError(f"no usable result in {', '.join(map(str, places))}", "run pytest --bench first")
     name = metric or next((one for one in CORE if one in known), known[0])
     if name not in known:
         raise ConfigurationError(f"no run has the metric {name!r}", f"choose from {', '.join(known)}")

@@ -11,6 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -20,9 +21,10 @@ from joulemark import __version__
 from joulemark.errors import UnreadableInput
 from joulemark.history.lean import LeanReader, LeanRecord, LeanRun
 from joulemark.history.runs import Figures, Floats, PastRun, Source, driver_of, order_of, setup_of
+from joulemark.history.work import PARAMETER, work_of
 from joulemark.records import Case, Environment, Json, Run
 
-_FORMAT = f"3 of joulemark {__version__}"
+_FORMAT = f"4 of joulemark {__version__}"
 _FILES_PER_COMMIT = 200
 _WAIT_S = 30.0
 _TABLES = """
@@ -42,19 +44,21 @@ CREATE INDEX figures_of_run ON figures (run);
 """
 
 
+_Cells = dict[tuple[str, str], int]
+"""A case's id and its work → their number."""
 _Fresh = tuple[bytes, Sequence[int], "LeanRun | Run | str"]
 """Name and stamp of a file, and its run or what is wrong with it."""
 
 
-def default_path(folder: Path, environ: Mapping[str, str]) -> Path:
-    """Where the index of a folder of results lies: in the user's cache, never among the results.
+def default_path(places: Sequence[Path], environ: Mapping[str, str]) -> Path:
+    """Where the index of some results lies: in the user's cache, never among the results.
 
     Args:
-        folder: of the results.
+        places: folders and files of the results.
         environ: ``XDG_CACHE_HOME`` counts (XDG Base Directory Specification).
     """
     home = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".cache")
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    name = hashlib.sha256(b"\0".join(sorted({os.fsencode(one.resolve()) for one in places}))).hexdigest()[:16]
     return Path(home) / "joulemark" / f"history-{name}.sqlite3"
 
 
@@ -104,7 +108,7 @@ class Index:
             on_read: called before each file that is read.
         """
         known = {name: stamp for name, *stamp in self._database.execute("SELECT path, size, mtime_ns FROM file")}
-        cells = {case.case_id: key for key, case in self._cases().items()}
+        cells = {(case.case_id, work): key for key, (case, work) in self._cells().items()}
         lean = LeanReader()
         fresh: list[_Fresh] = []
         for path in files:
@@ -121,7 +125,7 @@ class Index:
         with self._database:
             self._database.executemany("DELETE FROM file WHERE path = ?", [(name,) for name in known])
 
-    def _take(self, fresh: Sequence[_Fresh], cells: dict[str, int]) -> None:
+    def _take(self, fresh: Sequence[_Fresh], cells: _Cells) -> None:
         """Store what was read, all at once: nobody else has to wait while files are read."""
         with self._database:
             for name, stamp, found in fresh:
@@ -134,14 +138,14 @@ class Index:
                 for past, records in () if isinstance(found, str) else _by_driver(_lean(found)):
                     self._add(entry, past, records, cells)
 
-    def _add(self, file: int | None, past: PastRun, records: Sequence[LeanRecord], cells: dict[str, int]) -> None:
+    def _add(self, file: int | None, past: PastRun, records: Sequence[LeanRecord], cells: _Cells) -> None:
         row = self._database.execute(
             "INSERT INTO run (file, run_id, started_utc, driver, setup, simulated) VALUES (?, ?, ?, ?, ?, ?)",
             (file, _ascii(past.run_id), past.started_utc, _ascii(past.driver), _ascii(past.setup), past.simulated),
         ).lastrowid
         columns: dict[str, tuple[list[int], list[float], list[bool]]] = {}
         for record in records:
-            cell, flagged = self._cell(record.case, cells), record.outcome == "flagged"
+            cell, flagged = self._cell(record, cells), record.outcome == "flagged"
             for name, value in record.figures.items():
                 column = columns.get(name)
                 if column is None:
@@ -154,15 +158,16 @@ class Index:
             ((row, _ascii(name), *_arrays(column)) for name, column in columns.items()),
         )
 
-    def _cell(self, case: Case, cells: dict[str, int]) -> int:
-        """The number of a case. Its hash is remembered by the case, its content would be written anew each time."""
-        cell = cells.get(case.case_id)
+    def _cell(self, record: LeanRecord, cells: _Cells) -> int:
+        """The number of a case and its work. A case remembers its hash; its content would be written anew each time."""
+        key = record.case.case_id, record.work
+        cell = cells.get(key)
         if cell is None:
-            content = _ascii(case.to_json())
+            content = _ascii([record.case.to_json(), record.work])
             # Another process that brings the same index up to date may have been faster.
             self._database.execute("INSERT OR IGNORE INTO cell (content) VALUES (?)", (content,))
             (cell,) = self._database.execute("SELECT id FROM cell WHERE content = ?", (content,)).fetchone()
-            cells[case.case_id] = cell
+            cells[key] = cell
         return int(cell)
 
     def sources(self, folder: Path) -> list[Source]:
@@ -191,30 +196,49 @@ class Index:
             metric: its name.
             wanted: which cases.
         """
-        cases = self._cases()
-        chosen = sorted((key for key, case in cases.items() if wanted(case)), key=lambda key: _order(cases[key]))
-        place = np.full(max(cases, default=0) + 1, -1)
-        place[chosen] = np.arange(len(chosen))
+        found = self._database.execute(_FIGURES, (_ascii(metric),)).fetchall()
+        cells = self._cells()
+        used = np.unique(np.concatenate([np.frombuffer(row[6], _KINDS[0]) for row in found] or [[]])).astype(int)
+        rows, works_apart = _rows_of({key: cells[key] for key in used.tolist() if wanted(cells[key][0])})
+        cases = sorted({case.case_id: case for case in rows.values()}.values(), key=_order)
+        row_of = {case.case_id: row for row, case in enumerate(cases)}
+        place = np.full(max(cells, default=0) + 1, -1)
+        for key, case in rows.items():
+            place[key] = row_of[case.case_id]
         columns: dict[tuple[str, str, bool], tuple[PastRun, Floats, int]] = {}
         copies = 0
-        found = self._database.execute(_FIGURES, (_ascii(metric),))
         for path, run_id, started, driver, setup, simulated, *blobs in found:
             at, amounts, flags = (np.frombuffer(blob, kind) for blob, kind in zip(blobs, _KINDS, strict=True))
             inside = place[at] >= 0
             if (run_id, driver, simulated) in columns:
                 copies += 1
             elif inside.any():
-                column = np.full(len(chosen), np.nan)
+                column = np.full(len(cases), np.nan)
                 column[place[at[inside]]] = amounts[inside]
                 place_of = str(folder / os.fsdecode(path))
                 name, version, facts = (json.loads(text) for text in (run_id, driver, setup))
                 past = PastRun(place_of, name, started, version, facts, bool(simulated))
                 columns[run_id, driver, simulated] = past, column, int(flags[inside].sum())
-        return _joined(metric, [cases[key] for key in chosen], list(columns.values()), copies)
+        return replace(_joined(metric, cases, list(columns.values()), copies), works_apart=works_apart)
 
-    def _cases(self) -> dict[int, Case]:
-        rows = self._database.execute("SELECT id, content FROM cell")
-        return {key: Case.from_json(json.loads(content)) for key, content in rows}
+    def _cells(self) -> dict[int, tuple[Case, str]]:
+        """Number → a case and its work."""
+        rows = ((key, *json.loads(content)) for key, content in self._database.execute("SELECT id, content FROM cell"))
+        return {key: (Case.from_json(case), work) for key, case, work in rows}
+
+
+def _rows_of(cells: Mapping[int, tuple[Case, str]]) -> tuple[dict[int, Case], int]:
+    """Cell → the case of its row, and how many cases have a row for each work: those with several that are known."""
+    works: dict[str, set[str]] = {}
+    for case, work in cells.values():
+        works.setdefault(case.case_id, set()).update({work} - {""})
+    rows = {
+        key: case
+        if len(works[case.case_id]) < 2
+        else replace(case, params={**case.params, PARAMETER: work or "unknown"})
+        for key, (case, work) in cells.items()
+    }
+    return rows, sum(len(one) > 1 for one in works.values())
 
 
 def _joined(metric: str, cases: Sequence[Case], columns: Sequence[tuple[PastRun, Floats, int]], copies: int) -> Figures:
@@ -308,9 +332,11 @@ def _lean(run: LeanRun | Run) -> LeanRun:
             one.outcome,
             one.environment_id,
             one.gpu_uuid,
-            {name: value.value for name, value in one.metrics.items() if value.value is not None},
+            figures,
+            work_of(figures, one.tables),
         )
         for one in run.records
+        for figures in [{name: value.value for name, value in one.metrics.items() if value.value is not None}]
     )
     return LeanRun(run.path, run.run_id, dict(run.environments), records, run.started_utc, run.problems)
 

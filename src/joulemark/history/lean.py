@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from joulemark.bounds import check_figures
+from joulemark.history.work import work_of
 from joulemark.records import (
     SCHEMA,
     Case,
@@ -75,6 +76,7 @@ class LeanRecord(msgspec.Struct, gc=False):
 
     Args:
         figures: value by metric name, of those that were measured.
+        work: see :func:`joulemark.history.work.work_of`.
     """
 
     case: Case
@@ -82,6 +84,7 @@ class LeanRecord(msgspec.Struct, gc=False):
     environment_id: str
     gpu_uuid: str | None
     figures: dict[str, float]
+    work: str
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,9 @@ class LeanReader:
                 continue
             figures = {name: figure.value for name, figure in found.metrics.items() if figure.value is not None}
             records.pop(case.case_id, None)  # the place of its last line, as in the store's reader
-            records[case.case_id] = LeanRecord(case, found.outcome, found.environment_id, found.gpu_uuid, figures)
+            records[case.case_id] = LeanRecord(
+                case, found.outcome, found.environment_id, found.gpu_uuid, figures, work_of(figures, found.tables)
+            )
             reading.run_id = reading.run_id or found.run_id
         if reading.run_id is None or not records:
             return None

@@ -64,6 +64,7 @@ class Figures:
         flagged: how many of the values carry a Finding that flags them.
         copies: how many files hold a run that another file holds too; they are left out.
         simulated_apart: how many runs on simulated GPUs are left out because there are others.
+        works_apart: how many cases did different work in different runs; each has a row for each work.
     """
 
     metric: str
@@ -73,6 +74,7 @@ class Figures:
     flagged: int = 0
     copies: int = 0
     simulated_apart: int = 0
+    works_apart: int = 0
 
     @property
     def simulated(self) -> bool:

@@ -123,6 +123,11 @@ def notes_of(trend: Trend) -> list[str]:
             f"{_runs(figures.simulated_apart)} on simulated GPUs left out: they are no part of a history of others "
             "(keep them in a folder of their own)"
         )
+    if figures.works_apart:
+        notes.append(
+            f"{figures.works_apart} of the cases did different work in different runs, as their records say: "
+            "each has a row for each work"
+        )
     if figures.copies:
         notes.append(f"in several files, and counted once: {_runs(figures.copies)}")
     return notes
