@@ -59,7 +59,7 @@ Where a GPU's time and joules go: the reader's half of `pytest --bench`.
 
 examples:
   joulemark env                                   what can be measured here, and what would be missing
-  joulemark report results/nvidia-h200/           tables of stored runs
+  joulemark report results/nvidia-h200/           what stored runs say, in short
   joulemark compare old.jsonl new.jsonl           is anything worse? (exit code 1 if so)
   joulemark ab --old venv-a --new venv-b          the same, two environments in turns on one machine
   joulemark history results/                      since which run, and which driver?

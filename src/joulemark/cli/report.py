@@ -41,6 +41,11 @@ def add_parser(commands: Commands) -> None:
         metavar="RESULT",
         help="a result file, a document of joulemark energy or attribution, or a folder of them",
     )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="in a terminal, every case in its table; without it, what is longer than two screens is told in short",
+    )
     parser.add_argument("--format", choices=_FORMATS, help="terminal unless --out's suffix says otherwise")
     parser.add_argument(
         "--out", type=Path, metavar="F", help="write to F (.html, .md, .csv or .json) instead of the terminal"
@@ -116,6 +121,10 @@ def _check(args: argparse.Namespace, form: Format) -> None:
 
     if args.out is not None and args.format is None:
         output.check_report_path(args.out)
+    if args.tables and (form != "terminal" or args.shares or (args.plateaus, args.side_by_side) != (None, None)):
+        raise ConfigurationError(
+            "--tables is for a report in the terminal", "leave it out: what else is asked for is whole"
+        )
     if args.plateaus is not None and (args.side_by_side is not None or _draws(args) or form == "html"):
         raise ConfigurationError(
             "--plateaus is a table of its own", "leave --side-by-side, --plots, --picture and html out"
@@ -166,6 +175,11 @@ def _report(given: Given, args: argparse.Namespace, form: Format, width: int | N
         page = _page(gather(runs, documents), [], args, form == "html")
         if page is not None:
             return page
+    if form == "terminal":
+        from joulemark.report import overview
+
+        whole = args.tables or args.out is not None
+        return (overview.render_whole if whole else overview.render)(runs, documents, width)
     return output.render(runs, form, width, documents)
 
 

@@ -60,6 +60,26 @@ def _lines(evidence: Evidence, width: int, blocks: bool) -> Iterator[str]:
         yield ""
 
 
+def render_brief(evidence: Evidence, width: int, blocks: bool = True) -> str:
+    """A line for each workload and each verdict, none wider than the terminal; empty where nothing can be answered.
+
+    Arguments as of :func:`render`.
+    """
+    return "".join(f"{shorten(line, max(width, 30))}\n" for line in _brief_lines(evidence, blocks))
+
+
+def _brief_lines(evidence: Evidence, blocks: bool) -> Iterator[str]:
+    for workload in evidence.shown:
+        answers = answers_of(workload, evidence)
+        if _worth(workload.main, answers):
+            yield f"{printable(workload.full_title)}  {_plot(workload.main, blocks)}".rstrip()
+            yield from (f"  {HEADINGS[one.question]:<{_NAME}}{printable(one.verdict)}" for one in answers)
+    for document in evidence.of_kind("attribution"):
+        yield f"{printable(document.content['label'])}: time of its kernels"
+        yield f"  {'classes':<{_NAME}}{printable(attribution_view.largest(document.content).partition('; ')[0])}"
+    yield ""
+
+
 def _worth(curve: Curve, answers: tuple[Answer, ...]) -> bool:
     return len(curve.batches) > 1 and is_answered(answers)
 
