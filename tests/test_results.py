@@ -16,11 +16,15 @@ from joulemark.tandem import tandem_document
 from joulemark.utilization.summary import document_of
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 RUNS = sorted((ROOT / "results").glob("nvidia-*/*-*Z-*.jsonl"))
 TRIALS = sorted((ROOT / "results").glob("nvidia-*/aa.json"))
 UTILIZATIONS = sorted((ROOT / "results").glob("nvidia-*/utilization.json"))
 DOCUMENTS = sorted((ROOT / "results").glob("*/*.json"))
 TANDEMS = sorted((ROOT / "results").glob("nvidia-*/tandem.json"))
+INDEX = (RESULTS / "README.md").read_text(encoding="utf-8")
+INDEX_ROWS = [line for line in INDEX.splitlines() if line.startswith("| `")]
+CAMPAIGNS = sorted((RESULTS / "nvidia-h200").glob("README-*.md"))
 
 
 def test_there_are_runs_on_real_gpus():
@@ -167,3 +171,23 @@ def percents(text):
 
 def rounded(share):
     return f"{share:.1%}"[:-1]
+
+
+def test_the_index_has_a_short_line_for_every_file():
+    named = [(RESULTS / "nvidia-h200" / row.split("`")[1]).resolve() for row in INDEX_ROWS]
+    folders = ("nvidia-h200", "calibration")
+    files = [one for folder in folders for one in (RESULTS / folder).iterdir() if one.suffix != ".md"]
+    assert sorted(named) == sorted(one.resolve() for one in files)
+    assert max(len(row.split()) for row in INDEX_ROWS) <= 30
+
+
+def test_a_page_of_each_campaign_has_its_files_and_more_to_say():
+    sections = dict(re.findall(r"^### \[.*?\]\(nvidia-h200/(README-\w+\.md)\)\n(.*?)(?=^##|\Z)", INDEX, re.M | re.S))
+    assert sorted(sections) == [page.name for page in CAMPAIGNS]
+    for page in CAMPAIGNS:
+        text = page.read_text(encoding="utf-8")
+        listed = re.findall(r"^\| `(.*?)`", sections[page.name], re.M)
+        headings = " ".join(re.findall(r"^(`[^:]*`):$", text, re.M | re.S))
+        assert sorted(listed) == sorted(re.findall(r"`(.*?)`", headings))
+        for target in re.findall(r"\]\(([^)#]+)", text):
+            assert (page.parent / target).is_file()
