@@ -198,7 +198,8 @@ class Index:
         """
         found = self._database.execute(_FIGURES, (_ascii(metric),)).fetchall()
         cells = self._cells()
-        used = np.unique(np.concatenate([np.frombuffer(row[6], _KINDS[0]) for row in found] or [[]])).astype(int)
+        measured = [np.empty(0, _KINDS[0]), *(np.frombuffer(row[6], _KINDS[0]) for row in found)]
+        used = np.unique(np.concatenate(measured))
         rows, works_apart = _rows_of({key: cells[key] for key in used.tolist() if wanted(cells[key][0])})
         cases = sorted({case.case_id: case for case in rows.values()}.values(), key=_order)
         row_of = {case.case_id: row for row, case in enumerate(cases)}
