@@ -238,6 +238,106 @@ def check_poolings():
             got = pooled(x, largest, kernel, stride, padding, counted)
             assert got.is_contiguous(memory_format=memory)
             torch.testing.assert_close(got, module.in_operators(x), rtol=1e-5, atol=1e-6)
+            room, place = room_for(got, 5)
+            assert pooled(x, largest, kernel, stride, padding, counted, place) is place
+            assert torch.equal(place, got)
+            assert_empty_around(room, place)
+
+
+def room_for(like, before, behind=3):
+    """Not-a-numbers with room for a tensor among their channels, and that place."""
+    shape = (like.shape[0], before + like.shape[1] + behind, *like.shape[2:])
+    memory = {4: torch.channels_last, 5: torch.channels_last_3d}[like.dim()]
+    room = torch.empty(shape, dtype=like.dtype, memory_format=memory).fill_(float("nan"))
+    return room, room.narrow(1, before, like.shape[1])
+
+
+def assert_empty_around(room, place):
+    assert int(room.isnan().sum()) == room.numel() - place.numel()
+
+
+def check_spreads():
+    from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
+    from joulemark.merged.spread import arranged, spread, tiles_for
+    from joulemark.merged.upsampling import _OPERATORS
+
+    for inputs, outputs, window, batch, size, activation, biased, dtype, tile in (
+        (24, 16, (2, 2), 2, (5, 7), "none", True, torch.float32, (64, 64)),
+        (5, 7, (2, 3), 1, (1, 3), "relu", False, torch.float32, (128, 16)),
+        (40, 33, (2, 2), 1, (3, 3), "silu", True, torch.float16, (64, 64)),
+        (16, 8, (2, 1, 3), 2, (2, 3, 2), "none", True, torch.float16, (64, 64)),
+        (3, 70, (3, 3), 1, (7, 9), "leaky", True, torch.float32, (128, 256)),
+    ):
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(size)]
+        x = torch.randn(batch, inputs, *size).to(dtype).contiguous(memory_format=memory)
+        weight = (torch.randn(inputs, outputs, *window) / inputs**0.5).to(dtype)
+        bias = torch.randn(outputs).to(dtype) if biased else None
+        wide = (weight.double(), None if bias is None else bias.double())
+        expected = REFERENCE[activation](_OPERATORS[len(size)](x.double(), *wide, window))
+        alone = torch.full(expected.shape, float("nan"), dtype=dtype).contiguous(memory_format=memory)
+        room, place = room_for(alone, 8, 16)
+        for out in (alone, place):
+            got = spread(x, arranged(weight), bias, window, out, activation, tile)
+            torch.testing.assert_close(got.double(), expected, rtol=FORMATS[dtype], atol=FORMATS[dtype])
+        assert_empty_around(room, place)
+    assert tiles_for(1 << 20, 256) == ((128, 128), (128, 256), (64, 64))
+    assert tiles_for(49, 12) == ((64, 16),)
+
+
+def check_copies():
+    from joulemark.merged.copies import copied
+
+    for channels, size, dtype in (
+        ((8, 40, 16, 64), (3, 5), torch.float16),
+        ((3, 70), (4, 2, 3), torch.float32),
+        ((5,), (1, 1), torch.bfloat16),
+    ):
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(size)]
+        parts = [torch.randn(2, one, *size).to(dtype).contiguous(memory_format=memory) for one in channels]
+        room, whole = room_for(torch.cat(parts, 1), 8, 8)
+        copied(list(zip(parts, whole.split(channels, 1), strict=True)))
+        assert torch.equal(whole, torch.cat(parts, 1))
+        assert_empty_around(room, whole)
+
+
+def check_joined_networks():
+    """By the kernels themselves, where there is a GPU: skips and windows beside each other, an encoder's odd sizes."""
+    from joulemark.merged import writers
+    from joulemark.merged.fitting import fitted, without_needless_paddings
+    from joulemark.merged.graph import trace
+    from joulemark.merged.joining import Joined, flatten_concatenations, join
+    from joulemark.merged.pooling import replace_poolings
+    from joulemark.merged.seams import keep_channels_last, weights_channels_last
+    from joulemark.merged.setting import Setting
+    from joulemark.merged.upsampling import replace_upsamplings
+    from joulemark.workloads.networks import Branches, UNet
+
+    writers.on_gpu = lambda x: True
+    setting = Setting(torch.device("cpu"), "tf32", None, (), False)
+    pools = torch.nn.MaxPool2d(3, 2), torch.nn.AvgPool2d(3, 2)
+    inner = Branches(torch.nn.Conv2d(5, 3, 3, 2), pools[1])
+    nested = Branches(pools[0], inner, torch.nn.Conv2d(5, 8, 3, 2, bias=False))
+    for model, shape, others, written, fits in (
+        (UNet(width=3), (1, 3, 32, 48), [(2, 3, 32, 48), (1, 3, 37, 21)], 4, 4),
+        (UNet(width=4), (1, 3, 40, 17), [(1, 3, 32, 16)], 2, 2),  # 5 and 17 are odd
+        (nested, (2, 5, 9, 13), [(1, 5, 10, 8)], 2, 0),
+    ):
+        model = model.eval()
+        images = [torch.randn(one).contiguous(memory_format=torch.channels_last) for one in (shape, *others)]
+        with torch.no_grad():
+            expected = [model(x) for x in images]
+            graph = trace(model, (images[0],))
+            flatten_concatenations(graph)
+            without_needless_paddings(graph)
+            replace_poolings(graph, torch.device("cpu"), torch.float32)
+            keep_channels_last(weights_channels_last(graph), (images[0],))
+            assert all(one.path.startswith("spread") for one in replace_upsamplings(graph, setting))
+            found = join(graph, setting)
+            assert sum(one.written for one in found) == written, found
+            for x, wanted in zip(images, expected, strict=True):
+                torch.testing.assert_close(graph(x), wanted, rtol=1e-4, atol=1e-4)
+        assert sum(isinstance(one, Joined) for one in graph.modules()) == len(found)
+        assert sum(node.target is fitted for node in graph.graph.nodes) == fits
 
 
 def check_excitations():
@@ -272,6 +372,9 @@ def test_every_kernel_gives_what_torch_gives():
         "check_gathered",
         "check_stems",
         "check_poolings",
+        "check_spreads",
+        "check_copies",
+        "check_joined_networks",
         "check_excitations",
     )
 

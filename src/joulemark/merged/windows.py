@@ -17,16 +17,22 @@ from joulemark.merged.sequence import Shape
 _ELEMENTS = 2048
 
 
-@triton.jit(do_not_specialize=("pixels", "depth", "height", "width", "out_depth", "out_height", "out_width", "units"))
+@triton.jit(
+    do_not_specialize=(
+        "pixels", "depth", "height", "width", "out_depth", "out_height", "out_width", "units", "row_units"
+    )
+)  # fmt: skip
 def _windows(
-    x, out, pixels, depth, height, width, out_depth, out_height, out_width, units,
-    unit: tl.constexpr, taps_z: tl.constexpr, taps_y: tl.constexpr, taps_x: tl.constexpr, stride_z: tl.constexpr,
-    stride_y: tl.constexpr, stride_x: tl.constexpr, pad_z: tl.constexpr, pad_y: tl.constexpr, pad_x: tl.constexpr,
+    x, out, pixels, depth, height, width, out_depth, out_height, out_width, units, row_units,
+    unit: tl.constexpr, row_unit: tl.constexpr, taps_z: tl.constexpr, taps_y: tl.constexpr, taps_x: tl.constexpr,
+    stride_z: tl.constexpr, stride_y: tl.constexpr, stride_x: tl.constexpr,
+    pad_z: tl.constexpr, pad_y: tl.constexpr, pad_x: tl.constexpr,
     largest: tl.constexpr, counted: tl.constexpr, rows: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
     """The largest, or the mean, of the windows of ``rows`` outputs and ``lanes`` channels.
 
-    A mean that counts no zeros around the image divides by what is inside; one that does, by all.
+    A mean that counts no zeros around the image divides by what is inside; one that does, by all. A position of the
+    output lies ``row_units * row_unit`` numbers behind the one before it.
     """
     channels = units * unit
     pixel = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
@@ -59,11 +65,13 @@ def _windows(
             total = total / (taps_z * taps_y * taps_x)
         if not counted:
             total = total / inside[:, None]
-    position = pixel[:, None] * channels + channel[None, :]
+    position = pixel[:, None] * (row_units * row_unit) + channel[None, :]
     tl.store(out + position, total.to(out.dtype.element_ty), mask=(pixel < pixels)[:, None] & real)
 
 
-def pooled(x: Tensor, largest: bool, kernel: Shape, stride: Shape, padding: Shape, counted: bool) -> Tensor:
+def pooled(
+    x: Tensor, largest: bool, kernel: Shape, stride: Shape, padding: Shape, counted: bool, out: Tensor | None = None
+) -> Tensor:
     """The largest of each window, or its mean.
 
     Args:
@@ -71,22 +79,25 @@ def pooled(x: Tensor, largest: bool, kernel: Shape, stride: Shape, padding: Shap
         largest: else the mean.
         kernel, stride, padding: per dimension.
         counted: whether a mean counts the zeros around the image.
+        out: where to, channels-last, or some channels of such a tensor; None for a new one.
 
     Returns:
-        Channels-last.
+        ``out``.
     """
     memory = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     x = x.contiguous(memory_format=memory)
     batch, channels, *size = x.shape
     out_size = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, padding, strict=True)]
-    out = torch.empty((batch, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=memory)
+    if out is None:
+        out = torch.empty((batch, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=memory)
     missing = (1,) * (3 - len(size))
     none = (0,) * len(missing)
     pixels = batch * prod(out_size)
     lanes = max(8, min(64, triton.next_power_of_2(channels)))
     rows = _ELEMENTS // lanes
+    (units, unit), (row_units, row_unit) = units_of(channels), units_of(out.stride(-1))
     _windows[triton.cdiv(pixels, rows), triton.cdiv(channels, lanes)](
-        x, out, pixels, *missing, *size, *missing, *out_size, *units_of(channels), *missing, *kernel, *missing, *stride,
-        *none, *padding, largest, counted, rows, lanes,
+        x, out, pixels, *missing, *size, *missing, *out_size, units, row_units, unit, row_unit,
+        *missing, *kernel, *missing, *stride, *none, *padding, largest, counted, rows, lanes,
     )  # fmt: skip
     return out
