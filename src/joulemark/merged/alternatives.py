@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from joulemark.merged.seams import FORMATS
 from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race
 
+Call = Callable[[], Tensor | tuple[Tensor, ...]]
 _NO_MEMORY = "out of memory when it was measured"
 _KEPT = dict[str, tuple[float | None, str | None]]
 """What the disk keeps: way → seconds and problem."""
@@ -45,9 +47,7 @@ class Settled:
         return next(iter(self.problems.values()), "not measured")
 
 
-def settle(
-    what: tuple[object, ...], ways: Mapping[str, Callable[[], Tensor]], setting: Setting, least: float = 1.0
-) -> Settled:
+def settle(what: tuple[object, ...], ways: Mapping[str, Call], setting: Setting, least: float = 1.0) -> Settled:
     """Which way to take: the fastest that is right; where nothing is measured, the first other one that is right.
 
     Args:
@@ -74,14 +74,14 @@ def settle(
     return Settled(first, next((name for name in right if name != first), first), {}, problems)
 
 
-def _tried(ways: Mapping[str, Callable[[], Tensor]], setting: Setting) -> _KEPT:
+def _tried(ways: Mapping[str, Call], setting: Setting) -> _KEPT:
     """Run each way once, and what is right in turns."""
     first = next(iter(ways))
     problems: dict[str, str] = {}
     times: dict[str, float] = {}
     try:
         with torch.no_grad():
-            expected = ends(ways[first]()).clone()
+            expected = [ends(one).clone() for one in _all_of(ways[first]())]
             for name, call in ways.items():
                 why = None if name == first else _problem(call, expected, setting)
                 if why is not None:
@@ -93,16 +93,22 @@ def _tried(ways: Mapping[str, Callable[[], Tensor]], setting: Setting) -> _KEPT:
     return {name: (times.get(name), problems.get(name)) for name in ways}
 
 
-def _problem(call: Callable[[], Tensor], expected: Tensor, setting: Setting) -> str | None:
+def _all_of(given: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (given,) if isinstance(given, Tensor) else given
+
+
+def _problem(call: Call, expected: List[Tensor], setting: Setting) -> str | None:
     """What is wrong with a way; None where it is right."""
     limit = TOLERANCE[setting.form] if setting.form is not None else 1e-9
     try:
-        error = relative_error(ends(call()), expected)
+        made = [ends(one) for one in _all_of(call())]
+        errors = [relative_error(one, wanted) for one, wanted in zip(made, expected, strict=True)]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler of kernels raises anything; the way is one of several
         return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
-    return None if error <= limit else f"its output is wrong: relative error {error:.2g}, {limit:g} is allowed"
+    wrong = [one for one in errors if not one <= limit]
+    return f"its output is wrong: relative error {wrong[0]:.2g}, {limit:g} is allowed" if wrong else None
 
 
 def like(node: fx.Node, device: torch.device) -> Tensor:

@@ -434,6 +434,5 @@ def _of_upsampling(one: Upsampled) -> Decision:
 
 
 def _of_concatenation(one: Concatenation) -> Decision:
-    how = f"{one.written} of {one.parts} parts written in place" if one.written else "by torch's operator"
-    why, time_s = f"{how}; {one.settled.why}", one.settled.times.get(one.settled.best)
+    why, time_s = f"{one.how}; {one.settled.why}", one.settled.times.get(one.settled.best)
     return Decision(one.name, "concatenation", why, None, None, None, time_s)

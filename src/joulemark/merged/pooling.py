@@ -40,21 +40,33 @@ class Pooling(nn.Module):
         self.largest, self.kernel, self.stride, self.padding, self.counted = largest, kernel, stride, padding, counted
         self.own = importlib.util.find_spec("triton") is not None
 
-    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, out: Tensor | None = None, beside: Tensor | None = None) -> Tensor:
         """[batch, channels, *size] → the same of fewer positions.
 
         Args:
             x: channels-last.
             out: where to, some channels of a channels-last tensor; what this returns is elsewhere where no kernel runs,
                 or its size is another one.
+            beside: where x is copied to too, as ``out``, where :meth:`keeps`.
         """
-        if torch.compiler.is_compiling() or not (self.own and writers.on_gpu(x)) or x.dtype == torch.float64:
+        if not self.runs(x):
             return self.in_operators(x)
         from joulemark.merged.windows import pooled
 
         out = out if out is not None and out.shape == self.shape_of(x) else None
         with writers.its_device(x):
-            return pooled(x, self.largest, self.kernel, self.stride, self.padding, self.counted, out)
+            return pooled(x, self.largest, self.kernel, self.stride, self.padding, self.counted, out, beside)
+
+    def runs(self, x: Tensor) -> bool:
+        """Whether the kernel does it."""
+        able = self.own and writers.on_gpu(x) and x.dtype != torch.float64
+        return able and not torch.compiler.is_compiling()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its kernel can copy its input: all that a window's stride holds is in the window."""
+        sizes = zip(self.kernel, self.stride, self.padding, strict=True)
+        return self.own and all(k >= s + p for k, s, p in sizes)
 
     @property
     def writes(self) -> bool:
@@ -89,6 +101,24 @@ class Pooling(nn.Module):
         more = {} if self.largest else {"count_include_pad": self.counted}
         out: Tensor = operator(x, self.kernel, self.stride, self.padding, **more)
         return out
+
+
+class Keeping(nn.Module):
+    """A pooling that leaves a copy of its input too, which it reads anyway.
+
+    Args:
+        pooling: that can.
+    """
+
+    def __init__(self, pooling: Pooling) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, x: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """What the pooling gives, and x: at its place where a kernel runs and it fits."""
+        if place.shape != x.shape or place.dtype != x.dtype or not self.pooling.runs(x):
+            return self.pooling(x), x
+        return self.pooling(x, beside=place), place
 
 
 def pooling_of(node: fx.Node) -> Pooling | None:

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from joulemark.merged import writers
-from joulemark.merged.alternatives import Settled, like, settle
+from joulemark.merged.alternatives import Call, Settled, like, settle
 from joulemark.merged.bricks import ACTIVATIONS
 from joulemark.merged.graph import activation_of, called_once, module_of, only_user
 from joulemark.merged.kernels.kernel import layout
@@ -172,7 +172,7 @@ def _settled(made: Upsampling, source: fx.Node, setting: Setting) -> Settled:
     made.rows = arranged(made.weight)
     sizes = tiles_for(x.numel() // x.shape[1], made.channels * made.weight[0, 0].numel())
     paths = {f"spread {rows}x{columns}": (rows, columns) for rows, columns in sizes}
-    ways: dict[str, Callable[[], Tensor]] = {_TORCHS: lambda: made.in_operators(x)}
+    ways: dict[str, Call] = {_TORCHS: lambda: made.in_operators(x)}
     ways |= {path: partial(made.by_kernel, x, tile) for path, tile in paths.items()}
     shape = (tuple(made.weight.shape), made.activation, made.bias is not None, tuple(x.shape))
     settled = settle(("upsampling", *shape), ways, setting)
