@@ -86,6 +86,8 @@ def _unsuited_layer(layer: Conv) -> str | None:
         return f"{layer.in_channels} → {layer.out_channels} channels: at most {_MOST_CHANNELS}"
     if layer.activation not in ACTIVATIONS:
         return f"activation {layer.activation}"
+    if layer.adds_behind:
+        return "it adds behind its activation"
     return None
 
 
