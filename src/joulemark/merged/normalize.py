@@ -100,13 +100,14 @@ def normalized(
     """
     channels = x.shape[1]
     added = "nothing" if layer is None else adding(layer, residual)
+    activation = NUMBERS["none" if layer is None else layer.activation]
     parts, lanes = parts_of(channels)
     positions = x.numel() // channels
     most = 1 << max(_NUMBERS // (parts * lanes), 1).bit_length() - 1
     rows = min(most, triton.next_power_of_2(positions))
     _normalize[(triton.cdiv(positions, rows),)](
         x, x if bias is None else bias, affine, x if residual is None else residual, out, positions,
-        channels, bias is not None, added, NUMBERS["none" if layer is None else layer.activation], eps, rows, parts, lanes,
+        channels, bias is not None, added, activation, eps, rows, parts, lanes,
         num_warps=max(1, min(8, rows * lanes // (32 * _OF_A_THREAD))),
     )  # fmt: skip
     return out
