@@ -163,10 +163,11 @@ def channel_norm(x: Tensor, affine: Tensor, eps: float) -> Tensor:
 
 def finished(layer: Conv, y: Tensor, *added: Tensor | None) -> Tensor:
     """A layer's convolution with its activation and what is added, before or behind that."""
-    given = [one for one in added if one is not None]
-    if layer.adds_behind:
-        return sum(given, ACTIVATIONS[layer.activation](y))
-    return ACTIVATIONS[layer.activation](sum(given, y))
+    activate = ACTIVATIONS[layer.activation]
+    y = activate(y) if layer.adds_behind else y
+    for one in added:
+        y = y if one is None else y + one
+    return y if layer.adds_behind else activate(y)
 
 
 def _slices(box: Box) -> tuple[slice, ...]:
