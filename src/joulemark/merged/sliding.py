@@ -98,10 +98,10 @@ def _slide(
 @triton.jit
 def _wide(value):
     """In fp32. A number of bf16 is its upper half: told so, the compiler takes one instruction for each, not 1.5."""
+    wide = value.to(tl.float32)
     if value.dtype == tl.bfloat16:
-        return (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return value.to(tl.float32)
+        wide = (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return wide
 
 
 @triton.jit
