@@ -7,8 +7,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from joulemark.merged import MergedSequence, merge
@@ -91,48 +89,6 @@ def test_an_intermediate_that_is_read_elsewhere_ends_the_sequence():
     assert len(part.sequence.layers) == 2
     torch.testing.assert_close(merged(x), model(x))
     assert "c: plain (what reads its output is not one other convolution alone)" in merged.explain()
-
-
-class Padding(nn.Module):
-    """Pads to even sizes, and by nothing."""
-
-    def __init__(self, changed):
-        super().__init__()
-        self.conv, self.changed = nn.Conv2d(3, 3, 3, padding=1), changed
-
-    def forward(self, x):
-        y = torch.relu_(self.conv(F.pad(x, [0, 0])))
-        z = F.pad(y, (0, y.shape[3] % 2, 0, y.shape[2] % 2), value=1.0)
-        if self.changed:
-            z = z.mul_(2)
-        z = self.conv(F.pad(z, [0, 0]))
-        return F.pad(z, pad=(0, y.shape[3] % 2)) + F.pad(z, (0, 1))[..., : z.shape[3] + y.shape[3] % 2], y.sum()
-
-
-class Copies(TorchDispatchMode):
-    """Counts pads, by nothing or not, and copies."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function in (torch.ops.aten.constant_pad_nd.default, torch.ops.aten.clone.default)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("changed", "copied"), [(False, 2), (True, 3)])
-@pytest.mark.parametrize("size", [(6, 8), (5, 7)])
-def test_pads_by_nothing_copy_nothing_where_nobody_can_tell(size, changed, copied):
-    model, x = settled(Padding(changed), 2, 3, *size)
-    graph = trace(model, (x,))
-    for height, width in ((6, 8), (5, 8), (5, 7), (6, 7)):
-        given = torch.randn(2, 3, height, width, dtype=torch.float64)
-        kept = given.clone()
-        for out, expected in zip(graph(given), model(given), strict=True):
-            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-        assert torch.equal(given, kept)
-    with torch.no_grad(), Copies() as copies:
-        graph(torch.randn(2, 3, 6, 8, dtype=torch.float64))
-    assert copies.count == copied  # of the input, and by one; and of what is changed, or y would be too
 
 
 class Behind(nn.Module):

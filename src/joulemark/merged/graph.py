@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.folding import folded
-from joulemark.merged.in_place import NotMergeable, Shapes, Tracer, keep_apart, may_share_memory
+from joulemark.merged.in_place import NotMergeable, Shapes, Tracer, keep_apart
 from joulemark.merged.norms import ChannelNorm
 from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence
 
@@ -100,9 +99,7 @@ class Unit:
 
 
 def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
-    """An inference copy of a model as a graph with shapes: batch norms folded, what does nothing gone.
-
-    That are dropouts, identities and pads by nothing; of pads by what is computed the copies (:func:`padded`).
+    """An inference copy of a model as a graph with shapes: batch norms folded, dropouts and identities gone.
 
     Raises:
         Exception: whatever torch.fx raises for a model whose control flow depends on data.
@@ -118,9 +115,6 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
                 node.replace_all_uses_with(node.args[0])
                 graph.graph.erase_node(node)
         keep_apart(graph, module_of)
-        for node in list(graph.graph.nodes):
-            if node.target is F.pad and may_share_memory(graph, node, module_of):
-                _spare_copy(graph, node)
         for node in list(graph.graph.nodes):
             module = module_of(node)
             if isinstance(module, _BATCH_NORMS):
@@ -145,21 +139,6 @@ def _with_shapes(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphM
     if changed:
         raise NotMergeable(f"each call changes its {changed[0]!r}")
     return graph
-
-
-def padded(x: Tensor, pad: Any, *more: Any, **named: Any) -> Tensor:
-    """``torch.nn.functional.pad``, but x itself where that pads by nothing: torch's is a copy then."""
-    return F.pad(x, pad, *more, **named) if any(pad) else x
-
-
-def _spare_copy(graph: fx.GraphModule, node: fx.Node) -> None:
-    """Nothing in the place of a pad by nothing, and of one by what is computed one that asks first."""
-    pad = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
-    if any(isinstance(one, fx.Node) for one in pytree.tree_leaves(pad)):
-        node.target = padded
-    elif not any(pytree.tree_leaves(pad)):
-        node.replace_all_uses_with(cast(fx.Node, node.args[0]))
-        graph.graph.erase_node(node)
 
 
 def _taken_for_given(graph: fx.GraphModule, example_inputs: tuple[object, ...]) -> list[str]:

@@ -112,24 +112,6 @@ def keep_apart(graph: fx.GraphModule, module_of: Callable[[fx.Node], object]) ->
         _separate(graph, node, changed)
 
 
-def may_share_memory(graph: fx.GraphModule, node: fx.Node, module_of: Callable[[fx.Node], object]) -> bool:
-    """Whether nobody can tell if a node gives its first argument itself or a copy of it, as it does.
-
-    That is where neither is changed afterwards, the argument is not given to the graph, and the copy not by it.
-
-    Args:
-        graph: with what :class:`Shapes` finds.
-        module_of: what a node calls.
-    """
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or source.meta[_BASE].op in ("placeholder", "get_attr"):
-        return False
-    nodes = list(graph.graph.nodes)
-    seen = [one for after in nodes[nodes.index(node) :] if (one := changed_by(after, module_of)) is not None]
-    seen += nodes[-1].all_input_nodes
-    return not {node.meta[_BASE], source.meta[_BASE]} & {one.meta.get(_BASE) for one in seen}
-
-
 def _separate(graph: fx.GraphModule, node: fx.Node, changed: fx.Node) -> None:
     """Let a node work on a copy, or not in place, and later readers of what it changes read that."""
     order = {one: number for number, one in enumerate(graph.graph.nodes)}
