@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -311,14 +312,18 @@ def _quietly(build: Callable[..., Any], *args: Any) -> Any:
 
 
 def _network(model: str, phase: str, dtype: str, batch: int, mode: str, device: str, tiny: bool) -> Step:
-    from joulemark.records import Case
-    from joulemark.workloads import zoo
-
     if tiny:
         model, phase, dtype, batch, mode = "lenet5", "train" if phase == "train" else "inference", "fp32", 2, "eager"
-    layout = "channels_last" if zoo.takes_images(model) else "contiguous"
-    case = Case(model, phase, mode, dtype, batch, layout, "device")
-    return zoo.find(model).build(case, device).run
+    return _model(model, phase, dtype, batch, mode, device, tiny)
+
+
+def _model(model: str, phase: str, dtype: str, batch: int, mode: str, device: str, tiny: bool) -> Step:
+    from joulemark.plugin.sweep import describe, workload_of
+    from joulemark.records import Case
+
+    model, _, images = describe(model, {})
+    case = Case(model, phase, mode, dtype, batch, "channels_last" if images else "contiguous", "device")
+    return workload_of(case, {}, Path.cwd()).build(case, device).run
 
 
 def _small_gemm(size: int, dtype: str, device: str, tiny: bool) -> Step:
@@ -477,9 +482,28 @@ def _networks() -> list[HeldOut]:
 
 def network(model: str, phase: str, dtype: str, batch: int, mode: str = "eager") -> HeldOut:
     """A cell of the zoo; its mode stands in its name unless it is eager."""
-    build = partial(_network, model, phase, dtype, batch, mode)
+    return _cell(_network, model, phase, dtype, batch, mode)
+
+
+def own(model: str, phase: str, dtype: str, batch: int, mode: str = "eager") -> HeldOut:
+    """A cell of any model, the zoo's or ``pkg.mod:factory``, for its own sake: in no list, and the same on a CPU.
+
+    Raises:
+        ConfigurationError: there is no such model, or it has no such phase.
+    """
+    from joulemark.errors import ConfigurationError
+    from joulemark.plugin.sweep import describe
+
+    name, phases, _ = describe(model, {})
+    if phase not in phases:
+        raise ConfigurationError(f"{name} has no phase {phase!r}", f"it has {', '.join(phases)}")
+    return _cell(_model, name, phase, dtype, batch, mode)
+
+
+def _cell(build: Callable[..., Step], model: str, phase: str, dtype: str, batch: int, mode: str) -> HeldOut:
+    made = partial(build, model, phase, dtype, batch, mode)
     kind = "" if mode == "eager" else f"-{mode}"
-    return HeldOut(f"{model}-{phase}-{dtype}{kind}-b{batch}", "network", dtype, build, batch_size=batch)
+    return HeldOut(f"{model}-{phase}-{dtype}{kind}-b{batch}", "network", dtype, made, batch_size=batch)
 
 
 FIRST: tuple[HeldOut, ...] = (

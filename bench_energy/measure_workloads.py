@@ -2,6 +2,7 @@
 
 python bench_energy/measure_workloads.py --out results/nvidia-h200/energy-measurements.json
 python bench_energy/measure_workloads.py --list held_out --only gemm --out gemm.json
+python bench_energy/measure_workloads.py --models my_models:mlp --phase train --batch-sizes 8:64 --out mine.json
 
 First the energy of all, then the counters of all: counting raises the power of this process's idle board. Goes on with
 a file that is there: what it already holds is not measured again, what failed comes last. Exit codes: 0
@@ -27,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from bench_energy.held_out import ADDED, FIRST, HeldOut, Step
+from bench_energy.held_out import ADDED, FIRST, HeldOut, Step, own
 from bench_energy.operand_bits import KINDS, memory_bits
 from bench_energy.splits import ALL, SPLITS
+from joulemark.argument_types import sizes
 from joulemark.collect.power import open_power
 from joulemark.device.gpu import Gpu, probe_gpus
 from joulemark.energy.calibrate import SampledMeter
@@ -37,6 +39,7 @@ from joulemark.energy.counting import Counting
 from joulemark.energy.validation import MEASUREMENTS_SCHEMA
 from joulemark.energy.workload_windows import WINDOW_S, Facts, Idle, Stepper, measure_energy, weigh_idle, with_counters
 from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.plugin.options import DTYPES, MODES
 
 
 def taking_turns(*lists: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
@@ -60,6 +63,13 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--out", type=Path, required=True, metavar="F.json")
     found.add_argument("--list", choices=sorted(LISTS), default="all", help="which workloads (all)")
+    found.add_argument("--models", type=_words, metavar="NAMES", help="instead: the zoo's, or your pkg.mod:factory")
+    found.add_argument(
+        "--phase", default="inference", help="of --models: inference, train, prefill, decode (inference)"
+    )
+    found.add_argument("--dtype", default="bf16", choices=DTYPES, help="of --models (bf16)")
+    found.add_argument("--mode", default="eager", choices=MODES, help="of --models (eager)")
+    found.add_argument("--batch-sizes", type=sizes, default=(1,), metavar="SIZES", help="of --models (1)")
     found.add_argument("--only", default="", metavar="WORD", help="those with WORD in their name")
     found.add_argument("--limit", type=float, default=500.0, metavar="S", help="begin no workload after S seconds")
     found.add_argument("--window", type=float, default=WINDOW_S, metavar="S", help=f"of each workload ({WINDOW_S:g})")
@@ -67,6 +77,24 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--energy-only", action="store_true", help="count nothing")
     found.add_argument("--device", default="cuda:0", help="as torch calls it")
     return found
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.split(",") if one.strip())
+
+
+def wanted(args: argparse.Namespace) -> list[HeldOut]:
+    """The workloads that the command line names.
+
+    Raises:
+        ConfigurationError: a model that there is not, or without that phase.
+    """
+    if args.models is None:
+        found: Sequence[HeldOut] = LISTS[args.list]
+    else:
+        cells = [(model, args.phase, args.dtype, size) for model in args.models for size in args.batch_sizes]
+        found = [own(*cell, args.mode) for cell in cells]
+    return [one for one in found if args.only in one.name]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     end = time.perf_counter() + args.limit
+    wanted(args)  # a wrong name is refused before anything is opened
     gpu = _gpu()
     document = _document(args.out, gpu)
     todo = _todo(args, document)
@@ -96,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _counted(args: argparse.Namespace, on: Bench, document: dict[str, Any], end: float) -> int:
     """Counters, last of all: from the first sample on an idle board draws more, until this process ends."""
-    lacking = [one for one in LISTS[args.list] if _lacks_counters(document, one) and args.only in one.name]
+    lacking = [one for one in wanted(args) if _lacks_counters(document, one)]
     if not lacking:
         return 0
     if time.perf_counter() > end - LAST_S:
@@ -153,8 +182,7 @@ def _work(tasks: Sequence[Task], on: Bench, document: dict[str, Any], out: Path,
 
 def _todo(args: argparse.Namespace, document: dict[str, Any]) -> list[HeldOut]:
     """What the file lacks; what failed before comes last."""
-    todo = [one for one in LISTS[args.list] if args.only in one.name]
-    return sorted(todo, key=lambda one: one.name in document["failed"])
+    return sorted(wanted(args), key=lambda one: one.name in document["failed"])
 
 
 def _row_of(document: dict[str, Any], one: HeldOut) -> dict[str, Any] | None:

@@ -448,6 +448,20 @@ def test_output_survives_a_narrow_encoding(stored):
     assert b"1 ms \\xb11.0%" in done.stdout
 
 
+def test_a_closed_output_is_one_clear_line(stored, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["report", str(stored)]) == 2
+    assert capsys.readouterr().err == (
+        "joulemark: error: standard output is closed: leave it open, or redirect it to a file\n"
+    )
+
+
+def test_messages_stay_out_of_the_output_where_stderr_is_closed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_one_clear_line(stored):
     program = [sys.executable, "-c", "import sys; from joulemark.cli import main; sys.exit(main())"]

@@ -113,6 +113,7 @@ def test_pytest_benchmarks_files_are_runs_too(run):
 
 BAD = [
     (["{tmp}/none"], "there is no folder"),
+    (["{store}/sweep-00003.jsonl"], "sweep-00003.jsonl is no folder: give the folder of the results"),
     (["{tmp}/nothing"], "no usable result"),
     (["{store}", "--metric", "speed"], "no run has the metric 'speed': choose from device_time_s, throughput_per_s"),
     (["{store}", "-k", "vgg"], "named like 'vgg'"),
@@ -136,6 +137,21 @@ def test_without_a_folder_it_is_the_projects(run, store, monkeypatch):
     assert "there is no folder .joulemark" in run("history")[2]
     (store.parent / "results").symlink_to(store)
     assert run("history")[0] == 0
+
+
+def test_an_index_with_a_damaged_page_is_replaced(run, store, tmp_path):
+    whole = run("history", store)[1]
+    (kept,) = (tmp_path / "cache").rglob("*.sqlite3")
+    size = kept.stat().st_size
+    with kept.open("r+b") as file:
+        file.seek(8192)  # behind the pages of tables' names
+        file.write(b"\xff" * (size - 8192))
+    code, out, err = run("history", store)
+    assert (code, out) == (0, whole)
+    assert err.startswith(f"joulemark: the index {kept} failed (")
+    assert not kept.exists()
+    assert run("history", store) == (0, whole, "")
+    assert kept.stat().st_size == size
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

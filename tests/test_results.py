@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -132,3 +133,37 @@ def test_committed_trials_of_the_gate_are_made_of_committed_records():
         for part in (lambda document: document["rates"], lambda document: document["simulated"]["rates"]):
             found, committed = ([one["rate"] for one in part(document)] for document in (today, trials))
             assert found == pytest.approx(committed, abs=0.04)  # fewer pairs and rows
+
+
+def test_the_readme_says_how_far_other_instruments_agree():
+    """Each figure of its table that a committed document holds, rounded as there."""
+    said = {line.split("|")[1].split(",")[0].strip(): line.split("|")[3] for line in readme_table()}
+    found = committed("agreement.json")
+    errors = [max(abs(one["over_torch"] - 1), abs(one["over_events"] - 1)) for one in found["time"]]
+    limited = [abs(one["over_events"] - 1) for one in found["time"] if not one["ok"]]
+    loaded = [max(abs(one["over_torch"] - 1), abs(one["over_events"] - 1)) for one in found["time_after_load"]]
+    calm = [error for error, one in zip(errors, found["time"], strict=True) if one["ok"]]
+    assert percents(said["device time"]) == [rounded(max(group)) for group in (calm, limited, loaded)]
+    assert percents(said["energy"])[0] == rounded(max(abs(one["ratio"] - 1) for one in found["energy"]))
+    rates = {(one["rule"], one["added_work"]): one["rate"] for one in committed("aa.json")["rates"]}
+    other = "--benchmark-compare-fail=mean:5%"
+    alarms, caught, others, others_caught = percents(said["`compare`"].replace(other, ""))
+    assert (alarms, caught) == (f"{rates['joulemark', 0]:.2%}"[:-1], rounded(rates["joulemark", 0.05]))
+    assert (others, others_caught) == (rounded(rates[other, 0]), f"{rates[other, 0.05]:.0%}"[:-1])
+
+
+def readme_table():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How far to trust it")[2]
+    return [line for line in text.splitlines() if line.startswith("| ")][1:]
+
+
+def committed(name):
+    return json.loads((ROOT / "results" / "nvidia-h200" / name).read_text(encoding="utf-8"))
+
+
+def percents(text):
+    return re.findall(r"([\d.]+) %", text)
+
+
+def rounded(share):
+    return f"{share:.1%}"[:-1]

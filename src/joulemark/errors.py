@@ -49,7 +49,8 @@ class JoulemarkError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.remedy}" if self.remedy else self.what
+        # A message of somebody else's, quoted at the end, may be a sentence of its own.
+        return f"{self.what.removesuffix('.')}: {self.remedy}" if self.remedy else self.what
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.what, self.remedy), self.__dict__)

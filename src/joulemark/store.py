@@ -207,10 +207,10 @@ class RunWriter:
             raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: OSError) -> JoulemarkError:
+        kept = f"; what it holds is kept, go on with --bench-resume {self.path}" if self.path.is_file() else ""
         return JoulemarkError(
             f"cannot write the result file {self.path} ({error.strerror or error})",
-            "make room or choose another folder with --bench-results; what it holds is kept, "
-            f"go on with --bench-resume {self.path}",
+            f"make room or choose another folder with --bench-results{kept}",
         )
 
     def _put_environment(self, fd: int, environment: Environment) -> None:
@@ -467,7 +467,8 @@ def result_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
         ConfigurationError: there is no such folder.
     """
     if not folder.is_dir():
-        raise ConfigurationError(f"there is no folder {folder}", "give the folder of the results")
+        what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        raise ConfigurationError(what, "give the folder of the results")
     found = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
     return [path for path in found if kind_of(path) is None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,6 +67,44 @@ def test_rows_are_valid_and_gone_on_with(machine, capsys):
     capsys.readouterr()
     assert run(machine, "--only", "copy-l2") == 0
     assert "0 workloads" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:of_mine.mlp brings no loss")
+def test_models_of_ones_own(machine, tmp_path, monkeypatch):
+    (tmp_path / "of_mine.py").write_text(
+        "import torch\ndef mlp():\n    return torch.nn.Linear(8, 8), lambda batch_size: torch.randn(batch_size, 8)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    cells = ("--models", "of_mine:mlp,lenet5", "--dtype", "fp32", "--phase", "train", "--batch-sizes", "2,4")
+    assert run(machine, *cells) == 0
+    document = json.loads(machine.read_text())
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert document["failed"] == {}
+    assert [(row["workload"], row["batch_size"]) for row in document["rows"]] == [
+        (f"{model}-train-fp32-b{size}", size) for model in ("of_mine:mlp", "lenet5") for size in (2, 4)
+    ]
+    assert all(row["counters"]["instructions"] > 0 for row in document["rows"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--models", "resnet51"), "did you mean resnet50"),
+        (("--models", "no_such_module:mlp"), "there is no module 'no_such_module'"),
+        (("--models", "lenet5", "--phase", "decode"), "lenet5 has no phase 'decode': it has inference, train"),
+    ],
+)
+def test_models_that_there_are_not(machine, capsys, words, says):
+    assert run(machine, *words) == 2
+    assert says in capsys.readouterr().err
+    assert not machine.exists()
+
+
+def test_batch_sizes_are_positive(machine, capsys):
+    with pytest.raises(SystemExit):
+        run(machine, "--models", "lenet5", "--batch-sizes", "8,0")
+    assert "'0' is no batch size; give positive numbers" in capsys.readouterr().err
 
 
 def test_a_workload_that_fails_costs_itself_only(machine, monkeypatch):

@@ -1,4 +1,4 @@
-"""The tables of an ``attribution-ncu.json`` in Markdown, as ``docs/attribution.md`` shows them.
+"""The tables of an ``attribution-ncu.json`` in Markdown, as ``docs/attribution-h200.md`` shows them.
 
 Run: ``python tests/gpu/attribution_tables.py results/nvidia-h200/attribution-ncu.json``. The file was written by
 ``tests/gpu/attribution.py OUT --analyse``, which prints the same.

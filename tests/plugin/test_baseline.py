@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -31,6 +32,13 @@ def sleeps(project, slow):
     project.write({"bench_sleep.py": SLEEPS.format(slow=slow)})
 
 
+def assert_slower(text):
+    """It says that sleeps of 5 ms became some of 40; a busy machine wakes up late."""
+    old, new = map(float, re.search(r"host time (\S+) ms -> (\S+) ms", text).groups())
+    assert 5 <= old < 20
+    assert 40 <= new < 160
+
+
 @pytest.fixture
 def stored(project):
     """A project whose results folder holds one run."""
@@ -49,7 +57,7 @@ def test_a_case_that_got_worse_fails_with_its_figures(project, stored):
         [
             "*joulemark: baseline: *sweep-*.jsonl",
             "*regressed against *sweep-*.jsonl",
-            "*host time * ms -> 4* ms (*x, 95 % interval *..*, spread assumed)",
+            "*host time * ms -> * ms (*x, 95 % interval *..*, spread assumed)",
             "*compared 2 cases*",
         ]
     )
@@ -57,7 +65,8 @@ def test_a_case_that_got_worse_fails_with_its_figures(project, stored):
         case.get("name"): {one.get("name"): one.get("value") for one in case.iter("property")}
         for case in ElementTree.parse(project.path / "junit.xml").iter("testcase")
     }
-    assert properties["bench_slow"]["regressed"].startswith("host time 5")
+    assert_slower(result.stdout.str())
+    assert_slower(properties["bench_slow"]["regressed"])
     assert "regressed" not in properties["bench_steady"]
 
 
@@ -104,7 +113,7 @@ def test_what_pytest_benchmark_stored_is_a_baseline_too(project, stored):
     sleeps(project, 0.04)
     result = project.bench(TIMING, "--bench-baseline=old.json")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*host time * ms -> 4* ms*"])
+    assert_slower(result.stdout.str())
 
 
 def test_its_own_functions_are_found_by_their_node_ids(project):

@@ -241,6 +241,7 @@ def test_a_sweep_whose_file_cannot_be_written_ends_at_once(project):
     text = result.stdout.str() + result.stderr.str()
     assert "cannot write the result file" in text
     assert "--bench-results" in text
+    assert "--bench-resume" not in text  # there is no file to go on with
     assert "Traceback" not in text
     assert "INTERNALERROR" not in text
     assert "bench_raises" not in text
@@ -299,3 +300,15 @@ def test_an_interrupt_before_anything_was_measured_says_so(project):
     result = project.pytest("--bench", "--bench-gpus=cpu", "--bench-inprocess", "-p", "no:hypothesispytest")
     assert result.ret == 2
     result.stdout.fnmatch_lines(["joulemark: nothing was measured: interrupted before the first case was done"])
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(project):
+    """Its place is fine when the session begins, and is a folder when it ends."""
+    late = "import pathlib\n\ndef bench_late(bench):\n    pathlib.Path('a.md').mkdir()\n    bench(abs, 1)\n"
+    project.write({"bench_late.py": late})
+    result = project.bench("--bench-inprocess", "--bench-report=a.md", "--bench-report=b.md")
+    assert result.ret == 4
+    result.stdout.fnmatch_lines(["*bench_late*", "joulemark: *a.md is a folder*", "report: *b.md", "records: *.jsonl"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert "bench_late" in (project.path / "b.md").read_text()
+    assert project.end["completed"] is True

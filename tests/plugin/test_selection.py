@@ -155,6 +155,17 @@ def pytest_unconfigure():
 """
 
 
+def test_cases_beside_those_of_the_named_models_are_counted(project):
+    text = "def bench_one(bench, workload):\n    bench.step(workload)\n\ndef bench_two(bench):\n    bench(abs, 1)\n"
+    project.write({"bench_a.py": text})
+    result = project.bench("--collect-only", "--bench-models=lenet5")
+    result.stdout.fnmatch_lines(
+        ["--bench-models: 1 of 4 cases are of no model that it names, and run too: bench_a.py 1 (name files *"]
+    )
+    result = project.bench("--collect-only", "--bench-models=lenet5", "bench_a.py::bench_one")
+    result.stdout.no_fnmatch_line("--bench-models:*")
+
+
 def test_ini_twins(project):
     project.write(
         {

@@ -21,6 +21,7 @@ def test_sides_at_one_clock_each_differ_from_half_a_percent_on():
     assert differ([BOOST] * 3, [BOOST - STEP] * 3)
     assert not differ([BOOST] * 3, [0.996 * BOOST] * 3)
     assert not differ([BOOST] * 3, [BOOST] * 3)
+    assert differ([BOOST], [1e-300])  # without a warning of an overflow
 
 
 def test_a_clock_that_moves_on_both_sides_alike_is_none_of_their_difference():

@@ -25,7 +25,16 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_of_a_real_export() -> None:
     text = render(read_files([DATA / "ncu_resnet18_b64_fp16_h200.csv"]))
-    for figure in ("NVIDIA H200", "1.683 ms", "62.34 %", "1.192 GiB", "17.00 %", "by counters", "and 6 more (--json"):
+    for figure in (
+        "NVIDIA H200",
+        "1.683 ms",
+        "485,341,995",
+        "62.34 %",
+        "1.192 GiB",
+        "17.00 %",
+        "by counters",
+        "and 6 more (--json",
+    ):
         assert figure in text
     assert "GEMM and convolution on tensor cores" in text
     assert "replayed, serialized" in text

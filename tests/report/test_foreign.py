@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -146,4 +147,28 @@ def test_a_binary_file_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_bytes(b"\x80\x81")
     with pytest.raises(UnreadableInput, match="cannot read"):
+        read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "command"),
+    [
+        ("trace.json", b'{"schemaVersion": 1, "traceEvents": []}', "joulemark trace"),
+        ("trace.json.gz", gzip.compress(b'{"traceEvents": []}'), "joulemark trace"),
+        ("ncu.csv", b'"ID","Process ID","Kernel Name"\n', "joulemark counters"),
+    ],
+)
+def test_what_another_command_reads_is_sent_there(tmp_path, name, content, command):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UnreadableInput) as caught:
+        read_result(path)
+    assert str(caught.value).endswith(f"is read by {command} {path}")
+
+
+@pytest.mark.parametrize("content", ["null", "3", "0.5", "true", '"text"', "[]"])
+def test_json_that_is_no_document_is_named(tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(UnreadableInput, match=r"holds a JSON (null|number|truth value|string|list), not a result"):
         read_result(path)

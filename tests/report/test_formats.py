@@ -194,6 +194,12 @@ def test_tables_keep_to_the_width(width):
     assert "outcome" in lines[0]
 
 
+def test_what_all_rows_have_in_common_is_said_once():
+    rows = tuple((name, "same", "", "1 ms", "ok") for name in ("v" * 30, "w" * 30))
+    text = terminal.render_table(replace(TABLE, columns=("workload", "tag", "mark", "time", "outcome"), rows=rows), 50)
+    assert text.splitlines()[0] == "in all rows: tag same"  # nothing of a mark that no row has
+
+
 def test_dropped_columns_are_named():
     text = terminal.render_table(TABLE, 36)
     assert "power" not in text.splitlines()[0]

@@ -104,6 +104,17 @@ def test_few_runs_are_said_to_be_few(make_trend):
     assert "no changes of device time" in text
 
 
+def test_cases_that_few_runs_hold_are_counted(make_trend):
+    whole = make_trend(shifts=()).figures
+    values = whole.values.copy()
+    values[0, 10:] = values[1, :50] = np.nan
+    trend = trend_of(replace(whole, values=values))
+    assert trend.runs_needed == 11
+    said = "2 of 4 cases are in fewer than 11 runs: what changes in one of them alone cannot be shown"
+    assert said in notes_of(trend)
+    assert not any("fewer than" in note for note in notes_of(trend_of(whole)))
+
+
 def test_problems_name_their_files():
     sources = [Source("a.jsonl"), Source("b.jsonl", "b.jsonl is empty"), Source("c.jsonl", None, ("line 3: cut off",))]
     assert problems_of(sources) == ["left out: b.jsonl is empty", "c.jsonl: line 3: cut off"]

@@ -17,6 +17,7 @@ import pytest
 
 from joulemark.cli import main
 from joulemark.energy import stored as energy
+from joulemark.environment import anonymous
 from joulemark.errors import ConfigurationError, UnreadableInput
 from joulemark.records import Environment, Finding
 from joulemark.report import answers, documents, page, render, sides
@@ -177,6 +178,20 @@ def test_a_split_of_another_gpu_is_not_this_ones(committed, energy_document, tmp
     assert "not split" in answers_of(evidence.workloads[0], evidence)[2].verdict
 
 
+@pytest.mark.parametrize(
+    ("board", "elsewhere"), [("GPU-11111111-aaaa", False), ("GPU-22222222-bbbb", True), (None, False)]
+)
+@pytest.mark.parametrize("kept", [lambda uuid: uuid, anonymous])
+def test_a_split_of_another_board_is_said_to_be_one(make_record, make_run, split, board, elsewhere, kept):
+    figures = {"device_time_s": 1e-3, "throughput_per_s": 8e3, "energy_per_item_j": 0.1}
+    uuid = kept("GPU-11111111-aaaa")
+    run = make_run(*(make_record(batch=size, figures=figures, gpu_uuid=uuid) for size in (64, 256)))
+    evidence = gather([run], [Document(Path("e.json"), "energy", {**split, "gpu_uuid": board})])
+    joules = answers_of(evidence.workloads[0], evidence)[2]
+    assert ("The shares are of another board of this model." in joules.text) == elsewhere
+    assert ("another board" in joules.source) == elsewhere
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_inert_in_the_page(make_record, make_run, name):
     records = sweep(make_record, workload=name, params={"tag": name}, outcome="flagged",
@@ -204,6 +219,21 @@ def test_hostile_axes_are_inert_in_the_page(make_run, make_record, name):
         return render([make_run(*records)], "html")
 
     assert [tag for tag, _ in Elements(text(name)).tags] == [tag for tag, _ in Elements(text("w")).tags]
+
+
+def test_a_terminal_says_why_there_is_no_answer(make_record, make_run):
+    from joulemark.report import answers_view
+
+    figures = {"device_time_s": 1e-3, "throughput_per_s": 8e3}
+    records = [make_record(batch=size, figures={**figures, "energy_per_item_j": 1.0}) for size in (8, 16)]
+    lines = answers_view.render(gather([make_run(*records)], []), 120)
+    assert "  GPU waits? Not measured: --bench-collect timing,profiler tells" in lines
+    assert "  plateau    Not known: 2 batch sizes were measured; four over two doublings are needed" in lines
+    why = {"energy_per_item_j": "the GPU has no sensor"}
+    records = [make_record(batch=size, figures=figures, notes=why) for size in (8, 16, 32, 64)]
+    assert "  joules     Not measured: the GPU has no sensor" in answers_view.render(
+        gather([make_run(*records)], []), 120
+    )
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -53,6 +53,15 @@ def test_sum_and_busy_have_their_own_labels(file: str) -> None:
         assert label in text
 
 
+def test_bytes_have_the_units_of_memory(tmp_path: Path) -> None:
+    args = {"device": 0, "correlation": 1, "bytes": 512205160}
+    name = "Memcpy DtoD (Device -> Device)"
+    event = {"ph": "X", "cat": "gpu_memcpy", "name": name, "pid": 0, "tid": 7, "ts": 20, "dur": 3715, "args": args}
+    (tmp_path / "copy.json").write_text(json.dumps({"traceEvents": [event]}))
+    (row,) = (line for line in render(analyse_files([tmp_path / "copy.json"])).splitlines() if line.startswith(name))
+    assert row.endswith("1  3.715 ms  488.5 MiB  137.9 GB/s")
+
+
 def test_figures_of_a_known_trace() -> None:
     text = render(analyse_files([DATA / "overlap_streams.json"]))
     for figure in (

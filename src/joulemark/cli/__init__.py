@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 fine, 1 regressed or refused, 2 wrong use or unreadable input, 3 not to be decided.
     """
+    if sys.stdout is None:  # as a shell's >&- leaves it
+        say("error: standard output is closed: leave it open, or redirect it to a file")
+        return EXIT_WRONG
     _tolerate_narrow_encodings()
     try:
         args, unknown = _parser().parse_known_args(argv)

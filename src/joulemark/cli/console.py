@@ -16,10 +16,11 @@ EXIT_REFUSED, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
 
 def say(message: str) -> None:
-    """Print a message on stderr; text from outside is spelt out."""
+    """Print a message on stderr, never on stdout, even where stderr is closed; text from outside is spelt out."""
     from joulemark.report.escape import printable
 
-    print(f"joulemark: {printable(message)}", file=sys.stderr)
+    if sys.stderr is not None:
+        print(f"joulemark: {printable(message)}", file=sys.stderr)
 
 
 def print_json(document: Json) -> None:

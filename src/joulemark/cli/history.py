@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -67,21 +68,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judged(folder: Path, metric: str | None, text: str, rate: float, anew: bool) -> tuple[Trend, list[Source]]:
+    """Judge by the index that is kept; where that fails (a full disk, a damaged page), by one in memory."""
     import sqlite3
 
     from joulemark.history.index import Index, default_path
-    from joulemark.report import history_view
 
     path = default_path(folder, os.environ)
     try:
         with Index(path, anew) as index:
-            _update(index, folder)
-            sources = index.sources(folder)
-            for line in history_view.problems_of(sources):
-                say(line)
-            return _trend(index, folder, metric, text, rate), sources
+            return _judged_by(index, folder, metric, text, rate)
     except sqlite3.Error as error:
-        raise ConfigurationError(f"the index {path} failed ({error})", "remove it: it is made anew") from error
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        say(f"the index {path} failed ({error}) and is removed: all files are read this time")
+        with Index(None) as index:
+            return _judged_by(index, folder, metric, text, rate)
+
+
+def _judged_by(index: Index, folder: Path, metric: str | None, text: str, rate: float) -> tuple[Trend, list[Source]]:
+    from joulemark.report import history_view
+
+    _update(index, folder)
+    sources = index.sources(folder)
+    for line in history_view.problems_of(sources):
+        say(line)
+    return _trend(index, folder, metric, text, rate), sources
 
 
 def _rate(given: float | None) -> float:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from joulemark.collect.power import PowerSampler
 
 WINDOW_S = 1.0
-"""Nine updates or ten of a counter that moves every 100 ms: power to about 0.4 % (docs/energy.md, "The length of a
-window")."""
+"""Nine updates or ten of a counter that moves every 100 ms: power to about 0.4 % (docs/energy-model.md, "The length
+of a window")."""
 SETTLE_S = 0.25
 LIMIT_S = 500.0
 _CAPPED_SETTLE_S = 1.2

@@ -6,7 +6,7 @@ Documents come from anywhere, and of any version.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from joulemark.energy.units import GROUPS
 from joulemark.records import Amount, Finite, Json, converted
@@ -37,6 +37,7 @@ class _Row(TypedDict):
 
 class _Document(TypedDict):
     gpu: str | None
+    gpu_uuid: NotRequired[str | None]
     driver: str | None
     measured_utc: str | None
     gain: Amount

@@ -7,6 +7,7 @@ import importlib.util
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
@@ -135,9 +136,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def write_summary(session: BenchSession, reporter: Any) -> None:
-    """The tables, what was collected nowhere, the reports and the file."""
-    from joulemark.report.output import render, render_comparison, write_report
+def write_summary(session: BenchSession, reporter: Any) -> bool:
+    """The tables, what was collected nowhere, the reports and the file.
+
+    Returns:
+        Whether all reports that were asked for could be written.
+    """
+    from joulemark.report.output import render, render_comparison
 
     journal = session.journal
     assert journal is not None
@@ -149,15 +154,13 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
     if not journal.records:
         reporter.write_line(f"joulemark: nothing was measured{_why_nothing(session)}")
     if not run.records:
-        return
+        return True
     reporter.section("joulemark")
     reporter.write_line(render([run], "terminal"))
     comparison = session.comparison()
     if comparison is not None:
         reporter.write_line(render_comparison(comparison, "terminal"))
-    for path in session.options.reports:
-        write_report([run], path)
-        reporter.write_line(f"report: {path}")
+    written = _write_reports(run, session.options.reports, reporter)
     reporter.write_line(f"records: {journal.path}")
     if journal.completed and not session.options.reports and not session.options.baseline:
         lacking = not all(map(importlib.util.find_spec, ("jinja2", "matplotlib")))
@@ -165,6 +168,23 @@ def write_summary(session: BenchSession, reporter: Any) -> None:
         reporter.write_line(f"as a page: joulemark report {shlex.quote(str(journal.path))} --out report.html{needs}")
     if not journal.completed and journal.records:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
+    return written
+
+
+def _write_reports(run: Run, paths: Iterable[Path], reporter: Any) -> bool:
+    """Each report; one that cannot be written is named, and costs neither the others nor where the records are."""
+    from joulemark.errors import JoulemarkError
+    from joulemark.report.output import write_report
+
+    whole = True
+    for path in paths:
+        try:
+            write_report([run], path)
+            reporter.write_line(f"report: {path}")
+        except JoulemarkError as error:
+            whole = False
+            reporter.write_line(f"joulemark: {error}", red=True)
+    return whole
 
 
 def whole_run(session: BenchSession) -> Run:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joulemark.argument_types import SIZES, sizes
 from joulemark.errors import ConfigurationError
 from joulemark.measure.plan import ALONE, INSTRUMENTS
 
@@ -347,26 +349,14 @@ def _lease_dir(config: pytest.Config) -> Path | None:
 
 
 def _sizes(config: pytest.Config, name: str) -> tuple[int, ...] | None:
+    found: set[int] = set()
     names = _names(config, name)
-    if names is None:
-        return None
-    sizes: list[int] = []
-    for one in names:
-        first, colon, last = one.partition(":")
-        if not _is_whole(first) or int(first) < 1 or (colon and (not _is_whole(last) or int(last) < int(first))):
-            raise ConfigurationError(
-                f"--bench-{name} got {one!r}", "it takes positive numbers (1,8,64) or a range of doublings (1:128)"
-            )
-        size, end = int(first), int(last) if colon else int(first)
-        while size <= end:
-            sizes.append(size)
-            size *= 2
-    return tuple(sorted(set(sizes)))
-
-
-def _is_whole(text: str) -> bool:
-    """Digits that int() takes: "²" is a digit too, and a batch size has no thousands of them."""
-    return text.isascii() and text.isdigit() and len(text) < 20
+    for one in names or ():
+        try:
+            found |= set(sizes(one))
+        except argparse.ArgumentTypeError:
+            raise ConfigurationError(f"--bench-{name} got {one!r}", f"it takes {SIZES}") from None
+    return None if names is None else tuple(sorted(found))
 
 
 def _worker(text: str) -> tuple[str, Path]:

@@ -126,7 +126,8 @@ def waits(curve: Curve) -> Answer:
         record = curve.records[curve.batches[-1]][-1]
         why = record.notes.get("device_time_graph_s") or record.notes.get("gpu_busy_s")
         text = f"{_sentence(why)} " if why else ""
-        return Answer("waits", "Not measured", f"{text}--bench-collect timing,profiler tells.", "unknown", "")
+        way = "--bench-collect timing,profiler tells"
+        return Answer("waits", "Not measured", f"{text}{way}.", "unknown", "", way)
     first, last = min(shares), max(shares)
     free_from = _free_from(shares)
     tiers = ", ".join(dict.fromkeys(one.tier for one in shares.values()))
@@ -218,8 +219,8 @@ def plateau(curve: Curve) -> Answer:
     tier = ", ".join(dict.fromkeys(value.tier or "" for _, value in curve.line("throughput_per_s")))
     if found.verdict == "too_few_points":
         sizes = "1 batch size was" if len(curve.batches) == 1 else f"{len(curve.batches)} batch sizes were"
-        text = f"{sizes} measured; four over two doublings are needed."
-        return Answer("plateau", "Not known", text, "unknown", "")
+        text = f"{sizes} measured; four over two doublings are needed"
+        return Answer("plateau", "Not known", f"{text}.", "unknown", "", text)
     if found.verdict == "not_reached":
         end = f"Not reached by batch {found.largest_batch:.0f}"
         limit = "larger ones do not fit into memory" if found.limited_by == "memory" else "larger ones were not tried"
@@ -268,7 +269,7 @@ def joules(workload: Workload, evidence: Evidence) -> Answer:
     if not line:
         record = workload.main.records[workload.main.batches[-1]][-1]
         why = record.notes.get("energy_per_item_j") or "the energy was not asked for (--bench-collect power)"
-        return Answer("joules", "Not measured", _sentence(why), "unknown", "")
+        return Answer("joules", "Not measured", _sentence(why), "unknown", "", why)
     batch, value = min(line, key=lambda one: abs(one[0] - (workload.main.plateau_batch or one[0])))
     static = _static_share(workload.main, batch)
     text = f"{_figure(value)} per item{_power(workload.main, batch)} at batch {batch}"
@@ -294,10 +295,21 @@ def _split_answer(curve: Curve, batch: int, row: Mapping[str, Json]) -> Answer:
     parts = ", ".join(f"{name}{_range(ends)}" for name, ends in zip(named, ranges, strict=True))
     residual = split["residual_share"]
     text = f"At batch {batch}{each}: {parts}. Not explained: {100 * residual:+.1f} % of it."
+    elsewhere = _on_another_board(curve, row["gpu_uuid"])
+    text += " The shares are of another board of this model." if elsewhere else ""
     close = ranges[0] is not None and ranges[1] is not None and ranges[1][1] >= ranges[0][0]
     tone: Tone = "unsure" if close or abs(residual) >= _EXPLAINED else "good"
     verdict = f"{capital(named[0])} or {named[1]}" if close else f"{capital(named[0])}, then {named[1]}"
-    return Answer("joules", verdict, text, tone, "energy model calibrated on this GPU", f"batch {batch}")
+    source = "energy model calibrated on another board" if elsewhere else "energy model calibrated on this GPU"
+    return Answer("joules", verdict, text, tone, source, f"batch {batch}")
+
+
+def _on_another_board(curve: Curve, uuid: str | None) -> bool:
+    """Whether a split is of none of the boards that a curve was measured on."""
+    from joulemark.environment import anonymous
+
+    boards = {record.gpu_uuid for records in curve.records.values() for record in records}
+    return uuid is not None and not boards & {uuid, anonymous(uuid)}
 
 
 def _range(ends: tuple[float, float] | None) -> str:

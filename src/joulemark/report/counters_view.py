@@ -123,4 +123,4 @@ def _bytes(value: float | None) -> str:
 
 
 def _count(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.0f}"
+    return "n/a" if value is None else f"{value:,.0f}"

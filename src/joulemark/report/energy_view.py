@@ -232,13 +232,22 @@ def _series(series: Sequence[Mapping[str, Any]]) -> Table:
         for one in series
         for cell in one["cells"]
     ]
-    notes = [
-        f"{one['series']}, {level}: {one[f'{level}_plateau']['text']}"
-        for one in series
-        for level in ("throughput", "energy")
-    ]
     columns = ("workload", "batch", "items/s", "energy per item", "dynamic", "power")
-    return table_of("energy per item over batch sizes", columns, rows, notes)
+    return table_of("energy per item over batch sizes", columns, rows, _plateaus(series))
+
+
+def _plateaus(series: Sequence[Mapping[str, Any]]) -> list[str]:
+    """From which batch on a level stops gaining; series of too few batches for that share a line."""
+    notes: list[str] = []
+    too_short: dict[str, None] = {}
+    for one in series:
+        for level in ("throughput", "energy"):
+            plateau = one[f"{level}_plateau"]
+            if plateau["verdict"] == "too_few_points":
+                too_short[one["series"]] = None
+            else:
+                notes.append(f"{one['series']}, {level}: {plateau['text']}")
+    return [*notes, f"too few batch sizes for a plateau: {', '.join(too_short)}"] if too_short else notes
 
 
 def _what_if(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -196,8 +196,9 @@ class Evidence:
         """Name of a workload → its row in the documents of ``joulemark energy``; the first document counts."""
         found: dict[str, Mapping[str, Json]] = {}
         for document in self.of_kind("energy"):
+            board = {key: document.content.get(key) for key in ("gpu", "gpu_uuid")}
             for row in document.content["rows"]:
-                found.setdefault(str(row["workload"]), {**row, "gpu": document.content.get("gpu")})
+                found.setdefault(str(row["workload"]), {**row, **board})
         return found
 
     def energy_of(self, workload: Workload) -> list[tuple[int, Mapping[str, Json]]]:

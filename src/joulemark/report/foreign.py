@@ -75,11 +75,20 @@ def read_pytest_benchmark(path: Path) -> Run:
     )
 
 
+_WANTED = "give a file of `pytest --bench` or of `pytest --benchmark-json`"
+_HEAD, _GZIP = 1 << 16, b"\x1f\x8b"
+_KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "truth value", type(None): "null"}
+
+
 def _document(path: Path) -> Mapping[str, Json]:
-    remedy = "give a file of `pytest --bench` or of `pytest --benchmark-json`"
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadableInput(f"cannot read {path} ({error.strerror or error})", _WANTED) from error
+    remedy = _remedy(content[:_HEAD], path)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
         raise UnreadableInput(f"cannot read {path} ({error})", remedy) from error
     if not text.strip():
         raise UnreadableInput(f"{path} is empty", "the run that made it was killed while it wrote")
@@ -89,10 +98,19 @@ def _document(path: Path) -> Mapping[str, Json]:
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(f"{path} is cut or is not JSON ({error})", remedy) from error
     if not isinstance(document, dict):
-        raise UnreadableInput(f"{path} holds a JSON {type(document).__name__}, not a result", remedy)
+        raise UnreadableInput(f"{path} holds a JSON {_KINDS[type(document)]}, not a result", remedy)
     if not isinstance(document.get("benchmarks"), list):
         raise UnreadableInput(f"{path} holds no list of benchmarks", remedy)
     return document
+
+
+def _remedy(head: bytes, path: Path) -> str:
+    """What to do with a file that begins like this and is no result."""
+    if head.startswith(_GZIP) or b'"traceEvents"' in head:
+        return f"a trace of torch.profiler is read by joulemark trace {path}"
+    if b'"Kernel Name"' in head:
+        return f"an export of Nsight Compute is read by joulemark counters {path}"
+    return _WANTED
 
 
 def _mapping(value: Json) -> Mapping[str, Json]:

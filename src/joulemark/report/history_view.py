@@ -102,6 +102,11 @@ def notes_of(trend: Trend) -> list[str]:
         notes.append(
             f"{_runs(len(figures.runs))}: it takes {trend.runs_needed} to show a change at this rate of false alarms"
         )
+    elif short := _of_few_runs(trend):
+        notes.append(
+            f"{short} of {len(figures.cases)} cases are in fewer than {trend.runs_needed} runs: what changes in one of "
+            "them alone cannot be shown"
+        )
     notes.append(
         f"a history without any change would be given one with a chance of at most {trend.rate:.3g}; "
         "ratios are new / base with 95 % intervals, from run to run"
@@ -120,6 +125,11 @@ def notes_of(trend: Trend) -> list[str]:
     if figures.copies:
         notes.append(f"in several files, and counted once: {_runs(figures.copies)}")
     return notes
+
+
+def _of_few_runs(trend: Trend) -> int:
+    """How many cases are in too few runs for a change of their own to stand out."""
+    return sum(sum(level.runs for level in levels.values()) < trend.runs_needed for levels in trend.levels)
 
 
 def _between(trend: Trend, change: ChangePoint) -> str:

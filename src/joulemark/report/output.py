@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run, Table
-from joulemark.report import answers_view, csv, formats, jsonout, markdown, plateau_table, terminal
+from joulemark.report import answers_view, csv, files, formats, jsonout, markdown, plateau_table, terminal
 from joulemark.report.evidence import Evidence, gather
 from joulemark.report.tables import tables_of
 
@@ -187,16 +186,7 @@ def write_text(text: str, path: Path) -> None:
         ConfigurationError: the disk refuses.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:50]}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        files.put(text.encode("utf-8", "backslashreplace"), path)
     except OSError as error:
         raise ConfigurationError(
             f"the report {path} cannot be written ({error.strerror or error})", "choose another place"

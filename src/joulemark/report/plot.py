@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulemark.errors import ConfigurationError
+from joulemark.report import files
 from joulemark.report.escape import printable, shorten
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ _ABOUT = {".svg": "Description", ".png": "Description", ".pdf": "Subject"}
 
 
 def save(figure: Figure, path: Path, about: str = "") -> None:
-    """Write a figure; missing folders are made, and no date is in it.
+    """Write a figure, whole or not at all; missing folders are made, and no date is in it.
 
     Args:
         figure: to write.
@@ -49,11 +51,12 @@ def save(figure: Figure, path: Path, about: str = "") -> None:
     Raises:
         ConfigurationError: the disk refuses.
     """
+    suffix = path.suffix.lower()
+    told = {_ABOUT[suffix]: printable(about)} if about else {}
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=suffix[1:], metadata={**_METADATA[suffix], **told})
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        suffix = path.suffix.lower()
-        told = {_ABOUT[suffix]: printable(about)} if about else {}
-        figure.savefig(path, metadata={**_METADATA[suffix], **told})
+        files.put(drawn.getvalue(), path)
     except OSError as error:
         what = f"the plot {path} cannot be written ({error.strerror or error})"
         raise ConfigurationError(what, "choose another place") from error

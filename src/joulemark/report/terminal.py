@@ -129,7 +129,9 @@ def _without_constants(table: Table) -> tuple[Table, list[str]]:
     for index in range(len(table.columns) - 2, 0, -1):
         cells = {row[index] for row in table.rows}
         if index not in table.numeric and len(cells) == 1:
-            said.insert(0, f"{table.columns[index]} {cells.pop()}")
+            cell = cells.pop()
+            if cell:  # a mark that no row has says nothing
+                said.insert(0, f"{table.columns[index]} {cell}")
             table = _without(table, index)
     return table, said
 

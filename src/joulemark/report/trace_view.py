@@ -155,7 +155,7 @@ def _copies(entry: Mapping[str, Any]) -> Table:
             row["name"],
             _count(row["copies"]),
             _seconds(row["time_s"]),
-            "n/a" if row["bytes"] is None else f"{row['bytes']} B",
+            format_value(row["bytes"], "B", 4),
             "n/a" if row["bandwidth_bytes_per_s"] is None else f"{row['bandwidth_bytes_per_s'] / 1e9:.4g} GB/s",
         )
         for row in entry["copy_kinds"]

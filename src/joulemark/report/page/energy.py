@@ -50,7 +50,7 @@ def energy(evidence: Evidence) -> Section:
         "energy",
         "Where the joules go",
         "Energy of the whole board per item, over windows aligned with the energy counter; dashed: without static "
-        "power. Stacked bars split it by the energy model that was calibrated on this GPU.",
+        "power. Stacked bars split it by the energy model, calibrated on a board of this model.",
         (*_splits(evidence), *figures),
         tuple(tables),
         notes=tuple(notes),
@@ -117,8 +117,8 @@ def _split_figure(subject: str, rows: Sequence[tuple[str, Mapping[str, Json]]], 
         f"split-{key}",
         f"Energy by part of the chip: {subject}",
         "share of the measured energy (workload, batch)",
-        f"Energy model calibrated on this GPU. Uncertainty: at most {100 * worst:.1f} % of a workload's energy is not "
-        "explained; a negative share stands left of zero.",
+        f"Energy model calibrated on a board of this model. Uncertainty: at most {100 * worst:.1f} % of a workload's "
+        "energy is not explained; a negative share stands left of zero.",
         partial(_draw_split, shares=shares, groups=groups),
         [_part_row(row, group, shares[name].get(group)) for name, row in rows for group in groups],
         tuple(Mark(titles[group], _COLOURS[group], "bar") for group in groups),

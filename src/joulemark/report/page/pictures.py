@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark.errors import ConfigurationError
-from joulemark.report import csv, plot
+from joulemark.report import csv, output, plot
 from joulemark.report.escape import printable
 from joulemark.report.page.parts import Figure, Mark
 
@@ -151,12 +151,7 @@ def handle(mark: Mark) -> Any:
 def _write_csv(figure: Figure, path: Path) -> None:
     names = list(dict.fromkeys(name for row in figure.rows for name in row))
     rows = [{name: row.get(name) for name in names} for row in figure.rows]
-    try:
-        path.write_text(csv.render_rows(rows), encoding="utf-8", errors="backslashreplace", newline="")
-    except OSError as error:
-        raise ConfigurationError(
-            f"the data {path} cannot be written ({error.strerror})", "choose another place"
-        ) from error
+    output.write_text(csv.render_rows(rows), path)
 
 
 def alternative(figure: Figure) -> str:
