@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -168,17 +169,17 @@ def _settled(made: Upsampling, source: fx.Node, setting: Setting) -> Settled:
     """How it runs: the kernel's fastest size, and whether that is faster than torch's operator."""
     from joulemark.merged.spread import arranged, tiles_for
 
-    x = like(source, made.weight.device)
-    made.rows = arranged(made.weight)
-    sizes = tiles_for(x.numel() // x.shape[1], made.channels * made.weight[0, 0].numel())
+    shape = tuple(source.meta["tensor_meta"].shape)
+    sizes = tiles_for(shape[0] * prod(shape[2:]), made.channels * prod(made.window))
     paths = {f"spread {rows}x{columns}": (rows, columns) for rows, columns in sizes}
-    ways: dict[str, Call] = {_TORCHS: lambda: made.in_operators(x)}
-    ways |= {path: partial(made.by_kernel, x, tile) for path, tile in paths.items()}
-    shape = (tuple(made.weight.shape), made.activation, made.bias is not None, tuple(x.shape))
-    settled = settle(("upsampling", *shape), ways, setting)
+    x = cache(lambda: like(source, made.weight.device))  # what is known needs none
+    made.rows = arranged(made.weight)
+    ways: dict[str, Call] = {_TORCHS: lambda: made.in_operators(x())}
+    ways |= {path: partial(lambda tile: made.by_kernel(x(), tile), tile) for path, tile in paths.items()}
+    what = (tuple(made.weight.shape), made.activation, made.bias is not None, shape)
+    settled = settle(("upsampling", *what), ways, setting)
     made.alone = settled.best in paths
     timed = {path: settled.times[path] for path in paths if path in settled.times}
-    fastest = min(timed, key=timed.__getitem__, default=settled.best)
-    made.tile = paths.get(fastest)
-    made.rows = None if made.tile is None else arranged(made.weight)
+    made.tile = paths.get(min(timed, key=timed.__getitem__, default=settled.best))
+    made.rows = None if made.tile is None else made.rows
     return settled
