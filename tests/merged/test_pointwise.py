@@ -96,8 +96,11 @@ def check_products():
         y = (x if gate is None else x * gate).double()
         given = Parameters(weight.double(), None if bias is None else bias.double())
         expected = run_plain(Sequence((layer,)), [given], y, None if residual is None else residual.double())
-        got = product(layer, x, weight, bias, residual, gate, out, tile)
-        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+        room, place = room_for(out, outputs % 8)
+        for where in (out, place):
+            got = product(layer, x, weight, bias, residual, gate, where, tile)
+            torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+        assert_empty_around(room, place)
 
 
 def check_gathered():
@@ -326,11 +329,13 @@ def check_joined_networks():
     """By the kernels themselves, where there is a GPU: skips and windows beside each other, an encoder's odd sizes."""
     from joulemark.merged import writers
     from joulemark.merged.fitting import fitted, without_needless_paddings
-    from joulemark.merged.graph import trace
+    from joulemark.merged.graph import find_chains, trace
     from joulemark.merged.joining import Joined, flatten_concatenations, join
     from joulemark.merged.pooling import replace_poolings
+    from joulemark.merged.rewrite import rewrite
     from joulemark.merged.seams import keep_channels_last, weights_channels_last
     from joulemark.merged.setting import Setting
+    from joulemark.merged.trials import Choice, unit_names
     from joulemark.merged.upsampling import replace_upsamplings
     from joulemark.workloads.networks import Branches, UNet
 
@@ -339,10 +344,12 @@ def check_joined_networks():
     pools = torch.nn.MaxPool2d(3, 2), torch.nn.AvgPool2d(3, 2)
     inner = Branches(torch.nn.Conv2d(5, 3, 3, 2), pools[1])
     nested = Branches(pools[0], inner, torch.nn.Conv2d(5, 8, 3, 2, bias=False))
+    pointwise = torch.nn.Sequential(torch.nn.Conv2d(5, 8, 1), torch.nn.ReLU())
     all_, some = "2 of 2 parts written in place", "1 of 2 parts written in place"
     for model, shape, others, told, fits in (
-        (UNet(width=3), (1, 3, 32, 48), [(2, 3, 32, 48), (1, 3, 37, 21)], 4 * [all_], 4),
-        (UNet(width=4), (1, 3, 40, 17), [(1, 3, 32, 16)], [some, all_, all_, some], 2),  # 5 and 17 are odd
+        (UNet(width=3), (1, 3, 16, 32), [(2, 3, 16, 16), (1, 3, 21, 17)], 4 * [all_], 4),
+        (UNet(width=2), (1, 3, 24, 17), [(1, 3, 16, 16)], [some, all_, all_, some], 2),  # 3 and 17 are odd
+        (Branches(torch.nn.AvgPool2d(3, 1, 1), pointwise), (2, 5, 4, 7), [(1, 5, 3, 3)], [all_], 0),
         (nested, (2, 5, 9, 13), [(1, 5, 10, 8)], ["2 of 4 parts written in place"], 0),
     ):
         model = model.eval()
@@ -355,6 +362,10 @@ def check_joined_networks():
             replace_poolings(graph, torch.device("cpu"), torch.float32)
             keep_channels_last(weights_channels_last(graph), (images[0],))
             assert all(one.path.startswith("spread") for one in replace_upsamplings(graph, setting))
+            units = (one for chain in find_chains(graph)[0] for one in chain)
+            tiles = ("", "tiles 16x16", "unmerged", None, None, None, None, "asked for")
+            mine = [one for one in units if one.convolution.target == "branches.1.0" and one.activation == "relu"]
+            rewrite(graph, [Choice(unit_names([one]), *tiles) for one in mine], setting)
             found = join(graph, setting)
             assert [one.how for one in found] == told
             for x, wanted in zip(images, expected, strict=True):

@@ -311,7 +311,7 @@ class _Ways:
 
     def _made(self, part: _Part, place: Tensor | None = None) -> Tensor:
         writer = None if part.writer is None else writer_of(part.writer)
-        return self._given(part) if writer is None else writer(self._given(part), place)
+        return self._given(part) if writer is None else writer(self._given(part), out=place)
 
     def _pooled(self, parts: list[_Part]) -> list[Tensor]:
         """What poolings give of parts that they might copy."""

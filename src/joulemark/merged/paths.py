@@ -43,6 +43,7 @@ from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
+from joulemark.merged.writers import its_device
 
 LIBRARY = ("library", "fused", "product", "epilogue", "taps", "slide", "tiles", "gather", "rows")
 OWN = ("epilogue", "taps", "slide", "tiles", "gather", "rows")
@@ -214,15 +215,24 @@ class Recipe:
         _recipes.setdefault(number, self)
         return number
 
-    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The segment's output, launch by launch; weights as :meth:`Executed` holds them."""
+    def run(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The segment's output, launch by launch; weights as :meth:`Executed` holds them, ``out`` as it takes that."""
         x = x.contiguous(memory_format=self.format)
         if added is not None:
             added = added.contiguous(memory_format=self.format)
         layer = self.sequence.layers[0]
         kind = kind_of_path(self.path)
         if kind == "tiles":
-            return self._tiles(layer, x, added if layer.residual is None else x, gate, weight, bias)
+            out = self.like(x) if out is None or out.shape != self.shape_of(x) else out
+            return self._tiles(layer, x, added if layer.residual is None else x, gate, weight, bias, out)
         if gate is not None:
             x = x * gate
         if self.kernel is not None:
@@ -242,12 +252,13 @@ class Recipe:
 
     def like(self, x: Tensor) -> Tensor:
         """An uninitialized output for x."""
-        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
-        channels = self.sequence.channels(len(self.sequence.layers))
-        out: Tensor = torch.empty(
-            (x.shape[0], channels, *size), dtype=x.dtype, device=x.device, memory_format=self.format
-        )
+        out: Tensor = torch.empty(self.shape_of(x), dtype=x.dtype, device=x.device, memory_format=self.format)
         return out
+
+    def shape_of(self, x: Tensor) -> Shape:
+        """Of the output for x."""
+        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
+        return (x.shape[0], self.sequence.channels(len(self.sequence.layers)), *size)
 
     def in_operators(
         self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
@@ -271,14 +282,21 @@ class Recipe:
         return int(first), int(second)
 
     def _tiles(
-        self, layer: Conv, x: Tensor, residual: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
+        self,
+        layer: Conv,
+        x: Tensor,
+        residual: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
     ) -> Tensor:
         from joulemark.merged import pointwise
 
         tile = self._sizes
-        with torch.cuda.device(x.device):
+        with its_device(x):
             gate = None if gate is None else gate.contiguous()
-            return pointwise.product(layer, x, weight, bias, residual, gate, self.like(x), tile)
+            return pointwise.product(layer, x, weight, bias, residual, gate, out, tile)
 
     def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import gather, pointwise, sliding
@@ -365,18 +383,34 @@ class Executed(nn.Module):
         self.register_buffer("weight", weight, persistent=kernel is None)
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor, added: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-        """The segment's output."""
+    @property
+    def writes(self) -> bool:
+        """Whether it can write into some channels of another tensor."""
+        return kind_of_path(self.path) == "tiles" and self.sequence.dimensions > 1
+
+    def shape_of(self, x: Tensor) -> Shape:
+        """Of the output for x."""
+        return self.recipe.shape_of(x)
+
+    def forward(
+        self, x: Tensor, added: Tensor | None = None, gate: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """The segment's output.
+
+        Args:
+            x, added, gate: see the class.
+            out: where to, some channels of a channels-last tensor, where it :attr:`writes` and that has its shape.
+        """
         if torch.compiler.is_compiling():
             if self.visible:
                 return self.recipe.in_operators(x, added, gate, self.weight, self.bias)
             out: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)
             return out
-        return self.run(x, added, gate)
+        return self.run(x, added, gate, out)
 
-    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The segment's output, launch by launch."""
-        return self.recipe.run(x, added, gate, self.weight, self.bias)
+        return self.recipe.run(x, added, gate, self.weight, self.bias, out)
 
 
 def _bias_of(given: Parameters) -> Tensor | None:

@@ -252,13 +252,17 @@ def units_of(channels: int) -> tuple[int, int]:
     return (channels // _OCTET, _OCTET) if channels % _OCTET == 0 else (channels, 1)
 
 
-@triton.jit(do_not_specialize=("pixels", "input_units", "output_units"))
+@triton.jit(do_not_specialize=("pixels", "input_units", "output_units", "row_units"))
 def _product(
-    x, weight, bias, residual, gate, out, pixels, input_units, output_units,
-    input_unit: tl.constexpr, output_unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
+    x, weight, bias, residual, gate, out, pixels, input_units, output_units, row_units,
+    input_unit: tl.constexpr, output_unit: tl.constexpr, row_unit: tl.constexpr,
+    biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
     activation: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """``rows`` pixels of an image and ``columns`` channels of a pointwise convolution; weights [outputs, inputs]."""
+    """``rows`` pixels of an image and ``columns`` channels of a pointwise convolution; weights [outputs, inputs].
+
+    A pixel of the output lies ``row_units * row_unit`` numbers behind the one before it.
+    """
     inputs, outputs = input_units * input_unit, output_units * output_unit
     across, strips = tl.cdiv(outputs, columns), tl.cdiv(pixels, rows)
     strip = tl.program_id(0) // across
@@ -280,8 +284,8 @@ def _product(
         total = tl.dot(left, right, total, input_precision=precision)
     if biased:
         total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
-    place = at * outputs + column[None, :]
-    total = finished(total, residual + place, there & real, added, activation)
+    total = finished(total, residual + at * outputs + column[None, :], there & real, added, activation)
+    place = at * (row_units * row_unit) + column[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there & real)
 
 
@@ -321,7 +325,7 @@ def product(
         bias: [outputs].
         residual: like out.
         gate: [batch, inputs, 1, …], contiguous; None for ones.
-        out: where to, channels-last.
+        out: where to, channels-last, or some channels of such a tensor.
         tile: rows and columns that a program computes.
     """
     outputs, inputs = weight.shape[:2]
@@ -330,10 +334,11 @@ def product(
     rows, columns = tile
     grid = (images * triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)
     (input_units, input_unit), (output_units, output_unit) = units_of(inputs), units_of(outputs)
+    row_units, row_unit = units_of(out.stride(-1))
     depth = _depth(inputs, x.dtype.itemsize)
     _product[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
-        pixels, input_units, output_units, input_unit, output_unit,
+        pixels, input_units, output_units, row_units, input_unit, output_unit, row_unit,
         bias is not None, adding(layer, residual), gate is not None, NUMBERS[layer.activation],
         rows, columns, depth, "tf32",
         num_warps=8 if rows * columns >= 128 * 128 else 4,

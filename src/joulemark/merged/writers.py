@@ -14,10 +14,11 @@ from joulemark.merged.sequence import Shape
 class Writer(Protocol):
     """A module that can write its output where it is told."""
 
-    writes: bool
-    """Whether it has a kernel that does."""
+    @property
+    def writes(self) -> bool:
+        """Whether it has a kernel that does."""
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """The output for x, which is ``out`` where a kernel runs and that has the output's shape."""
 
     def shape_of(self, x: Tensor) -> Shape:
