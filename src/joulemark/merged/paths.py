@@ -404,8 +404,8 @@ class Executed(nn.Module):
         if torch.compiler.is_compiling():
             if self.visible:
                 return self.recipe.in_operators(x, added, gate, self.weight, self.bias)
-            out: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)
-            return out
+            made: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)
+            return made
         return self.run(x, added, gate, out)
 
     def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None, out: Tensor | None = None) -> Tensor:
