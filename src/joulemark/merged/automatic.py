@@ -159,7 +159,9 @@ class _Automatic:
         self.poolings = self._pooled()
         with cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), self.inputs)
+        measuring = time.monotonic()
         self.upsamplings = [] if setting.device.type != "cuda" else replace_upsamplings(self.rewritten, setting)
+        self.upsampling_s = time.monotonic() - measuring
         self.begin, self.budget_s = begin, budget_s
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
@@ -207,7 +209,7 @@ class _Automatic:
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.ranges.points(), self.setting.rates, self.setting.device)
         self.of_values = planner.ranges.of_values
-        self.spent_s = planner.spent_s
+        self.spent_s = {**planner.spent_s, **({"upsampling": self.upsampling_s} if self.upsamplings else {})}
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
