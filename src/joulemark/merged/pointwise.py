@@ -2,8 +2,8 @@
 
 An epilogue; a depthwise convolution; a pointwise convolution, of a gated input too; squeeze-and-excitation. All read
 and write channels-last tensors once and keep sums in fp32. They import Triton, which comes with torch for CUDA: this
-module and those beside it that hold kernels in Triton (:mod:`joulemark.merged.gather`, ``normalize``, ``sliding``,
-``stem``, ``windows``) are imported only where it is there, by what runs them.
+module and those beside it that hold kernels in Triton (:mod:`joulemark.merged.copies`, ``gather``, ``normalize``,
+``sliding``, ``spread``, ``stem``, ``windows``) are imported only where it is there, by what runs them.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"
