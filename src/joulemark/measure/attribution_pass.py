@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joulemark.attribution.recording import Recording
 from joulemark.attribution.stored import POOLED, write
-from joulemark.errors import Unsupported, UnreadableInput
+from joulemark.errors import UnreadableInput, Unsupported
 from joulemark.measure.attribution import Plan, record
 from joulemark.measure.attribution_bench import Bench
 from joulemark.measure.plan import Pass
@@ -18,7 +18,7 @@ from joulemark.records import Finding, Json, Measurement, Row, Value
 from joulemark.workloads.base import Step
 
 TIER = "pm_sampling"
-_REMEDY = "keep its recording (--bench-keep-traces), for joulemark attribution; measure again"
+_REMEDY = "--bench-keep-traces keeps what was recorded, for joulemark attribution"
 _CELLS = {
     "tensor_active_fraction": "pipe_tensor",
     "issue_slot_fraction": "issue_active",
@@ -72,7 +72,8 @@ def attribute_step(
     try:
         found = attribute(recording)
     except UnreadableInput as error:
-        raise UnreadableInput(f"the recording cannot be attributed: {error}", _REMEDY) from error
+        remedy = f"{error.remedy}; {_REMEDY}" if error.remedy else _REMEDY
+        raise UnreadableInput(f"the recording cannot be attributed: {error.what}", remedy) from error
     if document is not None:
         write(document, found)
     return measurement_of(one.name, found, done)
@@ -91,7 +92,10 @@ def measurement_of(name: str, document: Mapping[str, Json], recording: Recording
     return Measurement(
         name,
         values,
-        {"attribution_plain_step_s": list(recording.plain_step_s), "attribution_step_s": list(recording.recorded_step_s)},
+        {
+            "attribution_plain_step_s": list(recording.plain_step_s),
+            "attribution_step_s": list(recording.recorded_step_s),
+        },
         missing={metric: why for metric in ATTRIBUTION if metric not in values},
         findings=tuple(Finding.from_json(one) for one in document["findings"]),
         tables={"attribution": [_row(entry) for entry in document["classes"]]},

@@ -160,7 +160,9 @@ class Workers:
             yield _of_one_process("counters", COUNTERS, target)
         if "attribution" in collect:
             several = target.world_size > 1
-            yield _of_one_process("attribution", ATTRIBUTION, target) if several else self._attribute(item, case, target)
+            yield (
+                _of_one_process("attribution", ATTRIBUTION, target) if several else self._attribute(item, case, target)
+            )
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in its own process."""

@@ -41,6 +41,6 @@ from joulemark.testing.window import simulate_window
 
 __all__ = [
     "FakeClock", "FakeCounters", "FakeDevice", "FakeGpu", "FakeNvml", "FakeNvmlError", "FakePmDevice", "Level",
-    "ReplayCollector", "attribution_from_file", "backend_from_file", "backend_of", "counters_from_file", "fake_ladder", "scenario_of",
-    "simulate_window",
+    "ReplayCollector", "attribution_from_file", "backend_from_file", "backend_of", "counters_from_file", "fake_ladder",
+    "scenario_of", "simulate_window",
 ]  # fmt: skip

@@ -22,7 +22,6 @@ from joulemark.testing.gpu import FakeGpu
 from joulemark.testing.nvml import FakeNvml
 from joulemark.testing.nvml_error import NOT_SUPPORTED
 
-
 _INTERVAL_S = 10e-6
 """Between samples of known kernels: as finely as recordings sample."""
 
