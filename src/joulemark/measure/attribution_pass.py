@@ -67,7 +67,9 @@ def attribute_step(
         raise Unsupported(attributing.why)
     from joulemark.attribution import attribute
 
-    plan = Plan(one.min_samples, references=dtype is not None, dtype=dtype or Plan.dtype, ahead=True, limit_s=one.budget_s)
+    plan = Plan(
+        one.min_samples, references=dtype is not None, dtype=dtype or Plan.dtype, ahead=True, limit_s=one.budget_s
+    )
     done = record(attributing.bench, step, recording, label, plan)
     try:
         found = attribute(recording)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
 
 
 def in_folder(folder: Path, wanted: Collection[str] = WANTED) -> tuple[list[Document], list[str]]:
-    """Documents of some kinds in a folder and those below it; none where there is no folder.
+    """Documents of some kinds in a folder and those below it, by what they are of; none where there is no folder.
 
     Returns:
         the documents, and a line for each that cannot be used.
@@ -70,7 +71,13 @@ def in_folder(folder: Path, wanted: Collection[str] = WANTED) -> tuple[list[Docu
             found.append(read(path, kind))
         except UnreadableInput as error:
             unusable.append(str(error))
-    return found, unusable
+    return sorted(found, key=_by_label), unusable
+
+
+def _by_label(document: Document) -> str:
+    """Batch 8 before batch 16."""
+    label = str(document.content.get("label", document.path))
+    return re.sub(r"[0-9]+", lambda number: number[0].zfill(12), label)
 
 
 def read(path: Path, kind: str) -> Document:
