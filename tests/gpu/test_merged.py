@@ -77,6 +77,12 @@ LAYERS = {
     "few taps and norm": layer(5, 5, 3, groups=5, norm=1e-6),
     "stem and norm": layer(3, 96, 4, 4, norm=1e-6),
     "dense and norm": layer(24, 40, activation="relu", norm=1e-6),
+    "behind leaky": layer(32, 32, activation="leaky", residual=0, adds_behind=True),
+    "behind relu": layer(32, 32, activation="relu", residual=0, adds_behind=True),
+    "pointwise behind": layer(64, 64, 1, activation="silu", residual=0, adds_behind=True),
+    "depthwise behind": layer(72, 72, 5, groups=72, activation="silu", residual=0, adds_behind=True),
+    "taps and norm behind": layer(96, 96, 7, groups=96, activation="gelu", norm=1e-6, residual=0, adds_behind=True),
+    "few channels behind": layer(4, 4, activation="relu", residual=0, adds_behind=True),
 }
 
 

@@ -3,7 +3,8 @@
 A path is a string. Those of a library execute one layer:
 
 - ``library``: convolution with bias, norm, addition and activation as torch has them;
-- ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it;
+- ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it, which adds before the
+  ReLU;
 - ``product``: a pointwise convolution as a matrix product whose epilogue adds the bias;
 - ``epilogue``: the convolution alone, then bias, norm, addition and activation in one kernel of our own;
 - ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
@@ -37,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters, channel_norm
+from joulemark.merged.bricks import CONVOLUTIONS, Parameters, channel_norm, finished
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
@@ -158,13 +159,18 @@ def library_paths(
 
         sized += [f"rows {rows}x{columns}" for rows, columns in tiles_of(layer) if has_rows(layer)]
     possible = {
-        "fused": layer.activation == "relu" and not normed,
+        "fused": fuses(layer),
         **dict.fromkeys(sized, True),
         "epilogue": own and _has_epilogue(layer, residual),
         "product": pointwise and not residual and layer.activation in ("none", "relu"),
         "library": True,
     }
     return tuple(path for path, there in possible.items() if there)
+
+
+def fuses(layer: Conv) -> bool:
+    """Whether cuDNN's fused kernels do all of a layer."""
+    return layer.activation == "relu" and layer.norm is None and not layer.adds_behind
 
 
 def _has_epilogue(layer: Conv, residual: bool) -> bool:
@@ -185,7 +191,7 @@ class Recipe:
     Args:
         sequence: the layers.
         path: see the module.
-        adds: whether another tensor is added before the last activation.
+        adds: whether another tensor is added in the last layer.
         kernel: that the path names; None for a library's.
     """
 
@@ -256,8 +262,7 @@ class Recipe:
             assert bias is not None
             y = convolve(x, weight, bias[0], layer.stride, layer.padding, layer.dilation, layer.groups)
             y = channel_norm(y, bias[1:], layer.norm)
-        residual = added if layer.residual is None else x
-        return ACTIVATIONS[layer.activation](y if residual is None else y + residual)
+        return finished(layer, y, added if layer.residual is None else x)
 
     @property
     def _sizes(self) -> tuple[int, int]:
@@ -273,7 +278,7 @@ class Recipe:
         tile = self._sizes
         with torch.cuda.device(x.device):
             gate = None if gate is None else gate.contiguous()
-            return pointwise.product(x, weight, bias, residual, gate, self.like(x), layer.activation, tile)
+            return pointwise.product(layer, x, weight, bias, residual, gate, self.like(x), tile)
 
     def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import gather, pointwise, sliding
@@ -299,9 +304,9 @@ class Recipe:
             # The kernel goes through memory in order, so the layout must be the one it counts on.
             y = y.contiguous(memory_format=self.format)
             if layer.norm is None:
-                return pointwise.epilogue(y, bias, residual, layer.activation)
+                return pointwise.epilogue(layer, y, bias, residual)
             assert bias is not None
-            return normalize.normalized(y, bias[0], bias[1:], layer.norm, residual, layer.activation, y)
+            return normalize.normalized(y, bias[0], bias[1:], layer.norm, y, layer, residual)
 
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
         x, added = aligned(x), None if added is None else aligned(added)
@@ -330,7 +335,7 @@ class Executed(nn.Module):
         sequence: the layers.
         parameters: of them.
         path: see the module.
-        adds: whether another tensor is added before the last activation.
+        adds: whether another tensor is added in the last layer.
         kernel: that the path names; None for a library's.
     """
 
