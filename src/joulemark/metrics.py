@@ -255,6 +255,20 @@ for _metric in (
         "counters cost",
         "step beside the counters over the step without them in the same process, minus 1",
     ),
+    Metric(
+        "attribution_overhead",
+        "1",
+        "neither",
+        "attribution cost",
+        "step beside PM sampling and torch.profiler over the steps without them next to it, minus 1",
+    ),
+    Metric(
+        "attributed_fraction",
+        "1",
+        "neither",
+        "attributed",
+        "share of a step's kernel time whose kernels have counters of their place, name or class; the rest is pooled",
+    ),
 ):
     register(_metric)
 
@@ -285,6 +299,9 @@ PROFILER = (
     "profiler_distortion",
 )
 """What the profiler pass gives, or says why not."""
+
+ATTRIBUTION = ("attribution_overhead", "attributed_fraction")
+"""What the attribution pass gives beside its document, or says why not."""
 
 COMMUNICATION = (
     "communication_s",

@@ -66,17 +66,16 @@ FIRST_SECONDS, ITEM_SECONDS = 40.0, 15.0
 
 
 def sequence_of(
-    channels: list[int], dimensions: int = 2, activation: str = "relu", residual: int | None = None
+    channels: list[int],
+    dimensions: int = 2,
+    activation: str = "relu",
+    residual: int | None = None,
+    behind: bool = False,
 ) -> Sequence:
-    """A chain of 3-wide convolutions; the last adds tensor ``residual``."""
+    """A chain of 3-wide convolutions; the last adds tensor ``residual``, behind its activation perhaps."""
     three, one = (3,) * dimensions, (1,) * dimensions
-    last = len(channels) - 2
-    return Sequence(
-        tuple(
-            Conv(a, b, three, one, one, one, 1, activation, residual if n == last else None)  # type: ignore[arg-type]
-            for n, (a, b) in enumerate(pairwise(channels))
-        )
-    )
+    layers = [Conv(a, b, three, one, one, one, 1, activation) for a, b in pairwise(channels)]  # type: ignore[arg-type]
+    return Sequence((*layers[:-1], replace(layers[-1], residual=residual, adds_behind=behind)))
 
 
 def parameters_of(sequence: Sequence, dtype: torch.dtype, device: str) -> list[Parameters]:
@@ -186,6 +185,7 @@ def chain_checks(format_: Format) -> Iterator[Check]:
         ([32] * 3, (2, 35, 51), (8, 12), {"activation": "none"}),
         ([3, 24, 40, 5], (1, 29, 31), (8, 10), {}),
         ([64, 64], (1, 20, 40), (8, 14), {}),
+        ([64, 64], (1, 20, 40), (8, 14), {"activation": "leaky", "residual": 0, "behind": True}),
         ([16] * 3, (2, 9, 14, 19), (4, 4, 12), {"dimensions": 3}),
         ([16] * 2, (1, 7, 8, 33), (4, 8, 14), {"dimensions": 3, "residual": 0}),
     ):
@@ -206,6 +206,7 @@ def stream_checks(format_: Format) -> Iterator[Check]:
         ([16] * 2, (1, 33, 130), (48, 16), {"activation": "relu6"}),
         ([16] * 3, (2, 40, 50), (32, 13, 1, 8, 4), {"residual": 0}),
         ([16] * 4, (2, 40, 50), (16 if narrow else 32, 40), {"residual": 1}),
+        ([16] * 3, (2, 40, 50), (32, 13, 1, 8, 4), {"activation": "leaky", "residual": 1, "behind": True}),
         ([16] * 3, (140, 40, 50), (32, 39), {"activation": "none"}),
         ([32] * 3, (2, 35, 51), (32, 128), {"activation": "none"}),
         ([3, 24, 16, 5], (1, 29, 31), (16, 10), {}),
@@ -229,6 +230,7 @@ def third_checks(format_: Format) -> Iterator[Check]:
         ([32] * 2, (2, 33, 300), (4, 16), {"activation": "relu6"}),
         ([32] * 5, (2, 40, 150), (1, 13), {"activation": "none"}),
         ([16] * 3, (150, 30, 131), (2, 7), {"residual": 0}),
+        ([32] * 3, (3, 61, 77), (1, 20, 2, 6), {"activation": "leaky", "residual": 0, "behind": True}),
         ([16] * 5, (1, 45, 60), (1, 45, 1, 12), {}),
         ([3, 24, 16, 5], (1, 29, 31), (1, 10), {}),
     ):
@@ -246,6 +248,7 @@ def memo_checks(format_: Format) -> Iterator[Check]:
     for channels, shape, edge, plan, more in (
         ([16] * 5, (3, 61, 77), (8, 30), (8, blocks), {}),
         ([16] * 3, (2, 40, 50), (12, 30), (8, blocks, 1, 4), {"residual": 0}),
+        ([16] * 3, (2, 40, 50), (12, 30), (8, blocks, 1, 4), {"activation": "leaky", "residual": 0, "behind": True}),
         ([3, 24, 5], (5, 29, 31), (4, 14), (4, blocks), {"activation": "relu6"}),
         ([16] * 7, (9, 200, 210), (4, 14), (4, blocks, 4, 4), {}),
     ):
@@ -267,6 +270,7 @@ def wide_checks(format_: Format) -> Iterator[Check]:
         ([64] * 3, (2, 50, 130), (64, 2, 4), {}),
         ([40, 56, 36], (1, 29, 31), (32, 4, 2), {"activation": "relu6"}),
         ([64] * 3, (2, 40, 50), (32, 3, 5), {"residual": 0}),
+        ([64] * 3, (2, 40, 50), (32, 3, 5), {"activation": "leaky", "residual": 0, "behind": True}),
         ([32] * 3, (3, 61, 130), (64, 2, 64), {}),
         ([32] * 3, (150, 30, 33), (32, 4, 2), {"residual": 0}),
         ([32] * 4, (3, 61, 77), (32, 2, 5), {}),

@@ -18,15 +18,19 @@ from joulemark.merged.bricks import Parameters, channel_norm, run_plain  # noqa:
 from joulemark.merged.compiling import compiled  # noqa: E402
 from joulemark.merged.forks import Forked  # noqa: E402
 from joulemark.merged.graph import trace  # noqa: E402
+from joulemark.merged.joining import Joined  # noqa: E402
 from joulemark.merged.norms import ChannelNorm  # noqa: E402
 from joulemark.merged.paths import Executed, library_paths  # noqa: E402
+from joulemark.merged.pooling import Pooling  # noqa: E402
 from joulemark.merged.questions import relative_error  # noqa: E402
 from joulemark.merged.rates import measure_rates  # noqa: E402
 from joulemark.merged.replay import Chosen, Replayed, for_capture  # noqa: E402
+from joulemark.merged.seams import FORMATS  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged.stopwatch import race, race_replays  # noqa: E402
+from joulemark.merged.upsampling import Upsampling  # noqa: E402
 from joulemark.merged_bench.subjects import condition, images  # noqa: E402
-from joulemark.workloads.networks import InceptionV4  # noqa: E402
+from joulemark.workloads.networks import InceptionV4, UNet  # noqa: E402
 from joulemark.workloads.precision import set_fp32  # noqa: E402
 
 # Importing the compiler warns of torch's own deprecated calls (torch 2.11).
@@ -74,8 +78,15 @@ LAYERS = {
     "taps and norm": layer(96, 96, 7, groups=96, norm=1e-6),
     "wide taps and norm": layer(768, 768, 7, groups=768, norm=1e-6),
     "odd taps and norm": layer(72, 72, 5, 2, groups=72, activation="silu", norm=1e-2),
+    "few taps and norm": layer(5, 5, 3, groups=5, norm=1e-6),
     "stem and norm": layer(3, 96, 4, 4, norm=1e-6),
     "dense and norm": layer(24, 40, activation="relu", norm=1e-6),
+    "behind leaky": layer(32, 32, activation="leaky", residual=0, adds_behind=True),
+    "behind relu": layer(32, 32, activation="relu", residual=0, adds_behind=True),
+    "pointwise behind": layer(64, 64, 1, activation="silu", residual=0, adds_behind=True),
+    "depthwise behind": layer(72, 72, 5, groups=72, activation="silu", residual=0, adds_behind=True),
+    "taps and norm behind": layer(96, 96, 7, groups=96, activation="gelu", norm=1e-6, residual=0, adds_behind=True),
+    "few channels behind": layer(4, 4, activation="relu", residual=0, adds_behind=True),
 }
 
 
@@ -164,6 +175,77 @@ def test_a_norm_alone_gives_what_torch_gives(form):
         assert norm.prove() is None
         assert norm.own
         assert relative_error(norm(x), channel_norm(x.double(), affine.double(), 1e-6)) < LIMITS[form]
+
+
+def beside(like, before):
+    """A tensor with room for another among its channels, and that place."""
+    shape = (like.shape[0], before + like.shape[1] + 8, *like.shape[2:])
+    room = torch.empty(shape, dtype=like.dtype, device=DEVICE, memory_format=FORMATS[like.dim()])
+    return room.narrow(1, before, like.shape[1])
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+def test_transposed_convolutions_without_overlap_give_what_torch_gives_wherever_they_write(form):
+    tiles_for = pytest.importorskip("joulemark.merged.spread").tiles_for
+    dtype = DTYPES[form]
+    set_fp32(tf32=form == "tf32")
+    torch.manual_seed(8)
+    for inputs, outputs, window, size in (
+        (128, 64, (2, 2), (57, 33)),
+        (1024, 512, (2, 2), (7, 5)),
+        (40, 9, (3, 2), (1, 19)),
+        (24, 16, (1, 2, 2), (3, 5, 7)),
+    ):
+        x = torch.randn(3, inputs, *size, device=DEVICE).to(dtype)
+        weight = (torch.randn(inputs, outputs, *window, device=DEVICE) / inputs**0.5).to(dtype)
+        module = Upsampling(weight, torch.randn(outputs, device=DEVICE).to(dtype), "relu")
+        wide = copy.deepcopy(module).double().in_operators(x.double())
+        for tile in tiles_for(3 * 57 * 33, outputs * 4):
+            module.tile, module.alone = tile, True
+            assert relative_error(module(x), wide) < LIMITS[form], (outputs, tile)
+            for before in (16, 3):
+                place = beside(wide.to(dtype), before)
+                assert module(x, place) is place
+                assert relative_error(place, wide) < LIMITS[form], (outputs, tile, before)
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+def test_poolings_and_copies_write_beside_others(form):
+    torch.manual_seed(9)
+    for channels, size in ((64, (57, 33)), (7, (5, 6)), (16, (3, 5, 7))):
+        x = torch.randn(3, channels, *size, device=DEVICE).to(DTYPES[form])
+        for kernel, stride, padding in ((3, 2, 1), (2, 2, 0), (3, 3, 0)):
+            module = Pooling(True, *((one,) * len(size) for one in (kernel, stride, padding)))
+            expected = module.in_operators(x)
+            place, kept = beside(expected, 8), beside(x, 16)
+            assert module.keeps
+            assert torch.equal(module(x, place, kept), expected)
+            assert torch.equal(place, expected)
+            assert torch.equal(kept, x)
+        room = torch.empty(3, 2 * channels, *size, device=DEVICE, dtype=x.dtype, memory_format=FORMATS[x.dim()])
+        assert torch.equal(Joined((channels, channels))(room, x, x + 1), torch.cat([x, x + 1], 1))
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("strategy", ["auto", "kernels"])
+def test_a_decoder_is_right_whatever_writes_its_concatenations(form, strategy):
+    """``kernels``: by all that is right, however fast."""
+    set_fp32(tf32=form == "tf32")
+    model = condition(UNet(width=16).to(DEVICE), images(4, (3, 64, 64), "cuda")).requires_grad_(False)
+    wide = copy.deepcopy(model).double()
+    model, x = model.to(DTYPES[form]), images(2, (3, 64, 96), "cuda").to(DTYPES[form])
+    with torch.no_grad():
+        merged = merge(model, x, strategy, budget_s=30)
+        said = merged.explain()
+        assert said.count("upsampling") == said.count("concatenation (") == 4, said
+        if strategy == "kernels":
+            assert said.count("2 of 2 parts written in place") == 4, said
+        for given in (x, x[:1], images(1, (3, 53, 67), "cuda").to(x.dtype)):
+            assert relative_error(merged(given), wide(given.double())) < 2 * LIMITS[form]
+        graph, out = captured(merged, x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert relative_error(out, wide(x.double())) < 2 * LIMITS[form]
 
 
 class Small(nn.Module):

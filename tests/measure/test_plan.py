@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from joulemark.errors import ConfigurationError
-from joulemark.measure.plan import Pass, Plan, plan_for
+from joulemark.measure.plan import ALONE, INSTRUMENTS, Pass, Plan, plan_alone, plan_for
 
 
 def names(plan):
@@ -31,6 +31,21 @@ def test_a_gpu_gets_every_pass_the_riskiest_last():
 )
 def test_what_is_off_is_left_out(instruments, on_gpu, has_power, expected):
     assert names(plan_for(instruments, on_gpu, has_power)) == expected
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_instruments_with_processes_of_their_own_leave_the_plan_as_it_is(on_gpu):
+    plain = plan_for(("timing", "power"), on_gpu, has_power=True)
+    assert plan_for(INSTRUMENTS, on_gpu, has_power=True) == plain
+    assert not set(names(plain)) & set(ALONE)
+
+
+def test_a_process_for_one_instrument_has_its_pass_alone():
+    assert plan_alone(None) is None
+    for one in ALONE:
+        assert names(plan_alone(one)) == names(plan_alone(one, quick=True)) == [one]
+    assert plan_alone("attribution", quick=True).passes[0].min_samples < ALONE["attribution"].passes[0].min_samples
+    assert plan_alone("counters", quick=True) is ALONE["counters"]
 
 
 def test_an_unknown_instrument_is_refused_by_name():

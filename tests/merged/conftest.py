@@ -28,7 +28,7 @@ def given_times(monkeypatch):
 @pytest.fixture
 def simulated_gpu(monkeypatch, own_cache):
     """Every branch that a GPU takes, on a CPU: captures and compilers are stand-ins, times are given."""
-    from joulemark.merged import automatic, builds, measuring, questions, replay, whole
+    from joulemark.merged import alternatives, automatic, builds, joining, measuring, questions, replay, whole
 
     simulated = Simulated()
     monkeypatch.setattr(cache, "device_key", lambda device: "a simulated GPU")
@@ -36,7 +36,10 @@ def simulated_gpu(monkeypatch, own_cache):
     monkeypatch.setattr(
         questions, "example", lambda segment, _, dtype, batch=None: example(segment, torch.device("cpu"), dtype, batch)
     )
-    monkeypatch.setattr(measuring, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
+    like = alternatives.like
+    monkeypatch.setattr(joining, "like", lambda node, _: like(node, torch.device("cpu")))
+    for module in (alternatives, measuring):
+        monkeypatch.setattr(module, "race", lambda calls, _: dict.fromkeys(calls, 1e-3))
     monkeypatch.setattr(builds, "compiler_for", lambda _: lambda kernel: None)
     monkeypatch.setattr(automatic, "learn", lambda *_: None)
     monkeypatch.setattr(replay, "capture", fake_capture)

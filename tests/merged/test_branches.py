@@ -69,15 +69,15 @@ class Device:
         stream = self.real[stream]
         self.seen[stream] = self.seen.get(stream, 0) | event
 
-    def allocate(self):
+    def allocate(self, count=1):
         home = self.current
         mine = self.free.setdefault(home, [])
-        if not mine:
+        while len(mine) < count:
             mine.append(self.blocks)
             self.blocks += 1
-        memory = np.array([mine.pop()], dtype=np.int64)
-        address = int(memory[0])
-        weakref.finalize(memory, lambda: self.free[home].append(address))
+        addresses = [mine.pop() for _ in range(count)]
+        memory = np.array(addresses, dtype=np.int64)
+        weakref.finalize(memory, lambda: self.free[home].extend(addresses))
         return torch.from_numpy(memory)
 
     def launch(self, reads, out, number):
@@ -186,6 +186,65 @@ def test_no_block_is_met_too_soon_and_every_order_gives_what_one_by_one_does(des
     assert [beside[int(one)] for one in found] == [memory[int(one)] for one in expected]
     everything = (1 << len(device.operations) - 1) - 1
     assert device.operations[-1].behind == everything, "the captured stream has joined all others"
+
+
+class Step(nn.Module):
+    """A node that does something with a device and what it reads."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def forward(self, *inputs):
+        return self.run(*inputs)
+
+
+def with_rooms(device, parts=3, joins=3):
+    """Branches of several lengths that write parts of what they are joined to, one of which is copied; several times.
+
+    As :mod:`joulemark.merged.joining` has it: a part of a room is a block, a room is all of them.
+    """
+    made, root, number = fx.Graph(), nn.Module(), 0
+
+    def step(run, *inputs):
+        nonlocal number
+        number += 1
+        setattr(root, f"step_{number}", Step(run))
+        return made.call_module(f"step_{number}", inputs)
+
+    def work(mark):
+        return lambda *read: device.launch(read, device.allocate(), mark)
+
+    def join(room, *written):
+        device.launch(written[-1:], room[-1:], 7)
+        return room
+
+    x = made.placeholder("x")
+    for _ in range(joins):
+        room = step(lambda _: device.allocate(parts), x)
+        written = []
+        for part in range(parts - 1):
+            y, place = x, made.call_function(torch.narrow, (room, 0, part, 1))
+            for _ in range(parts - part):
+                y = step(work(part + 2), y)
+            written.append(step(lambda y, out, mark=part: device.launch((y,), out, 11 + mark), y, place))
+        copied = step(work(5), x)
+        joined = step(join, room, *written, step(work(6), copied))
+        x = step(lambda room: device.launch(room.split(1), device.allocate(), 13), joined)
+    made.output([x])
+    return fx.GraphModule(root, made)
+
+
+@pytest.mark.parametrize("real", [(0, 1, 2, 3), (0, 1, 0, 1)])
+def test_parts_of_a_room_are_written_on_several_streams(real):
+    alone, device = Device(), Device(real)
+    _, expected = after_calls(with_rooms(alone), alone)
+    module, found = after_calls(with_rooms(device), device, device)
+    assert module.schedule.streams > 2
+    assert device.races() == []
+    for seed in range(20):
+        memory, beside = alone.run(random.Random(seed)), device.run(random.Random(seed))
+        assert [beside[int(one)] for one in found] == [memory[int(one)] for one in expected]
 
 
 FORKS = ["plain"] * 9, [[-1], [0], [0], [1], [2], [4], [3], [6], [7, 5]], [8]

@@ -42,6 +42,13 @@ def check(sequence, size, edge, batch=2, seed=0):
 SEQUENCES = {
     "chain of 3x3": Sequence((conv(3, 4, activation="relu"), conv(4, 4, activation="relu"), conv(4, 2))),
     "residual pair": Sequence((conv(4, 4, activation="relu"), conv(4, 4, activation="relu", residual=0))),
+    "residuals behind activations": Sequence(
+        (
+            conv(4, 4, activation="leaky", residual=0, adds_behind=True),
+            conv(4, 2, kernel=1, activation="relu"),
+            conv(2, 4, activation="silu", residual=1, adds_behind=True),
+        )
+    ),
     "bottleneck": Sequence(
         (
             conv(6, 2, kernel=1, activation="relu"),
@@ -147,11 +154,28 @@ def test_fewer_bricks_are_alive_than_the_intermediate_holds():
         ((conv(1, 2), conv(3, 1)), "gives 2 channels, layer 1 takes 3"),
         ((conv(1, 1, residual=1),), "not there yet"),
         ((conv(1, 1), conv(1, 1, d=3)), "different numbers of dimensions"),
+        ((conv(1, 1, activation="relu", adds_behind=True), conv(1, 1)), "layer 0 adds nothing behind"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(layers, said):
     with pytest.raises(ValueError, match=said):
         Sequence(layers)
+
+
+def test_before_and_behind_no_activation_are_one():
+    with pytest.raises(ValueError, match="leave adds_behind False"):
+        conv(1, 1, residual=0, adds_behind=True)
+
+
+def test_what_comes_from_outside_is_added_where_the_last_layer_says():
+    x, added, one = (
+        torch.full((1, 1, 2, 2), -3.0),
+        torch.full((1, 1, 2, 2), 2.0),
+        [Parameters(torch.ones(1, 1, 1, 1), None)],
+    )
+    for behind, expected in ((False, 0.0), (True, 2.0)):
+        out = run_plain(Sequence((conv(1, 1, kernel=1, activation="relu", adds_behind=behind),)), one, x, added)
+        assert torch.equal(out, torch.full_like(x, expected))
 
 
 def test_sizes_that_do_not_fit_are_refused():

@@ -29,6 +29,33 @@ SEQUENCES = {
         (64, 64, 64),
         {"chain", "planes", "planes_warpgroup"},
     ),
+    "DarkNet's second block": (
+        Sequence((conv(32, 64, activation="leaky", adds_behind=True),)),
+        (112, 112),
+        {"chain", "memoized", "stream"},
+    ),
+    "bottleneck that adds behind": (
+        Sequence(
+            (
+                conv(256, 64, 1, activation="relu"),
+                conv(64, 64, activation="relu"),
+                conv(64, 256, 1, activation="relu", residual=0, adds_behind=True),
+            )
+        ),
+        (56, 56),
+        set(),
+    ),
+    "inverted residual that adds behind": (
+        Sequence(
+            (
+                conv(24, 144, 1, activation="relu6"),
+                conv(144, 144, groups=144, activation="relu6"),
+                conv(144, 24, 1, activation="relu", residual=0, adds_behind=True),
+            )
+        ),
+        (56, 56),
+        set(),
+    ),
     "inverted": (
         Sequence(
             (

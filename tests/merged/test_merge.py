@@ -11,7 +11,7 @@ from torchvision import models
 
 from joulemark.merged import MergedSequence, merge
 from joulemark.merged.families import Family
-from joulemark.merged.graph import find_segments, trace
+from joulemark.merged.graph import find_chains, find_segments, range_segment, trace
 from tests.merged.fakes import RATES
 
 
@@ -89,6 +89,46 @@ def test_an_intermediate_that_is_read_elsewhere_ends_the_sequence():
     assert len(part.sequence.layers) == 2
     torch.testing.assert_close(merged(x), model(x))
     assert "c: plain (what reads its output is not one other convolution alone)" in merged.explain()
+
+
+class Behind(nn.Module):
+    """DarkNet's block, a projection added behind an activation, and what no activation stands before."""
+
+    def __init__(self):
+        super().__init__()
+        self.around, self.linear = nn.Conv2d(4, 6, 1), nn.Conv2d(6, 6, 1)
+        self.block = nn.ModuleList(nn.Conv2d(*of) for of in ((4, 2, 1), (2, 4, 3, 1, 1)))
+        self.widened = nn.ModuleList(nn.Conv2d(*of) for of in ((4, 4, 1), (4, 4, 3, 1, 1), (4, 6, 1)))
+        self.leaky = nn.LeakyReLU(0.1)
+
+    def forward(self, x):
+        y = x
+        for one in self.block:
+            y = self.leaky(one(y))
+        x = z = x + y
+        for one in self.widened:
+            z = torch.relu(one(z))
+        z += self.around(x)
+        return z + self.linear(z)
+
+
+def test_what_is_added_behind_an_activation_is_a_part_of_its_layer():
+    model, x = settled(Behind(), 2, 4, 7, 9)
+    graph = trace(model, (x,))
+    chains, _ = find_chains(graph)
+    units = {str(one.convolution.target): one for chain in chains for one in chain}
+    adding = {name: one.adds_behind for name, one in units.items() if one.added is not None}
+    assert adding == {"block.1": True, "widened.2": True, "linear": False}
+    parts = [range_segment([units[f"{of}.{n}"] for n in range(count)]) for of, count in (("block", 2), ("widened", 3))]
+    for part, residual in zip(parts, (0, None), strict=True):
+        assert (part.sequence.layers[-1].residual, part.adds is None) == (residual, residual is not None)
+        assert part.sequence.layers[-1].adds_behind
+    # A projection goes into the last layer's product only where it is added before the activation.
+    assert [len(chain) for chain in chains if units["around"] in chain] == [1]
+    for strategy in ("padded", "memoized"):
+        merged = merge(model, x, strategy, edge=4)
+        assert [one.adds_behind for one in merged_parts(merged)[0].sequence.layers] == [False, True]
+        torch.testing.assert_close(merged(x), model(x), rtol=1e-10, atol=1e-10)
 
 
 class Sorted(nn.Module):

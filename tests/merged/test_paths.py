@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from joulemark.merged import merge
-from joulemark.merged.paths import Executed, cudnn_tuning
+from joulemark.merged.paths import Executed, cudnn_tuning, library_paths
+from joulemark.merged.sequence import Conv
 from tests.merged.fakes import RATES, fake_family
 
 
@@ -18,6 +20,18 @@ def test_the_users_setting_of_cudnn_comes_back_behind_several_threads(monkeypatc
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     assert torch.backends.cudnn.benchmark is False
+
+
+def test_cudnn_fuses_what_is_added_before_a_relu_alone():
+    pytest.importorskip("triton")
+
+    def paths(**more):
+        layer = Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1), **more)
+        return library_paths(layer, True, torch.device("cuda"), "bf16")
+
+    assert paths(activation="relu") == ("fused", "epilogue", "library")
+    assert paths(activation="relu", adds_behind=True) == ("epilogue", "library")
+    assert paths(activation="leaky", adds_behind=True) == ("epilogue", "library")
 
 
 def test_a_part_of_a_batch_that_begins_anywhere_is_taken():

@@ -32,13 +32,19 @@ _SOURCE = str(Path(__file__).parents[2] / "src")
 def check_epilogues():
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
     from joulemark.merged.pointwise import epilogue
+    from joulemark.merged.sequence import Conv
 
-    for activation, biased, added in itertools.product(ACTIVATIONS, (True, False), (True, False)):
+    for activation, biased, adds in itertools.product(ACTIVATIONS, (True, False), ("nothing", "before", "behind")):
+        if (activation, adds) == ("none", "behind"):
+            continue
+        layer = Conv(5, 5, (1, 1), (1, 1), (0, 0), (1, 1), activation=activation, adds_behind=adds == "behind")
         y, z = (torch.randn(2, 5, 7, 9).contiguous(memory_format=torch.channels_last) * 4 for _ in range(2))
-        bias = torch.randn(5) if biased else None
-        expected = y.double() + (bias.double()[:, None, None] if biased else 0) + (z.double() if added else 0)
-        out = epilogue(y.clone(memory_format=torch.preserve_format), bias, z if added else None, activation)
-        torch.testing.assert_close(out.double(), REFERENCE[activation](expected), rtol=1e-5, atol=1e-5)
+        bias, added = torch.randn(5) if biased else None, None if adds == "nothing" else z
+        expected = y.double() + (bias.double()[:, None, None] if biased else 0)
+        expected = REFERENCE[activation](expected + z.double() if adds == "before" else expected)
+        expected = expected + z.double() if adds == "behind" else expected
+        out = epilogue(layer, y.clone(memory_format=torch.preserve_format), bias, added)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def check_depthwise():
@@ -49,7 +55,7 @@ def check_depthwise():
     wide = (2, 32)
     for channels, kernel, stride, dilation, strip, size in (
         (5, 3, 1, 1, (2, 16), (5, 19)),
-        (72, 5, 2, 1, (2, 16), (5, 9)),
+        (72, 5, 2, 1, (2, 16), (5, 9)),  # what is added is added behind the activation
         (8, 7, 1, 1, wide, (3, 19)),
         (12, 3, 1, 2, (1, 16), (3, 19)),
         (3, 3, 2, 1, wide, (6, 19)),
@@ -57,7 +63,7 @@ def check_depthwise():
     ):
         padding = dilation * (kernel - 1) // 2
         layer = Conv(channels, channels, *((one,) * 2 for one in (kernel, stride, padding, dilation)), groups=channels,
-                     activation="silu")  # fmt: skip
+                     activation="silu", adds_behind=channels == 72)  # fmt: skip
         sequence = Sequence((layer,))
         x = torch.randn(2, channels, *size).contiguous(memory_format=torch.channels_last)
         weight, bias = torch.randn(channels, 1, kernel, kernel), torch.randn(channels)
@@ -70,25 +76,31 @@ def check_depthwise():
 
 
 def check_products():
-    from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
+    from joulemark.merged.bricks import Parameters, run_plain
     from joulemark.merged.pointwise import product
+    from joulemark.merged.sequence import Conv, Sequence
 
-    for inputs, outputs, gated, added, biased, activation, tile in (
-        (24, 40, True, True, True, "none", (64, 64)),
-        (5, 70, False, False, False, "silu", (16, 32)),
-        (96, 16, True, False, True, "relu6", (32, 16)),
-        (130, 33, False, True, True, "relu", (64, 16)),
+    for inputs, outputs, gated, adds, biased, activation, tile in (
+        (24, 40, True, "before", True, "none", (64, 64)),
+        (5, 70, False, None, False, "silu", (16, 32)),
+        (96, 16, True, None, True, "relu6", (32, 16)),
+        (130, 33, False, "before", True, "relu", (64, 16)),
+        (16, 20, True, "behind", True, "leaky", (64, 32)),
     ):
+        layer = Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, adds_behind=adds == "behind")
         x = torch.randn(3, inputs, 7, 9).contiguous(memory_format=torch.channels_last)
         weight, bias = torch.randn(outputs, inputs, 1, 1), torch.randn(outputs) if biased else None
         gate = torch.rand(3, inputs, 1, 1) if gated else None
         out = torch.full((3, outputs, 7, 9), float("nan")).contiguous(memory_format=torch.channels_last)
-        residual = torch.randn_like(out) if added else None
+        residual = torch.randn_like(out) if adds else None
         y = (x if gate is None else x * gate).double()
-        y = torch.nn.functional.conv2d(y, weight.double(), None if bias is None else bias.double())
-        expected = REFERENCE[activation](y if residual is None else y + residual.double())
-        got = product(x, weight, bias, residual, gate, out, activation, tile)
-        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+        given = Parameters(weight.double(), None if bias is None else bias.double())
+        expected = run_plain(Sequence((layer,)), [given], y, None if residual is None else residual.double())
+        room, place = room_for(out, outputs % 8)
+        for where in (out, place):
+            got = product(layer, x, weight, bias, residual, gate, where, tile)
+            torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+        assert_empty_around(room, place)
 
 
 def check_gathered():
@@ -101,7 +113,9 @@ def check_gathered():
         (1, 5, (5, 7), (1, 1), (0, 0), (1, 1), "none", (32, 16)),
         (4, 40, (3, 2), (1, 3), (2, 1), (2, 1), "relu", (16, 16)),
     ):
-        layer = Conv(inputs, outputs, kernel, stride, padding, dilation, activation=activation)
+        layer = Conv(
+            inputs, outputs, kernel, stride, padding, dilation, activation=activation, adds_behind=activation == "silu"
+        )
         assert gathers(layer)
         sequence = Sequence((layer,))
         x = torch.randn(2, inputs, 11, 14).contiguous(memory_format=torch.channels_last)
@@ -121,14 +135,14 @@ FORMATS = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of results → what rounding them once, and intermediate ones in fp32, makes of them at most."""
 
 
-def normed_case(channels, kernel, stride, norm, activation, size, dtype, groups=None, outputs=None):
+def normed_case(channels, kernel, stride, norm, activation, size, dtype, groups=None, outputs=None, behind=False):
     """A layer, its parameters, an input, what is added to it, and what comes of it in float64."""
     from joulemark.merged.bricks import Parameters, run_plain
     from joulemark.merged.sequence import Conv, Sequence
 
     outputs = outputs or channels
     layer = Conv(channels, outputs, *((one,) * 2 for one in (kernel, stride, kernel // 2, 1)),
-                 groups=groups or channels, activation=activation, norm=norm)  # fmt: skip
+                 groups=groups or channels, activation=activation, norm=norm, adds_behind=behind)  # fmt: skip
     sequence, last = Sequence((layer,)), torch.channels_last
     x = (torch.randn(2, channels, *size) + 1).to(dtype).contiguous(memory_format=last)
     weight = torch.randn(outputs, channels // layer.groups, kernel, kernel).to(dtype)
@@ -151,7 +165,7 @@ def check_slides():
         (24, 5, 2, 1e-2, "gelu", (7, 9), torch.float32, (2, 4), True),
         (70, 7, 1, None, "silu", (4, 5), torch.float32, (4, 8), True),  # two programs' channels
     ):
-        case = normed_case(channels, kernel, stride, norm, activation, size, dtype)
+        case = normed_case(channels, kernel, stride, norm, activation, size, dtype, behind=activation == "gelu")
         layer, given, x, added, expected = case
         assert slides(layer)
         out = torch.full_like(added, float("nan"))
@@ -161,24 +175,29 @@ def check_slides():
 
 
 def check_norms():
+    from joulemark.merged.bricks import finished
     from joulemark.merged.gather import gathered, gathers, tiles_of
     from joulemark.merged.normalize import normalized
     from joulemark.merged.norms import channel_norm
     from joulemark.merged.paths import _bias_of
+    from joulemark.merged.sequence import Conv
 
     for channels, dtype, eps, activation, biased, adds in (
-        (3, torch.float32, 1e-5, "none", False, False),
-        (40, torch.bfloat16, 1e-6, "none", False, False),
-        (96, torch.float16, 0.5, "relu", True, True),
-        (130, torch.float32, 1e-6, "gelu", True, False),
+        (3, torch.float32, 1e-5, None, False, None),
+        (40, torch.bfloat16, 1e-6, None, False, None),
+        (96, torch.float16, 0.5, "relu", True, "before"),
+        (130, torch.float32, 1e-6, "gelu", True, None),
+        (20, torch.float32, 1e-6, "leaky", True, "behind"),
     ):
+        shape = (channels, channels, (1, 1), (1, 1), (0, 0), (1, 1))
+        layer = activation and Conv(*shape, activation=activation, norm=eps, adds_behind=adds == "behind")
         x = (torch.randn(2, channels, 3, 5) * 3 + 2).to(dtype).contiguous(memory_format=torch.channels_last)
         bias, affine, added = torch.randn(channels).to(dtype), torch.randn(2, channels).to(dtype), torch.randn_like(x)
         y = x.double() + (bias.double()[:, None, None] if biased else 0)
-        expected = channel_norm(y, affine.double(), eps) + (added.double() if adds else 0)
-        expected = {"none": lambda z: z, "relu": torch.relu, "gelu": torch.nn.functional.gelu}[activation](expected)
+        expected = channel_norm(y, affine.double(), eps)
+        expected = finished(layer, expected, added.double() if adds else None) if layer else expected
         out = torch.full_like(x, float("nan"))
-        got = normalized(x, bias if biased else None, affine, eps, added if adds else None, activation, out)
+        got = normalized(x, bias if biased else None, affine, eps, out, layer, added if adds else None)
         torch.testing.assert_close(got.double(), expected, rtol=FORMATS[dtype], atol=FORMATS[dtype])
     for outputs, activation, adds in ((20, "none", False), (70, "silu", True)):
         layer, given, x, added, expected = normed_case(3, 4, 4, 1e-6, activation, (7, 9), torch.float32, 1, outputs)
@@ -228,6 +247,7 @@ def check_poolings():
     for channels, size, kernel, stride, padding in (
         (8, (9, 14), (3, 3), (2, 2), (1, 1)),
         (70, (6, 5), (2, 2), (2, 2), (0, 0)),
+        (16, (7, 5), (2, 2), (2, 2), (0, 0)),
         (3, (5, 7), (3, 2), (1, 1), (1, 0)),
         (5, (4, 6, 5), (3, 2, 3), (2, 1, 2), (1, 1, 0)),
     ):
@@ -238,6 +258,120 @@ def check_poolings():
             got = pooled(x, largest, kernel, stride, padding, counted)
             assert got.is_contiguous(memory_format=memory)
             torch.testing.assert_close(got, module.in_operators(x), rtol=1e-5, atol=1e-6)
+            room, place = room_for(got, 5)
+            assert pooled(x, largest, kernel, stride, padding, counted, place) is place
+            assert torch.equal(place, got)
+            assert_empty_around(room, place)
+            if module.keeps:
+                room, place = room_for(x, 8, 1)
+                assert torch.equal(pooled(x, largest, kernel, stride, padding, counted, None, place), got)
+                assert torch.equal(place, x)
+                assert_empty_around(room, place)
+
+
+def room_for(like, before, behind=3):
+    """Not-a-numbers with room for a tensor among their channels, and that place."""
+    shape = (like.shape[0], before + like.shape[1] + behind, *like.shape[2:])
+    memory = {4: torch.channels_last, 5: torch.channels_last_3d}[like.dim()]
+    room = torch.empty(shape, dtype=like.dtype, memory_format=memory).fill_(float("nan"))
+    return room, room.narrow(1, before, like.shape[1])
+
+
+def assert_empty_around(room, place):
+    assert int(room.isnan().sum()) == room.numel() - place.numel()
+
+
+def check_spreads():
+    from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
+    from joulemark.merged.spread import arranged, spread, tiles_for
+    from joulemark.merged.upsampling import _OPERATORS
+
+    for inputs, outputs, window, batch, size, activation, biased, dtype, tile in (
+        (24, 16, (2, 2), 2, (5, 7), "none", True, torch.float32, (64, 64)),
+        (5, 7, (2, 3), 1, (1, 3), "relu", False, torch.float32, (128, 16)),
+        (40, 33, (2, 2), 1, (3, 3), "silu", True, torch.float16, (64, 64)),
+        (16, 8, (2, 1, 3), 2, (2, 3, 2), "none", True, torch.float16, (64, 64)),
+        (3, 70, (3, 3), 1, (7, 9), "leaky", True, torch.float32, (128, 256)),
+    ):
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(size)]
+        x = torch.randn(batch, inputs, *size).to(dtype).contiguous(memory_format=memory)
+        weight = (torch.randn(inputs, outputs, *window) / inputs**0.5).to(dtype)
+        bias = torch.randn(outputs).to(dtype) if biased else None
+        wide = (weight.double(), None if bias is None else bias.double())
+        expected = REFERENCE[activation](_OPERATORS[len(size)](x.double(), *wide, window))
+        alone = torch.full(expected.shape, float("nan"), dtype=dtype).contiguous(memory_format=memory)
+        room, place = room_for(alone, 8, 16)
+        for out in (alone, place):
+            got = spread(x, arranged(weight), bias, window, out, activation, tile)
+            torch.testing.assert_close(got.double(), expected, rtol=FORMATS[dtype], atol=FORMATS[dtype])
+        assert_empty_around(room, place)
+    assert tiles_for(1 << 20, 256) == ((128, 128), (128, 256), (64, 64))
+    assert tiles_for(49, 12) == ((64, 16),)
+
+
+def check_copies():
+    from joulemark.merged.copies import copied
+
+    for channels, size, dtype in (
+        ((8, 40, 16, 64), (3, 5), torch.float16),
+        ((3, 70), (4, 2, 3), torch.float32),
+        ((5,), (1, 1), torch.bfloat16),
+    ):
+        memory = {2: torch.channels_last, 3: torch.channels_last_3d}[len(size)]
+        parts = [torch.randn(2, one, *size).to(dtype).contiguous(memory_format=memory) for one in channels]
+        room, whole = room_for(torch.cat(parts, 1), 8, 8)
+        copied(list(zip(parts, whole.split(channels, 1), strict=True)))
+        assert torch.equal(whole, torch.cat(parts, 1))
+        assert_empty_around(room, whole)
+
+
+def check_joined_networks():
+    """By the kernels themselves, where there is a GPU: skips and windows beside each other, an encoder's odd sizes."""
+    from joulemark.merged import writers
+    from joulemark.merged.fitting import fitted, without_needless_paddings
+    from joulemark.merged.graph import find_chains, trace
+    from joulemark.merged.joining import Joined, flatten_concatenations, join
+    from joulemark.merged.pooling import replace_poolings
+    from joulemark.merged.rewrite import rewrite
+    from joulemark.merged.seams import keep_channels_last, weights_channels_last
+    from joulemark.merged.setting import Setting
+    from joulemark.merged.trials import Choice, unit_names
+    from joulemark.merged.upsampling import replace_upsamplings
+    from joulemark.workloads.networks import Branches, UNet
+
+    writers.on_gpu = lambda x: True
+    setting = Setting(torch.device("cpu"), "tf32", None, (), False)
+    pools = torch.nn.MaxPool2d(3, 2), torch.nn.AvgPool2d(3, 2)
+    inner = Branches(torch.nn.Conv2d(5, 3, 3, 2), pools[1])
+    nested = Branches(pools[0], inner, torch.nn.Conv2d(5, 8, 3, 2, bias=False))
+    pointwise = torch.nn.Sequential(torch.nn.Conv2d(5, 8, 1), torch.nn.ReLU())
+    all_, some = "2 of 2 parts written in place", "1 of 2 parts written in place"
+    for model, shape, others, told, fits in (
+        (UNet(width=3), (1, 3, 16, 32), [(2, 3, 16, 16), (1, 3, 21, 17)], 4 * [all_], 4),
+        (UNet(width=2), (1, 3, 24, 17), [(1, 3, 16, 16)], [some, all_, all_, some], 2),  # 3 and 17 are odd
+        (Branches(torch.nn.AvgPool2d(3, 1, 1), pointwise), (2, 5, 4, 7), [(1, 5, 3, 3)], [all_], 0),
+        (nested, (2, 5, 9, 13), [(1, 5, 10, 8)], ["2 of 4 parts written in place"], 0),
+    ):
+        model = model.eval()
+        images = [torch.randn(one).contiguous(memory_format=torch.channels_last) for one in (shape, *others)]
+        with torch.no_grad():
+            expected = [model(x) for x in images]
+            graph = trace(model, (images[0],))
+            flatten_concatenations(graph)
+            without_needless_paddings(graph)
+            replace_poolings(graph, torch.device("cpu"), torch.float32)
+            keep_channels_last(weights_channels_last(graph), (images[0],))
+            assert all(one.path.startswith("spread") for one in replace_upsamplings(graph, setting))
+            units = (one for chain in find_chains(graph)[0] for one in chain)
+            tiles = ("", "tiles 16x16", "unmerged", None, None, None, None, "asked for")
+            mine = [one for one in units if one.convolution.target == "branches.1.0" and one.activation == "relu"]
+            rewrite(graph, [Choice(unit_names([one]), *tiles) for one in mine], setting)
+            found = join(graph, setting)
+            assert [one.how for one in found] == told
+            for x, wanted in zip(images, expected, strict=True):
+                torch.testing.assert_close(graph(x), wanted, rtol=1e-4, atol=1e-4)
+        assert sum(isinstance(one, Joined) for one in graph.modules()) == len(found)
+        assert sum(node.target is fitted for node in graph.graph.nodes) == fits
 
 
 def check_excitations():
@@ -272,6 +406,9 @@ def test_every_kernel_gives_what_torch_gives():
         "check_gathered",
         "check_stems",
         "check_poolings",
+        "check_spreads",
+        "check_copies",
+        "check_joined_networks",
         "check_excitations",
     )
 
@@ -312,11 +449,28 @@ def test_kernels_with_norms_compile_for_a_gpu(monkeypatch, tmp_path):
     kernels = [Compiled(one) for one in (sliding._slide, normalize._normalize, gather._gathered)]
     for module, one in zip((sliding, normalize, gather), kernels, strict=True):
         monkeypatch.setattr(module, one.kernel.fn.__name__, one)
-    layer, given, x, added, _ = normed_case(96, 3, 1, 1e-6, "gelu", (8, 8), torch.bfloat16)
+    layer, given, x, added, _ = normed_case(96, 3, 1, 1e-6, "gelu", (8, 8), torch.bfloat16, behind=True)
     sliding.depthwise(layer, x, taps_of(given.weight), _bias_of(given), added, added, (2, 8))
-    normalize.normalized(x, given.bias, given.affine, 1e-6, added, "relu", added)
+    normalize.normalized(x, given.bias, given.affine, 1e-6, added, layer, added)
     layer, given, x, added, _ = normed_case(3, 3, 2, 1e-6, "none", (8, 8), torch.bfloat16, 1, 96)
     gather.gathered(layer, x, given.weight, _bias_of(given), added, added, gather.tiles_of(layer)[0])
+    assert all(one.made.asm["cubin"] for one in kernels)
+
+
+def test_kernels_that_write_beside_others_compile_for_a_gpu(monkeypatch, tmp_path):
+    pytest.importorskip("triton.backends.nvidia")
+    from joulemark.merged import copies, spread, windows
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = [Compiled(one) for one in (windows._windows, copies._copies, spread._spread)]
+    for module, one in zip((windows, copies, spread), kernels, strict=True):
+        monkeypatch.setattr(module, one.kernel.fn.__name__, one)
+    x = torch.zeros(2, 8, 4, 6, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    _, place = room_for(x, 16)
+    windows.pooled(x, True, (3, 3), (2, 2), (1, 1), True, None, place)
+    copies.copied([(x, place)])
+    weight, out = torch.zeros(4, 8, 8, dtype=torch.bfloat16), torch.zeros(2, 8, 8, 12, dtype=torch.bfloat16)
+    spread.spread(x, weight, weight[0, 0], (2, 2), out, "relu", (64, 64))
     assert all(one.made.asm["cubin"] for one in kernels)
 
 

@@ -266,10 +266,15 @@ class Attribution:
         return rows
 
 
-def _slowdown(plain: Sequence[float], recorded: Sequence[float]) -> dict[str, Json]:
-    """Median over windows of their step over that of the stretches next to them without instruments, minus 1."""
+def slowdowns(plain: Sequence[float], recorded: Sequence[float]) -> list[float]:
+    """Of each window its step over that of the stretches next to it without instruments, minus 1."""
     beside = [plain[number : number + 2] for number in range(len(recorded))]
-    ratios = [one * len(two) / sum(two) - 1 for one, two in zip(recorded, beside, strict=True) if two]
+    return [one * len(two) / sum(two) - 1 for one, two in zip(recorded, beside, strict=True) if two]
+
+
+def _slowdown(plain: Sequence[float], recorded: Sequence[float]) -> dict[str, Json]:
+    """Their median over windows."""
+    ratios = slowdowns(plain, recorded)
     if not ratios:
         return {"slowdown": None, "slowdown_interval": None}
     found = summarize(ratios)

@@ -1,11 +1,13 @@
-"""The document of an attribution: its name, and those of its parts that others read, held to their types.
+"""The document of an attribution: its file, its name, and those of its parts that others read, held to their types.
 
 Documents come from anywhere.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, TypedDict
 
 from joulemark.records import Amount, Json, Share, converted
@@ -76,6 +78,19 @@ class _Document(TypedDict):
     roofline: _Roofs | None
     findings: list[_Finding]
     notes: Mapping[str, str]
+
+
+def folder_beside(results: Path) -> Path:
+    """Where a sweep leaves the documents of its cases, ``<case_id>.json`` each, beside the file with its records."""
+    return results.with_name(f"{results.stem}-attribution")
+
+
+def write(path: Path, document: Mapping[str, Json]) -> None:
+    """Write a document, whole or not at all, into a folder that is made where it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def check(document: Json) -> None:

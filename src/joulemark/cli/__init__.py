@@ -65,7 +65,7 @@ examples:
   joulemark history results/                      since which run, and which driver?
   joulemark trace trace.json.gz                   is the GPU waiting for the framework?
   joulemark counters ncu.csv                      how much of the busy GPU works?
-  joulemark attribution recorded/                 and which kernels do that work, without replay?
+  joulemark attribution results/                  and which kernels do that work, without replay?
   joulemark tandem results/nvidia-h200/           from which batch on do kernels hide the framework?
   joulemark utilization results/nvidia-h200/      where does a bigger batch stop helping, and why?
   joulemark calibrate --quick                     what do an operation and a byte cost on this GPU?

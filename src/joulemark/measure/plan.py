@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from joulemark.errors import ConfigurationError
 
-INSTRUMENTS = ("timing", "power", "profiler", "counters")
+INSTRUMENTS = ("timing", "power", "profiler", "counters", "attribution")
 """What ``--bench-collect`` takes in this version."""
 
 
@@ -16,7 +16,8 @@ class Pass:
     """One run over a case with one set of instruments.
 
     Args:
-        name: ``latency``, ``steady``, ``issue``, ``power``, ``cold``, ``graph``, ``profiler`` or ``counters``.
+        name: ``latency``, ``steady``, ``issue``, ``power``, ``cold``, ``graph``, ``profiler``, ``counters`` or
+            ``attribution``.
         budget_s: wall time of its samples.
         min_samples: never fewer.
         target: relative half-width of the interval at which it may stop early.
@@ -97,15 +98,25 @@ _BY_INSTRUMENT = {"timing": ("latency", "steady", "issue", "cold", "graph"), "po
 
 PROFILE = Plan((Pass("profiler", 0.5, min_samples=3),))
 COUNT = Plan((Pass("counters", 0.2, min_samples=1),))
-ALONE = {"profiler": PROFILE, "counters": COUNT}
+ATTRIBUTE = Plan((Pass("attribution", 20.0, min_samples=9),))
+"""Its samples are windows: of nine, intervals are without their ends. No window is begun behind its budget."""
+ALONE = {"profiler": PROFILE, "counters": COUNT, "attribution": ATTRIBUTE}
 """Instrument → the plan of a process of its own.
 
 After a profiler session a process may stay slower, and a process that holds the counters must not time: nothing else
 runs in it.
 """
+_ALONE_QUICK = {"attribution": Plan((Pass("attribution", 8.0, min_samples=3),))}
 
 PROFILE_OF_RANKS = Plan((Pass("profiler", 1.0, min_samples=8),))
 """Enough steps to tell a rank that comes last every time from chance."""
+
+
+def plan_alone(instrument: str | None, quick: bool = False) -> Plan | None:
+    """The plan of a process that is for one instrument alone; None for any other process."""
+    if instrument is None:
+        return None
+    return _ALONE_QUICK.get(instrument, ALONE[instrument]) if quick else ALONE[instrument]
 
 
 def plan_for(instruments: Collection[str], on_gpu: bool, has_power: bool, quick: bool = False) -> Plan:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +27,13 @@ from joulemark.measure.plan import Pass, Plan
 from joulemark.measure.profile import measurement_of
 from joulemark.measure.stopping import BUDGET, Exactly, Precision
 from joulemark.measure.value import value_of
-from joulemark.metrics import COUNTERS, PROFILER, format_value
+from joulemark.metrics import ATTRIBUTION, COUNTERS, PROFILER, format_value
 from joulemark.records import Finding, Measurement, Value
 from joulemark.stats import summarize
 from joulemark.workloads.base import Step
+
+if TYPE_CHECKING:
+    from joulemark.measure.attribution_pass import Attributing
 
 _WARM_UP_S = 5.0
 """A warm-up that has not settled by then is ended."""
@@ -74,8 +78,11 @@ class Runner:
         power: sampler of the device's power; None when it is off.
         no_power: why power is off.
         profiler: records the trace of the profiler pass.
-        keep_trace: where that trace stays; None throws it away.
+        keep_trace: where that trace stays, or the recording of the attribution pass; None throws it away.
         counting: instruments of the counters pass.
+        attributing: instruments of the attribution pass.
+        document: where the document of that pass goes; None for none.
+        label: of the case, for that document.
         dtype: number format of the case, for the counters' reference; None where it has none.
         pace: who decides how many steps a pass takes.
         clock: reads the SM clock while the steady steps run.
@@ -88,6 +95,9 @@ class Runner:
     profiler: Profiler = field(default_factory=TorchProfiler)
     keep_trace: Path | None = None
     counting: counters.Counting | None = None
+    attributing: Attributing | None = None
+    document: Path | None = None
+    label: str = ""
     dtype: str | None = None
     pace: Pace = field(default_factory=Alone)
     clock: steady.Clock = steady.unknown_clock
@@ -150,6 +160,7 @@ class Runner:
             "graph": self._graph,
             "profiler": lambda one, step, _: self._profile(one, step),
             "counters": lambda one, step, _: self._count(one, step),
+            "attribution": lambda one, step, _: self._attribute(one, step),
         }
         try:
             return passes[one.name](one, step, done)
@@ -399,6 +410,16 @@ class Runner:
         windows = tuple((self._utc(start), self._utc(end)) for start, end in seen.spans)
         return counters.measurement_of(one.name, seen, self.counting, windows)
 
+    def _attribute(self, one: Pass, step: Step) -> Measurement:
+        if self.attributing is None:
+            raise Unsupported("this process has opened no instruments for it")
+        # every measuring process would pay for these imports
+        from joulemark.measure.attribution_pass import attribute_step
+
+        with nullcontext() if self.keep_trace else TemporaryDirectory(prefix="joulemark-recording-") as folder:
+            recording = self.keep_trace or Path(str(folder))
+            return attribute_step(self.attributing, one, step, recording, self.document, self.label, self.dtype)
+
 
 _METRICS_OF = {
     "latency": ("host_time_s", "peak_memory_bytes"),
@@ -409,6 +430,7 @@ _METRICS_OF = {
     "graph": ("device_time_graph_s",),
     "profiler": PROFILER,
     "counters": COUNTERS,
+    "attribution": ATTRIBUTION,
 }
 
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +20,9 @@ from joulemark.merged.branches import WORTH
 from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family, known_families
+from joulemark.merged.fitting import without_needless_paddings
 from joulemark.merged.forks import Forked
+from joulemark.merged.joining import Concatenation, flatten_concatenations, join
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
@@ -35,6 +37,7 @@ from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.trials import Choice
+from joulemark.merged.upsampling import Upsampled, replace_upsamplings
 from joulemark.merged.whole import Referee, Verdict
 
 _FOR_SEGMENTS = 0.55
@@ -45,6 +48,8 @@ _FOR_COMPILING = 0.95
 """Share of the budget in which a compiler that begins has to end as expected: it cannot be interrupted."""
 _COMPILING_S = {"default": 0.12, "max-autotune-no-cudagraphs": 0.6}
 """What a compiler takes for a call in a graph, by mode: guesses, for the first one of a model alone."""
+_FOR_JOINING = 0.05
+"""Share of the budget that concatenations may take in any case."""
 _UNTRIED = "no time for some layers or ranges: a larger budget_s may merge more"
 _STARTING = 30
 """As many calls more its start takes."""
@@ -146,12 +151,17 @@ class _Automatic:
         self.model, self.graph, self.setting = model, weights_channels_last(graph), setting
         self.inputs = _cloned(inputs)
         self.rewritten = copy.deepcopy(self.graph)
+        flatten_concatenations(self.rewritten)
+        without_needless_paddings(self.rewritten)
         as_convolutions(self.rewritten)
         self.norms = as_channel_norms(self.rewritten)
         self.excitations = replace_excitations(self.rewritten)
         self.poolings = self._pooled()
         with cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), self.inputs)
+        measuring = time.monotonic()
+        self.upsamplings = [] if setting.device.type != "cuda" else replace_upsamplings(self.rewritten, setting)
+        self.upsampling_s = time.monotonic() - measuring
         self.begin, self.budget_s = begin, budget_s
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
@@ -199,17 +209,19 @@ class _Automatic:
         if self.setting.rates is not None and self.setting.device.type == "cuda":
             learn(planner.ranges.points(), self.setting.rates, self.setting.device)
         self.of_values = planner.ranges.of_values
-        self.spent_s = planner.spent_s
+        self.spent_s = {**planner.spent_s, **({"upsampling": self.upsampling_s} if self.upsamplings else {})}
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
         decisions = [_decision(one) for one in choices]
         decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
         decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
+        decisions += [_of_upsampling(one) for one in self.upsamplings]
         decisions += [Decision(name, "norm", why) for name, why in self.norms.taken.items()]
         decisions += [Decision(name, "plain", why) for name, why in {**left, **self.norms.left}.items()] + self.refused
         rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
+        decisions += [_of_concatenation(one) for one in self._joined(rewritten)]
         referee = self._referee()
         if kept is not None:
             verdict = Verdict(kept.variant, kept.captured)
@@ -229,6 +241,17 @@ class _Automatic:
             entry = _Kept(list(choices), left, *chosen, referee.times, referee.device_times, cut_s)
             cache.write("plan", self.key, asdict(entry))
         return self._merged_as(verdict, referee, decisions)
+
+    def _joined(self, rewritten: fx.GraphModule) -> list[Concatenation]:
+        """What became of concatenations whose parts may be written in place, which have some time of their own."""
+        if self.setting.device.type != "cuda":
+            return []
+        begin = time.monotonic()
+        deadline = max(self.setting.deadline, begin + _FOR_JOINING * self.budget_s)
+        found = join(rewritten, replace(self.setting, deadline=deadline))
+        if found and self.kept is None:
+            self.spent_s = {**self.spent_s, "joining": time.monotonic() - begin}
+        return found
 
     def _referee(self) -> Referee:
         """One that knows the model's own output, so that folding is refereed too; what trains gives another each time.
@@ -405,3 +428,13 @@ def _of_branches(verdict: Verdict, chosen: nn.Module) -> list[Decision]:
 
 def _decision(one: Choice) -> Decision:
     return Decision(one.name, one.how, one.why, one.edge, one.path, one.predicted_s, one.measured_s, one.apart_s)
+
+
+def _of_upsampling(one: Upsampled) -> Decision:
+    times = one.settled.times
+    return Decision(one.name, "upsampling", one.settled.why, None, one.path, None, times.get(one.settled.best))
+
+
+def _of_concatenation(one: Concatenation) -> Decision:
+    why, time_s = f"{one.how}; {one.settled.why}", one.settled.times.get(one.settled.best)
+    return Decision(one.name, "concatenation", why, None, None, None, time_s)

@@ -39,7 +39,7 @@ _VIEWS = frozenset(
     (
         *("getattr", "getitem", "size", "dim", "stride", "numel", "detach", "view", "view_as", "flatten", "unflatten"),
         *("squeeze", "unsqueeze", "permute", "transpose", "t", "movedim", "expand", "expand_as"),
-        *("narrow", "chunk", "split", "unbind", "select"),
+        *("narrow", "chunk", "split", "unbind", "select", "fitted"),
     )
 )
 """Functions and methods that launch nothing. Where one does all the same only the balance is a little off."""

@@ -44,7 +44,7 @@ def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor, added
 
     Args:
         x: [batch, channels, *size].
-        added: before the last activation, of the output's shape; None adds nothing.
+        added: in the last layer, of the output's shape; None adds nothing.
     """
     tensors = [x]
     for number, (layer, given) in enumerate(zip(sequence.layers, parameters, strict=True), 1):
@@ -52,9 +52,10 @@ def run_plain(sequence: Sequence, parameters: list[Parameters], x: Tensor, added
         y = CONVOLUTIONS[sequence.dimensions](
             x, given.weight, given.bias, layer.stride, layer.padding, layer.dilation, layer.groups
         )
-        y = _normed(layer, given, y)
-        y = y + added if added is not None and number == len(sequence.layers) else y
-        tensors.append(_finish(layer, y, None if layer.residual is None else tensors[layer.residual]))
+        others = [] if layer.residual is None else [tensors[layer.residual]]
+        if added is not None and number == len(sequence.layers):
+            others.append(added)
+        tensors.append(finished(layer, _normed(layer, given, y), *others))
     return tensors[-1]
 
 
@@ -80,7 +81,7 @@ def run_padded(sequence: Sequence, parameters: list[Parameters], x: Tensor, edge
                 other = _within(parts[layer.joined], boxes[layer.joined], target)
                 part, box = torch.cat([_within(part, box, target), other], 1), target
             y = _convolve(sequence, layer, parameters[number], part, box, target)
-            parts.append(_finish(layer, y, added))
+            parts.append(finished(layer, y, added))
         out[_slices(brick)] = parts[-1]
     return out
 
@@ -109,7 +110,7 @@ def run_memoized(sequence: Sequence, parameters: list[Parameters], x: Tensor, ed
             part = torch.cat([part, _gather(sources[layer.joined], task.box)], 1)
         added = None if layer.residual is None else _gather(sources[layer.residual], task.box)
         y = _convolve(sequence, layer, parameters[task.tensor - 1], part, box, task.box)
-        y = _finish(layer, y, added)
+        y = finished(layer, y, added)
         if task.tensor == len(sequence.layers):
             out[_slices(task.box)] = y
         else:
@@ -160,8 +161,13 @@ def channel_norm(x: Tensor, affine: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), affine.shape[1:], affine[0], affine[1], eps).movedim(-1, 1)
 
 
-def _finish(layer: Conv, y: Tensor, added: Tensor | None) -> Tensor:
-    return ACTIVATIONS[layer.activation](y if added is None else y + added)
+def finished(layer: Conv, y: Tensor, *added: Tensor | None) -> Tensor:
+    """A layer's convolution with its activation and what is added, before or behind that."""
+    activate = ACTIVATIONS[layer.activation]
+    y = activate(y) if layer.adds_behind else y
+    for one in added:
+        y = y if one is None else y + one
+    return y if layer.adds_behind else activate(y)
 
 
 def _slices(box: Box) -> tuple[slice, ...]:
@@ -187,4 +193,4 @@ def _gather(bricks: list[tuple[Box, Tensor]], box: Box) -> Tensor:
     return out
 
 
-__all__ = ["ACTIVATIONS", "Parameters", "channel_norm", "run_memoized", "run_padded", "run_plain"]
+__all__ = ["ACTIVATIONS", "Parameters", "channel_norm", "finished", "run_memoized", "run_padded", "run_plain"]

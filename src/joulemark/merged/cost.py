@@ -253,7 +253,7 @@ def _memoized(
     bricks = [prod(-(-n // e) for n, e in zip(one, edge, strict=True)) for one in sizes]
     flags = 0
     for number, layer in enumerate(sequence.layers):
-        alone = Sequence((replace(layer, residual=None, joined=None),))
+        alone = Sequence((replace(layer, residual=None, joined=None, adds_behind=False),))
         read = positions_needed(alone, sizes[number], edge)[0]
         channels = sequence.channels(number)
         l2 += batch * read * channels * itemsize + sum(counts[other] for other in layer.also_reads)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joulemark.merged.normalize import statistics
-from joulemark.merged.pointwise import NUMBERS, activate, units_of
+from joulemark.merged.pointwise import NUMBERS, adding, finished, units_of
 from joulemark.merged.sequence import Conv
 
 _STEP = 64
@@ -61,9 +61,8 @@ def _gathered(
         shift = tl.load(bias + 2 * outputs + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
         total = (total - mean) * inverse * scale + shift
     position = pixel.to(tl.int64)[:, None] * outputs + column[None, :]
-    if added:
-        total += tl.load(residual + position, mask=there & real, other=0.0).to(tl.float32)
-    tl.store(out + position, activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+    total = finished(total, residual + position, there & real, added, activation)
+    tl.store(out + position, total.to(out.dtype.element_ty), mask=there & real)
 
 
 def gathers(layer: Conv) -> bool:
@@ -112,7 +111,7 @@ def gathered(
     _gathered[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, out,
         pixels, height, width, out_height, out_width, units, unit, inputs, *shape,
-        bias is not None, residual is not None, NUMBERS[layer.activation],
+        bias is not None, adding(layer, residual), NUMBERS[layer.activation],
         layer.norm is not None, layer.norm or 0.0, rows, columns, depth, "tf32",
     )  # fmt: skip
     return out

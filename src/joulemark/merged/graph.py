@@ -52,7 +52,7 @@ class Segment:
         size: spatial, of its input.
         source: the node whose value it takes.
         nodes: that it replaces, the last one gives its output.
-        adds: the node from outside whose value is added before the last activation; None without.
+        adds: the node from outside whose value is added in the last layer; None without.
         gate: the node whose value, one number for each image and channel, ``source`` is multiplied by; None without.
             The product is among ``nodes`` where nothing else reads it.
     """
@@ -82,6 +82,7 @@ class Unit:
         activation: after it.
         nodes: of all of this, the last one gives its output.
         norm: over its channels, before what is added; None without.
+        adds_behind: what is added is added behind the activation.
     """
 
     convolution: fx.Node
@@ -89,6 +90,7 @@ class Unit:
     activation: Activation
     nodes: tuple[fx.Node, ...]
     norm: ChannelNorm | None = None
+    adds_behind: bool = False
 
     @property
     def output(self) -> fx.Node:
@@ -251,7 +253,7 @@ def _with_projections(chains: list[list[Unit]]) -> list[list[Unit]]:
     kept = []
     for chain in chains:
         around = beginnings.get(chain[0].convolution.args[0]) if len(chain) == 1 else None
-        if around is not None and _is_projection(chain[0]) and around[_AROUND].added is chain[0].output:
+        if around is not None and _is_projection(chain[0]) and _adds_before(around[_AROUND], chain[0].output):
             around.insert(0, chain[0])
         else:
             kept.append(chain)
@@ -260,6 +262,11 @@ def _with_projections(chains: list[list[Unit]]) -> list[list[Unit]]:
 
 _AROUND = 2
 """Number of the convolution to whose output a projection is added."""
+
+
+def _adds_before(unit: Unit, node: fx.Node) -> bool:
+    """Whether it adds what a node gives, before its activation."""
+    return unit.added is node and not unit.adds_behind
 
 
 def _is_projection(unit: Unit) -> bool:
@@ -371,16 +378,29 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
         norm = cast(ChannelNorm, module_of(follower))
         nodes.append(follower)
         follower = only_user(follower)
-    if follower is not None and follower.target in _ADDITIONS and len(follower.args) == 2 and not follower.kwargs:
-        others = [one for one in follower.args if one is not nodes[-1]]
-        if len(others) == 1 and _may_be_added(others[0], convolution, tensors):
-            added = cast(fx.Node, others[0])
-            nodes.append(follower)
-            follower = only_user(follower)
+    added = _added_to(nodes[-1], follower, convolution, tensors)
+    if added is not None:
+        nodes.append(cast(fx.Node, follower))
+        follower = only_user(nodes[-1])
     activation = activation_of(follower)
-    if activation is not None and follower is not None:
-        nodes.append(follower)
-    return Unit(convolution, added, activation or "none", tuple(nodes), norm)
+    if activation is None:
+        return Unit(convolution, added, "none", tuple(nodes), norm)
+    nodes.append(cast(fx.Node, follower))
+    if added is None and (behind := only_user(nodes[-1])) is not None and behind not in (taken or ()):
+        added = _added_to(nodes[-1], behind, convolution, tensors)
+        if added is not None:
+            return Unit(convolution, added, activation, (*nodes, behind), norm, adds_behind=True)
+    return Unit(convolution, added, activation, tuple(nodes), norm)
+
+
+def _added_to(
+    node: fx.Node, follower: fx.Node | None, convolution: fx.Node, tensors: list[fx.Node] | None
+) -> fx.Node | None:
+    """What a follower adds to a node's value; None where it is no addition, or of what may not be added."""
+    if follower is None or follower.target not in _ADDITIONS or len(follower.args) != 2 or follower.kwargs:
+        return None
+    others = [one for one in follower.args if one is not node]
+    return cast(fx.Node, others[0]) if len(others) == 1 and _may_be_added(others[0], convolution, tensors) else None
 
 
 def _may_be_added(other: object, convolution: fx.Node, tensors: list[fx.Node] | None) -> bool:
@@ -421,6 +441,7 @@ def _segment(units: list[Unit]) -> Segment:
                 unit.activation,
                 residual,
                 norm=None if unit.norm is None else unit.norm.eps,
+                adds_behind=unit.adds_behind,
             )
         )
         bias = None if module.bias is None else module.bias.detach()

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joulemark.merged.pointwise import NUMBERS, activate
-from joulemark.merged.sequence import Activation
+from joulemark.merged.pointwise import NUMBERS, adding, finished
+from joulemark.merged.sequence import Conv
 
 MOST_CHANNELS = 3072
 """Whose numbers stay in registers."""
@@ -55,7 +55,7 @@ def _normalize(
     channels: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr, eps: tl.constexpr,
     rows: tl.constexpr, parts: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """``rows`` positions of ``activation(norm(x + bias) + residual)``."""
+    """``rows`` positions of ``norm(x + bias)`` and what follows."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
     channel = tl.zeros((rows, lanes), tl.int32) + tl.arange(0, lanes)[None, :]
     values = ()
@@ -74,9 +74,8 @@ def _normalize(
         shift = tl.load(affine + channels + channel + part * lanes, mask=real, other=0.0).to(tl.float32)
         value = (values[part] - mean) * inverse * scale + shift
         place = row * channels + channel + part * lanes
-        if added:
-            value += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
-        tl.store(out + place, activate(value, activation).to(out.dtype.element_ty), mask=there)
+        value = finished(value, residual + place, there, added, activation)
+        tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
 
 
 def normalized(
@@ -84,27 +83,31 @@ def normalized(
     bias: Tensor | None,
     affine: Tensor,
     eps: float,
-    residual: Tensor | None,
-    activation: Activation,
     out: Tensor,
+    layer: Conv | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """``activation(norm(x + bias) + residual)`` by one kernel.
+    """``norm(x + bias)`` by one kernel, with what follows it in a layer.
 
     Args:
         x: [batch, channels, *size], channels-last, of :data:`MOST_CHANNELS` at most.
         bias: [channels].
         affine: [2, channels], scale and shift behind the norm.
-        residual: like x.
+        eps: what is added to the variance.
         out: where to, like x; x itself perhaps.
+        layer: whose activation follows, and which adds; None for the norm alone.
+        residual: like x.
     """
     channels = x.shape[1]
+    added = "nothing" if layer is None else adding(layer, residual)
+    activation = NUMBERS["none" if layer is None else layer.activation]
     parts, lanes = parts_of(channels)
     positions = x.numel() // channels
     most = 1 << max(_NUMBERS // (parts * lanes), 1).bit_length() - 1
     rows = min(most, triton.next_power_of_2(positions))
     _normalize[(triton.cdiv(positions, rows),)](
         x, x if bias is None else bias, affine, x if residual is None else residual, out, positions,
-        channels, bias is not None, residual is not None, NUMBERS[activation], eps, rows, parts, lanes,
+        channels, bias is not None, added, activation, eps, rows, parts, lanes,
         num_warps=max(1, min(8, rows * lanes // (32 * _OF_A_THREAD))),
     )  # fmt: skip
     return out

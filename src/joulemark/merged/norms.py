@@ -47,7 +47,7 @@ class ChannelNorm(nn.Module):
             return channel_norm(x, self.affine, self.eps)
         x = x.contiguous(memory_format=layout(x.dim() - 2))
         with torch.cuda.device(x.device):
-            return normalized(x, None, self.affine, self.eps, None, "none", torch.empty_like(x))
+            return normalized(x, None, self.affine, self.eps, torch.empty_like(x))
 
     def prove(self, run: Callable[[Tensor], Tensor] | None = None) -> str | None:
         """Try the kernel on a small tensor; where it fails or is wrong, torch's operator stands in from then on.

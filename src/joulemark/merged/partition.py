@@ -134,6 +134,7 @@ def _along(layer: Conv, d: int) -> Conv:
         dilation=(layer.dilation[d],),
         residual=layer.residual if layer.joined is None else layer.joined,  # channels do not matter here, places do
         joined=None,
+        adds_behind=False,
     )
 
 

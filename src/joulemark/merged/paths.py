@@ -3,7 +3,8 @@
 A path is a string. Those of a library execute one layer:
 
 - ``library``: convolution with bias, norm, addition and activation as torch has them;
-- ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it;
+- ``fused``: ``torch.cudnn_convolution_relu`` / ``_add_relu``, one kernel of cuDNN for all of it, which adds before the
+  ReLU;
 - ``product``: a pointwise convolution as a matrix product whose epilogue adds the bias;
 - ``epilogue``: the convolution alone, then bias, norm, addition and activation in one kernel of our own;
 - ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
@@ -37,11 +38,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joulemark.merged.bricks import ACTIVATIONS, CONVOLUTIONS, Parameters, channel_norm
+from joulemark.merged.bricks import CONVOLUTIONS, Parameters, channel_norm, finished
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
+from joulemark.merged.writers import its_device
 
 LIBRARY = ("library", "fused", "product", "epilogue", "taps", "slide", "tiles", "gather", "rows")
 OWN = ("epilogue", "taps", "slide", "tiles", "gather", "rows")
@@ -158,13 +160,18 @@ def library_paths(
 
         sized += [f"rows {rows}x{columns}" for rows, columns in tiles_of(layer) if has_rows(layer)]
     possible = {
-        "fused": layer.activation == "relu" and not normed,
+        "fused": fuses(layer),
         **dict.fromkeys(sized, True),
         "epilogue": own and _has_epilogue(layer, residual),
         "product": pointwise and not residual and layer.activation in ("none", "relu"),
         "library": True,
     }
     return tuple(path for path, there in possible.items() if there)
+
+
+def fuses(layer: Conv) -> bool:
+    """Whether cuDNN's fused kernels do all of a layer."""
+    return layer.activation == "relu" and layer.norm is None and not layer.adds_behind
 
 
 def _has_epilogue(layer: Conv, residual: bool) -> bool:
@@ -185,7 +192,7 @@ class Recipe:
     Args:
         sequence: the layers.
         path: see the module.
-        adds: whether another tensor is added before the last activation.
+        adds: whether another tensor is added in the last layer.
         kernel: that the path names; None for a library's.
     """
 
@@ -208,15 +215,24 @@ class Recipe:
         _recipes.setdefault(number, self)
         return number
 
-    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The segment's output, launch by launch; weights as :meth:`Executed` holds them."""
+    def run(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The segment's output, launch by launch; weights as :meth:`Executed` holds them, ``out`` as it takes that."""
         x = x.contiguous(memory_format=self.format)
         if added is not None:
             added = added.contiguous(memory_format=self.format)
         layer = self.sequence.layers[0]
         kind = kind_of_path(self.path)
         if kind == "tiles":
-            return self._tiles(layer, x, added if layer.residual is None else x, gate, weight, bias)
+            out = self.like(x) if out is None or out.shape != self.shape_of(x) else out
+            return self._tiles(layer, x, added if layer.residual is None else x, gate, weight, bias, out)
         if gate is not None:
             x = x * gate
         if self.kernel is not None:
@@ -236,12 +252,13 @@ class Recipe:
 
     def like(self, x: Tensor) -> Tensor:
         """An uninitialized output for x."""
-        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
-        channels = self.sequence.channels(len(self.sequence.layers))
-        out: Tensor = torch.empty(
-            (x.shape[0], channels, *size), dtype=x.dtype, device=x.device, memory_format=self.format
-        )
+        out: Tensor = torch.empty(self.shape_of(x), dtype=x.dtype, device=x.device, memory_format=self.format)
         return out
+
+    def shape_of(self, x: Tensor) -> Shape:
+        """Of the output for x."""
+        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
+        return (x.shape[0], self.sequence.channels(len(self.sequence.layers)), *size)
 
     def in_operators(
         self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
@@ -256,8 +273,7 @@ class Recipe:
             assert bias is not None
             y = convolve(x, weight, bias[0], layer.stride, layer.padding, layer.dilation, layer.groups)
             y = channel_norm(y, bias[1:], layer.norm)
-        residual = added if layer.residual is None else x
-        return ACTIVATIONS[layer.activation](y if residual is None else y + residual)
+        return finished(layer, y, added if layer.residual is None else x)
 
     @property
     def _sizes(self) -> tuple[int, int]:
@@ -266,14 +282,21 @@ class Recipe:
         return int(first), int(second)
 
     def _tiles(
-        self, layer: Conv, x: Tensor, residual: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
+        self,
+        layer: Conv,
+        x: Tensor,
+        residual: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
     ) -> Tensor:
         from joulemark.merged import pointwise
 
         tile = self._sizes
-        with torch.cuda.device(x.device):
+        with its_device(x):
             gate = None if gate is None else gate.contiguous()
-            return pointwise.product(x, weight, bias, residual, gate, self.like(x), layer.activation, tile)
+            return pointwise.product(layer, x, weight, bias, residual, gate, out, tile)
 
     def _sized(self, layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         from joulemark.merged import gather, pointwise, sliding
@@ -299,9 +322,9 @@ class Recipe:
             # The kernel goes through memory in order, so the layout must be the one it counts on.
             y = y.contiguous(memory_format=self.format)
             if layer.norm is None:
-                return pointwise.epilogue(y, bias, residual, layer.activation)
+                return pointwise.epilogue(layer, y, bias, residual)
             assert bias is not None
-            return normalize.normalized(y, bias[0], bias[1:], layer.norm, residual, layer.activation, y)
+            return normalize.normalized(y, bias[0], bias[1:], layer.norm, y, layer, residual)
 
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
         x, added = aligned(x), None if added is None else aligned(added)
@@ -330,7 +353,7 @@ class Executed(nn.Module):
         sequence: the layers.
         parameters: of them.
         path: see the module.
-        adds: whether another tensor is added before the last activation.
+        adds: whether another tensor is added in the last layer.
         kernel: that the path names; None for a library's.
     """
 
@@ -360,18 +383,34 @@ class Executed(nn.Module):
         self.register_buffer("weight", weight, persistent=kernel is None)
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor, added: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-        """The segment's output."""
+    @property
+    def writes(self) -> bool:
+        """Whether it can write into some channels of another tensor."""
+        return kind_of_path(self.path) == "tiles" and self.sequence.dimensions > 1
+
+    def shape_of(self, x: Tensor) -> Shape:
+        """Of the output for x."""
+        return self.recipe.shape_of(x)
+
+    def forward(
+        self, x: Tensor, added: Tensor | None = None, gate: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """The segment's output.
+
+        Args:
+            x, added, gate: see the class.
+            out: where to, some channels of a channels-last tensor, where it :attr:`writes` and that has its shape.
+        """
         if torch.compiler.is_compiling():
             if self.visible:
                 return self.recipe.in_operators(x, added, gate, self.weight, self.bias)
-            out: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)
-            return out
-        return self.run(x, added, gate)
+            made: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)
+            return made
+        return self.run(x, added, gate, out)
 
-    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, added: Tensor | None, gate: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The segment's output, launch by launch."""
-        return self.recipe.run(x, added, gate, self.weight, self.bias)
+        return self.recipe.run(x, added, gate, self.weight, self.bias, out)
 
 
 def _bias_of(given: Parameters) -> Tensor | None:

@@ -2,8 +2,8 @@
 
 An epilogue; a depthwise convolution; a pointwise convolution, of a gated input too; squeeze-and-excitation. All read
 and write channels-last tensors once and keep sums in fp32. They import Triton, which comes with torch for CUDA: this
-module and those beside it that hold kernels in Triton (:mod:`joulemark.merged.gather`, ``normalize``, ``sliding``,
-``stem``, ``windows``) are imported only where it is there, by what runs them.
+module and those beside it that hold kernels in Triton (:mod:`joulemark.merged.copies`, ``gather``, ``normalize``,
+``sliding``, ``spread``, ``stem``, ``windows``) are imported only where it is there, by what runs them.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type"
@@ -60,26 +60,44 @@ def activate(y, activation: tl.constexpr):
 
 
 @triton.jit
+def finished(y, residual, there, added: tl.constexpr, activation: tl.constexpr):
+    """The activation of numbers, and what is added to them where ``residual`` points, as :func:`adding` says."""
+    if added == "before":
+        y += tl.load(residual, mask=there, other=0.0).to(tl.float32)
+    y = activate(y, activation)
+    if added == "behind":
+        y += tl.load(residual, mask=there, other=0.0).to(tl.float32)
+    return y
+
+
+def adding(layer: Conv, residual: Tensor | None) -> str:
+    """Where a layer's kernel adds a tensor: ``before`` its activation or ``behind`` it; ``nothing`` without one."""
+    if residual is None:
+        return "nothing"
+    return "behind" if layer.adds_behind else "before"
+
+
+@triton.jit
 def _epilogue(
     y, bias, residual, count, units,
     unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """In place ``activation(y + bias + residual)`` over ``count`` elements, channels innermost."""
+    """In place what follows a convolution, over ``count`` elements, channels innermost."""
     channels = units * unit
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     there = at < count
     value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
     if biased:
         value += tl.load(bias + at % channels, mask=there, other=0.0).to(tl.float32)
-    if added:
-        value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(y + at, activate(value, activation).to(y.dtype.element_ty), mask=there)
+    value = finished(value, residual + at, there, added, activation)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
 
-def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation: Activation) -> Tensor:
-    """``activation(y + bias + residual)`` in place.
+def epilogue(layer: Conv, y: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    """Bias, residual and activation of a layer in place.
 
     Args:
+        layer: whose convolution gave y; without a norm.
         y: [batch, channels, *size], channels-last.
         bias: [channels].
         residual: like y.
@@ -88,7 +106,7 @@ def epilogue(y: Tensor, bias: Tensor | None, residual: Tensor | None, activation
     grid = (triton.cdiv(count, _ELEMENTS),)
     _epilogue[grid](
         y, y if bias is None else bias, y if residual is None else residual, count, *units_of(y.shape[1]),
-        bias is not None, residual is not None, NUMBERS[activation], _ELEMENTS,
+        bias is not None, adding(layer, residual), NUMBERS[layer.activation], _ELEMENTS,
     )  # fmt: skip
     return y
 
@@ -103,16 +121,15 @@ def _tapped(
 
 
 @triton.jit
-def _finished(
+def _stored(
     total, place, there, bias, residual, out, channel, real,
     biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr,
 ):  # fmt: skip
-    """Stores ``activation(total + bias + residual)``."""
+    """Stores a sum with its bias and all that follows."""
     if biased:
         total += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-    if added:
-        total += tl.load(residual + place, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + place, activate(total, activation).to(out.dtype.element_ty), mask=there)
+    total = finished(total, residual + place, there, added, activation)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=("units", "height", "width", "out_height", "out_width"))
@@ -149,11 +166,11 @@ def _depthwise(
                 second = _tapped(second, value, weight, channel, real, channels, down - stride_y, dx, rows, columns)
     place = ((image * out_height + row) * out_width + column)[:, None] * channels + channel[None, :]
     there = (column < out_width)[:, None] & real[None, :]
-    _finished(first, place, there, bias, residual, out, channel, real, biased, added, activation)
+    _stored(first, place, there, bias, residual, out, channel, real, biased, added, activation)
     if lines == 2:
         place += out_width * channels
         there = there & (row + 1 < out_height)
-        _finished(second, place, there, bias, residual, out, channel, real, biased, added, activation)
+        _stored(second, place, there, bias, residual, out, channel, real, biased, added, activation)
 
 
 def depthwise(
@@ -187,7 +204,7 @@ def depthwise(
     _depthwise[grid](
         x, taps, x if bias is None else bias, x if residual is None else residual, out,
         units, height, width, out_height, out_width, unit, *shape,
-        bias is not None, residual is not None, NUMBERS[layer.activation], lines, pixels, lanes,
+        bias is not None, adding(layer, residual), NUMBERS[layer.activation], lines, pixels, lanes,
     )  # fmt: skip
     return out
 
@@ -217,7 +234,7 @@ def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int)
         path: see :mod:`joulemark.merged.paths`, one of our own.
         itemsize: bytes of an element.
     """
-    activation = (layer.activation, adds or layer.residual is not None, gated, layer.norm)
+    activation = (layer.activation, adds or layer.residual is not None, layer.adds_behind, gated, layer.norm)
     unit = layer.out_channels if layer.norm is not None else units_of(layer.out_channels)[1]
     if path.startswith("tiles"):
         return (path, activation, units_of(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
@@ -235,13 +252,17 @@ def units_of(channels: int) -> tuple[int, int]:
     return (channels // _OCTET, _OCTET) if channels % _OCTET == 0 else (channels, 1)
 
 
-@triton.jit(do_not_specialize=("pixels", "input_units", "output_units"))
+@triton.jit(do_not_specialize=("pixels", "input_units", "output_units", "row_units"))
 def _product(
-    x, weight, bias, residual, gate, out, pixels, input_units, output_units,
-    input_unit: tl.constexpr, output_unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
+    x, weight, bias, residual, gate, out, pixels, input_units, output_units, row_units,
+    input_unit: tl.constexpr, output_unit: tl.constexpr, row_unit: tl.constexpr,
+    biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
     activation: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """``rows`` pixels of an image and ``columns`` channels of a pointwise convolution; weights [outputs, inputs]."""
+    """``rows`` pixels of an image and ``columns`` channels of a pointwise convolution; weights [outputs, inputs].
+
+    A pixel of the output lies ``row_units * row_unit`` numbers behind the one before it.
+    """
     inputs, outputs = input_units * input_unit, output_units * output_unit
     across, strips = tl.cdiv(outputs, columns), tl.cdiv(pixels, rows)
     strip = tl.program_id(0) // across
@@ -263,10 +284,9 @@ def _product(
         total = tl.dot(left, right, total, input_precision=precision)
     if biased:
         total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
-    place = at * outputs + column[None, :]
-    if added:
-        total += tl.load(residual + place, mask=there & real, other=0.0).to(tl.float32)
-    tl.store(out + place, activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+    total = finished(total, residual + at * outputs + column[None, :], there & real, added, activation)
+    place = at * (row_units * row_unit) + column[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there & real)
 
 
 def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:
@@ -287,25 +307,25 @@ def _depth(inputs: int, itemsize: int) -> int:
 
 
 def product(
+    layer: Conv,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     gate: Tensor | None,
     out: Tensor,
-    activation: Activation,
     tile: tuple[int, int],
 ) -> Tensor:
-    """``activation(weight · (gate * x) + bias + residual)`` at every position.
+    """``weight · (gate * x) + bias`` at every position, with what follows it.
 
     Args:
+        layer: a pointwise one.
         x: [batch, inputs, *size], channels-last.
         weight: [outputs, inputs, 1, …].
         bias: [outputs].
         residual: like out.
         gate: [batch, inputs, 1, …], contiguous; None for ones.
-        out: where to, channels-last.
-        activation: of the result.
+        out: where to, channels-last, or some channels of such a tensor.
         tile: rows and columns that a program computes.
     """
     outputs, inputs = weight.shape[:2]
@@ -314,11 +334,13 @@ def product(
     rows, columns = tile
     grid = (images * triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)
     (input_units, input_unit), (output_units, output_unit) = units_of(inputs), units_of(outputs)
+    row_units, row_unit = units_of(out.stride(-1))
     depth = _depth(inputs, x.dtype.itemsize)
     _product[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
-        pixels, input_units, output_units, input_unit, output_unit,
-        bias is not None, residual is not None, gate is not None, NUMBERS[activation], rows, columns, depth, "tf32",
+        pixels, input_units, output_units, row_units, input_unit, output_unit, row_unit,
+        bias is not None, adding(layer, residual), gate is not None, NUMBERS[layer.activation],
+        rows, columns, depth, "tf32",
         num_warps=8 if rows * columns >= 128 * 128 else 4,
     )  # fmt: skip
     return out

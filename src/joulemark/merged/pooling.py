@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from joulemark.merged import writers
 from joulemark.merged.graph import module_of
 from joulemark.merged.sequence import Shape
 
@@ -39,14 +40,43 @@ class Pooling(nn.Module):
         self.largest, self.kernel, self.stride, self.padding, self.counted = largest, kernel, stride, padding, counted
         self.own = importlib.util.find_spec("triton") is not None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, *size] → the same of fewer positions."""
-        if torch.compiler.is_compiling() or not (self.own and x.is_cuda) or x.dtype == torch.float64:
+    def forward(self, x: Tensor, out: Tensor | None = None, beside: Tensor | None = None) -> Tensor:
+        """[batch, channels, *size] → the same of fewer positions.
+
+        Args:
+            x: channels-last.
+            out: where to, some channels of a channels-last tensor; what this returns is elsewhere where no kernel runs,
+                or its size is another one.
+            beside: where x is copied to too, as ``out``, where :meth:`keeps`.
+        """
+        if not self.runs(x):
             return self.in_operators(x)
         from joulemark.merged.windows import pooled
 
-        with torch.cuda.device(x.device):
-            return pooled(x, self.largest, self.kernel, self.stride, self.padding, self.counted)
+        out = out if out is not None and out.shape == self.shape_of(x) else None
+        with writers.its_device(x):
+            return pooled(x, self.largest, self.kernel, self.stride, self.padding, self.counted, out, beside)
+
+    def runs(self, x: Tensor) -> bool:
+        """Whether the kernel does it."""
+        able = self.own and writers.on_gpu(x) and x.dtype != torch.float64
+        return able and not torch.compiler.is_compiling()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its kernel can copy its input: all that a window's stride holds is in the window."""
+        sizes = zip(self.kernel, self.stride, self.padding, strict=True)
+        return self.own and all(k >= s + p for k, s, p in sizes)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can write into some channels of another tensor."""
+        return self.own
+
+    def shape_of(self, x: Tensor) -> Shape:
+        """Of the output for x."""
+        windows = zip(x.shape[2:], self.kernel, self.stride, self.padding, strict=True)
+        return (*x.shape[:2], *((n + 2 * p - k) // s + 1 for n, k, s, p in windows))
 
     def prove(self, like: Tensor) -> str | None:
         """Try the kernel on a small tensor; where it fails or is wrong, torch's operator stands in from then on.
@@ -71,6 +101,24 @@ class Pooling(nn.Module):
         more = {} if self.largest else {"count_include_pad": self.counted}
         out: Tensor = operator(x, self.kernel, self.stride, self.padding, **more)
         return out
+
+
+class Keeping(nn.Module):
+    """A pooling that leaves a copy of its input too, which it reads anyway.
+
+    Args:
+        pooling: that can.
+    """
+
+    def __init__(self, pooling: Pooling) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, x: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """What the pooling gives, and x: at its place where a kernel runs and it fits."""
+        if place.shape != x.shape or place.dtype != x.dtype or not self.pooling.runs(x):
+            return self.pooling(x), x
+        return self.pooling(x, beside=place), place
 
 
 def pooling_of(node: fx.Node) -> Pooling | None:

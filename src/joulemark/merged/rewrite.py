@@ -12,7 +12,7 @@ from joulemark.merged.branches import SECONDS
 from joulemark.merged.families import offers
 from joulemark.merged.graph import Segment, find_chains, range_segment
 from joulemark.merged.kernels import Kernel, KernelError
-from joulemark.merged.paths import LIBRARY, Executed, kind_of_path
+from joulemark.merged.paths import LIBRARY, Executed, fuses, kind_of_path
 from joulemark.merged.setting import Setting, problem_of
 from joulemark.merged.trials import Choice, unit_names
 
@@ -23,7 +23,7 @@ def fused_by_cudnn(graph: fx.GraphModule) -> list[Choice]:
     for unit in (unit for chain in find_chains(graph)[0] for unit in chain):
         segment = range_segment([unit])
         assert segment is not None
-        path = "fused" if unit.activation == "relu" and unit.norm is None else "library"
+        path = "fused" if fuses(segment.sequence.layers[0]) else "library"
         choices.append(Choice(unit_names([unit]), segment.name, path, "unmerged", None, None, None, None, "asked for"))
     return choices
 

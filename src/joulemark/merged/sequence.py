@@ -17,6 +17,8 @@ LEAKY_SLOPE = 0.1
 class Conv:
     """One convolution of d spatial dimensions with what follows it: ``activation(norm(conv(x) + bias) + residual)``.
 
+    With ``adds_behind`` it is ``activation(norm(conv(x) + bias)) + residual``.
+
     Args:
         in_channels: of its input.
         out_channels: of its output.
@@ -25,12 +27,17 @@ class Conv:
         padding: zeros on each side, per dimension.
         dilation: distance of the taps, per dimension.
         groups: blocks of channels; ``in_channels`` of them make it depthwise.
-        activation: after bias and residual.
+        activation: after bias and norm, and after what is added where that is not behind it.
         residual: number of the tensor that is added (0: the sequence's input, i: output of layer i − 1); None adds
             nothing.
         joined: number of the tensor whose channels stand behind those of the layer before in its input; None joins
             nothing. For pointwise layers: ``W · [y, x]`` is the sum of two convolutions, of y and of x.
         norm: what is added to the variance in the layer norm over channels at each position; None without a norm.
+        adds_behind: whether what is added, ``residual`` or a tensor from outside of the sequence, is added behind the
+            activation and not before it. Where there is no activation both are one, and this is False.
+
+    Raises:
+        ValueError: it adds behind an activation that it has not.
     """
 
     in_channels: int
@@ -44,6 +51,11 @@ class Conv:
     residual: int | None = None
     joined: int | None = None
     norm: float | None = None
+    adds_behind: bool = False
+
+    def __post_init__(self) -> None:
+        if self.adds_behind and self.activation == "none":
+            raise ValueError("a layer without an activation adds behind nothing: leave adds_behind False")
 
     @property
     def also_reads(self) -> tuple[int, ...]:
@@ -106,6 +118,8 @@ class Sequence:
         for number, layer in enumerate(self.layers):
             if layer.residual is not None and not 0 <= layer.residual <= number:
                 raise ValueError(f"layer {number} adds tensor {layer.residual}, which is not there yet")
+            if layer.adds_behind and layer.residual is None and number + 1 < len(self.layers):
+                raise ValueError(f"layer {number} adds nothing behind its activation: leave adds_behind False")
 
     @property
     def dimensions(self) -> int:

@@ -23,7 +23,7 @@ import pytest
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import JoulemarkError, Unsupported
 from joulemark.measure.pace import Alone, InStep, Pace
-from joulemark.measure.plan import ALONE
+from joulemark.measure.plan import ALONE, plan_alone
 from joulemark.measure.replies import unmeasured
 from joulemark.measure.turn import TURN_VARIABLE, turn_at
 from joulemark.measure.worker import (
@@ -89,7 +89,7 @@ class Measuring:
         instruments = self.instruments(target, collect)
         instruments.memory.reset()
         _reset_compiler()
-        trace = request.get("trace")
+        trace, document = request.get("trace"), request.get("document")
         bench = Bench(
             case or case_of_function(item, target),
             instruments,
@@ -97,8 +97,9 @@ class Measuring:
             self.options.quick,
             request.get("budget_s"),
             request.get("process", 0),
-            ALONE.get(self.options.alone or ""),
+            plan_alone(self.options.alone, self.options.quick),
             None if trace is None else Path(trace),
+            None if document is None else Path(document),
             self._pace(case, instruments.device),
             self.turn,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from joulemark.collect.memory import MemoryPeak
 from joulemark.collect.power import PowerSampler
@@ -25,6 +25,9 @@ from joulemark.plugin.sweep import Target
 from joulemark.records import Case, Finding, Measurement, Record, Row
 from joulemark.workloads.base import Step
 
+if TYPE_CHECKING:
+    from joulemark.measure.attribution_pass import Attributing
+
 T = TypeVar("T")
 
 
@@ -39,6 +42,7 @@ class Instruments:
         static_power_w: of the idle board with clocks up, in W.
         facts: of the framework in this process, for the environment.
         counting: hardware counters; only in the process of the counters pass.
+        attributing: counters and profiler at once; only in the process of the attribution pass.
         clock: reads the SM clock of the device.
     """
 
@@ -52,6 +56,7 @@ class Instruments:
     no_clock: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     counting: Counting | None = None
+    attributing: Attributing | None = None
     clock: Clock = unknown_clock
 
 
@@ -67,7 +72,8 @@ class Bench:
         budget_s: wall time for this case, None for the plan's own.
         process: number of this process among ``--bench-processes``.
         alone: the plan of this process where it is for one instrument alone; None for the case's own plan.
-        keep_trace: where the profiler's trace stays; None throws it away.
+        keep_trace: where the profiler's trace stays, or the recording of attribution; None throws it away.
+        document: where the document of attribution goes; None for none.
         pace: who decides how many steps a pass takes; several ranks go by rank 0.
         turn: the turn at the device, which the passes keep from the warm-up on; None where no process shares it.
     """
@@ -80,6 +86,7 @@ class Bench:
     process: int = 0
     alone: Plan | None = None
     keep_trace: Path | None = None
+    document: Path | None = None
     pace: Pace = field(default_factory=Alone)
     turn: Path | None = None
     measurements: list[Measurement] = field(default_factory=list)
@@ -250,6 +257,9 @@ class Bench:
             instruments.no_power,
             keep_trace=self.keep_trace,
             counting=instruments.counting,
+            attributing=instruments.attributing,
+            document=self.document,
+            label=self.case.label,
             dtype=self.case.dtype,
             pace=self.pace,
             clock=instruments.clock,
@@ -274,6 +284,8 @@ class Bench:
             reasons["profiler"] = "the profiler needs a process of its own (leave out --bench-inprocess)"
         if "counters" in self.collect:
             reasons["counters"] = "the counters need a process of their own (leave out --bench-inprocess)"
+        if "attribution" in self.collect:
+            reasons["attribution"] = "attribution needs a process of its own (leave out --bench-inprocess)"
         missing = missing_metrics(plan, reasons)
         latency_names = {"throughput_per_s"} if not plan.find("steady") else set()
         return {name: why for name, why in missing.items() if name not in latency_names}

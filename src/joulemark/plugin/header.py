@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
     from joulemark.plugin.session import BenchSession
     from joulemark.plugin.sweep import Target
+    from joulemark.report.evidence import Document
 
 
 def header_lines(session: BenchSession) -> list[str]:
@@ -92,6 +93,8 @@ def _instrument_lines(session: BenchSession) -> list[str]:
         lines.append("power: off (--bench-collect)")
     if "counters" in session.options.collect:
         lines.append(f"counters: {_counters(session)}")
+    if "attribution" in session.options.collect:
+        lines.append(f"attribution: {_attribution(session)}")
     return lines
 
 
@@ -101,6 +104,14 @@ def _counters(session: BenchSession) -> str:
         return "off: a CPU has no GPU counters"
     library = f" with {session.options.cupti}" if session.options.cupti else ""
     return f"PM sampling{library}, else NVML's GPM, in a process of their own"
+
+
+def _attribution(session: BenchSession) -> str:
+    """What will be tried, in a process of its own for each case."""
+    if not session.targets[0].on_gpu:
+        return "off: a CPU has no GPU counters"
+    library = f" with {session.options.cupti}" if session.options.cupti else ""
+    return f"PM sampling{library} and the profiler at once, in a process of its own for each case"
 
 
 def targets_of(session: BenchSession) -> list[Target]:
@@ -142,6 +153,8 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
     Returns:
         Whether all reports that were asked for could be written.
     """
+    from joulemark.attribution.stored import folder_beside
+    from joulemark.report.documents import in_folder
     from joulemark.report.output import render, render_comparison
 
     journal = session.journal
@@ -156,12 +169,17 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
     if not run.records:
         return True
     reporter.section("joulemark")
-    reporter.write_line(render([run], "terminal"))
+    documents, unusable = in_folder(folder_beside(journal.path))
+    reporter.write_line(render([run], "terminal", documents=documents))
     comparison = session.comparison()
     if comparison is not None:
         reporter.write_line(render_comparison(comparison, "terminal"))
-    written = _write_reports(run, session.options.reports, reporter)
+    written = _write_reports(run, documents, session.options.reports, reporter)
     reporter.write_line(f"records: {journal.path}")
+    for line in unusable:
+        reporter.write_line(f"joulemark: left out: {line}", yellow=True)
+    if documents:
+        reporter.write_line(f"which kernels do the work: joulemark attribution {shlex.quote(str(journal.path))}")
     if journal.completed and not session.options.reports and not session.options.baseline:
         lacking = not all(map(importlib.util.find_spec, ("jinja2", "matplotlib")))
         needs = "    (needs pip install 'joulemark[html]')" if lacking else ""
@@ -171,7 +189,7 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
     return written
 
 
-def _write_reports(run: Run, paths: Iterable[Path], reporter: Any) -> bool:
+def _write_reports(run: Run, documents: Sequence[Document], paths: Iterable[Path], reporter: Any) -> bool:
     """Each report; one that cannot be written is named, and costs neither the others nor where the records are."""
     from joulemark.errors import JoulemarkError
     from joulemark.report.output import write_report
@@ -179,7 +197,7 @@ def _write_reports(run: Run, paths: Iterable[Path], reporter: Any) -> bool:
     whole = True
     for path in paths:
         try:
-            write_report([run], path)
+            write_report([run], path, documents=documents)
             reporter.write_line(f"report: {path}")
         except JoulemarkError as error:
             whole = False

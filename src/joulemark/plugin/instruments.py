@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joulemark.collect.counters import Ladder, open_counters
 from joulemark.collect.framework import device_uuid
@@ -19,12 +19,15 @@ from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, o
 from joulemark.collect.timing import HostTimer, Timer, timer_for
 from joulemark.counter_series import CounterSource
 from joulemark.device.nvml import FAKE_GPUS
-from joulemark.errors import DeviceError
+from joulemark.errors import DeviceError, Unsupported
 from joulemark.measure.counters import Counting
 from joulemark.measure.steady import unknown_clock
 from joulemark.plugin.fixture import Instruments
 from joulemark.plugin.sweep import Target
 from joulemark.utilization.levels import READ
+
+if TYPE_CHECKING:
+    from joulemark.measure.attribution_pass import Attributing
 
 _STATIC_WINDOW_S = 1.3
 
@@ -52,8 +55,11 @@ def open_instruments(
     if baselines and power is not None and target.on_gpu and device != "cpu":
         static = _static_power_w(timer, power, facts)
     counting = open_counting(target, device, no_clock, cupti) if "counters" in collect else None
+    attributing = open_attributing(target, device, no_clock, cupti) if "attribution" in collect else None
     sm_clock = unknown_clock if target.uuid is None or device == "cpu" else sm_clock_of(target.uuid)
-    return Instruments(target, device, timer, memory, power, no_power, static, no_clock, facts, counting, sm_clock)
+    return Instruments(
+        target, device, timer, memory, power, no_power, static, no_clock, facts, counting, attributing, sm_clock
+    )
 
 
 def _clock(target: Target) -> tuple[str, Timer, str]:
@@ -120,16 +126,50 @@ def open_counting(target: Target, device: str, no_clock: str, cupti: Path | None
         no_clock: why torch cannot use it; empty when it can.
         cupti: the libcupti to use; None for the one that torch loads.
     """
-    if target.uuid is None:
-        why = f" ({target.no_gpu})" if target.no_gpu else ""
-        return Counting(None, {"counters": f"a CPU has no GPU counters{why}"}, device)
-    if device == "cpu" and FAKE_GPUS not in os.environ:
-        return Counting(None, {"counters": no_clock}, device)
+    none = _no_counters(target, device, no_clock)
+    if target.uuid is None or none is not None:
+        return Counting(None, {"counters": none or ""}, device)
     begin = time.perf_counter()
     ladder = open_counters(target.uuid, "cuda:0", None if cupti is None else str(cupti), SWEEP_PACE, wanted=READ)
     reasons: dict[str, str] = {tier: str(error) for tier, error in ladder.refused.items()}
     beside = _beside(ladder, target.uuid)
     return Counting(ladder.source, reasons, device, beside, opening_s=time.perf_counter() - begin)
+
+
+def _no_counters(target: Target, device: str, no_clock: str) -> str | None:
+    """Why no counters can be tried at all; None where they can."""
+    if target.uuid is None:
+        why = f" ({target.no_gpu})" if target.no_gpu else ""
+        return f"a CPU has no GPU counters{why}"
+    return no_clock if device == "cpu" and FAKE_GPUS not in os.environ else None
+
+
+def open_attributing(target: Target, device: str, no_clock: str, cupti: Path | None) -> Attributing:
+    """PM sampling and the profiler of a target at once, or why not.
+
+    Args:
+        device: torch's name of it.
+        no_clock: why torch cannot use it; empty when it can.
+        cupti: the libcupti to use; None for the one that torch loads.
+    """
+    # other measuring processes would pay for these imports
+    from joulemark.measure.attribution_bench import Bench, TorchBench
+    from joulemark.measure.attribution_pass import Attributing
+    from joulemark.testing import attribution_from_file
+
+    none = _no_counters(target, device, no_clock)
+    if target.uuid is None or none is not None:
+        return Attributing(None, f"attribution: {none}")
+    scenario = os.environ.get(FAKE_GPUS)
+    try:
+        bench: Bench = (
+            TorchBench("cuda:0", None if cupti is None else str(cupti))
+            if scenario is None
+            else attribution_from_file(scenario, target.uuid)
+        )
+    except (DeviceError, Unsupported) as error:
+        return Attributing(None, f"pm_sampling: {error}")
+    return Attributing(bench)
 
 
 def _beside(ladder: Ladder, uuid: str) -> CounterSource | None:

@@ -138,7 +138,7 @@ _HELP: dict[str, tuple[str, str]] = {
         "measure on the GPUs of a Ray cluster: ray (the one this machine belongs to) or ray://host:port",
     ),
     "input": ("NAMES", f"where a step's input comes from, of {', '.join(INPUTS)}"),
-    "collect": ("NAMES", "instruments, of timing, power, profiler, counters (the first two are on unless you choose)"),
+    "collect": ("NAMES", f"instruments, of {', '.join(INSTRUMENTS)} (the first two are on unless you choose)"),
     "budget": (
         "SECONDS",
         "wall time of the whole sweep; cases share what is left, the last ones are left for --bench-resume",
@@ -173,7 +173,7 @@ _FLAGS = {
     "all": "on a machine without a GPU, list the cases that need one as well, each as unsupported with its reason",
     "strict": "flagged and out-of-memory cases fail",
     "anonymize": "store no host name, no paths, and digests of the GPUs' UUIDs",
-    "keep-traces": "keep the profiler's traces in a folder beside the result file",
+    "keep-traces": "keep the profiler's traces, and the recordings of attribution, in a folder beside the result file",
     "inprocess": "measure in this very process (no timeout, no recovery); what --pdb and --trace do too",
 }
 
@@ -324,6 +324,11 @@ def _cluster(config: pytest.Config) -> str | None:
     ):
         if _flag(config, flag):
             raise ConfigurationError(f"--bench-cluster got --bench-{flag}: {why}", "leave one of the two out")
+    if "attribution" in (_names(config, "collect") or ()):
+        raise ConfigurationError(
+            "--bench-cluster got --bench-collect attribution: its documents would stay on the nodes' own disks",
+            "measure it on the node, without --bench-cluster",
+        )
     return "auto" if text == "ray" else text
 
 

@@ -70,8 +70,7 @@ class Sweep:
         self.sink = sink
         self.finished = finished
         self.budget = Budget(options.budget_s, sink)
-        traces = sink.path.with_name(f"{sink.path.stem}-traces")
-        self.workers = Workers(config, options, targets, dict(pool or {}), traces, scratch)
+        self.workers = Workers(config, options, targets, dict(pool or {}), sink.path, scratch)
         self.answers: dict[str, dict[str, Any]] = {}
         self.earlier: tuple[Record, ...] = ()
         self.skipped_for_budget = 0

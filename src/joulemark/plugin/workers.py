@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from joulemark.attribution.stored import folder_beside
 from joulemark.errors import CaseTimeout, WorkerDied
 from joulemark.measure.attempts import attempts
 from joulemark.measure.communication import communication_measurement
@@ -19,7 +20,7 @@ from joulemark.measure.rank_group import RankGroup, trace_of_rank
 from joulemark.measure.replies import as_one, died, joined, unmeasured
 from joulemark.measure.turn import TURN_VARIABLE
 from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
-from joulemark.metrics import COUNTERS
+from joulemark.metrics import ATTRIBUTION, COUNTERS
 from joulemark.plugin.inherited import child_arguments, child_environment
 from joulemark.plugin.instruments import idle_baseline
 from joulemark.plugin.journal import Seen
@@ -42,7 +43,7 @@ class Workers:
         options: of the session.
         targets: devices under test.
         pool: UUIDs of the GPUs that may work together, by model.
-        traces: where traces that are kept go.
+        results: file of the records; what else is kept of cases goes into folders beside it.
         scratch: folder in which to make one for answers and output; the system's by default.
 
     Attributes:
@@ -55,14 +56,15 @@ class Workers:
         options: BenchOptions,
         targets: list[Target],
         pool: Mapping[str, Sequence[str]],
-        traces: Path,
+        results: Path,
         scratch: Path | None = None,
     ) -> None:
         self.config = config
         self.options = options
         self.targets = targets
         self.pool = pool
-        self.traces = traces
+        self._traces = results.with_name(f"{results.stem}-traces").resolve()
+        self._documents = folder_beside(results).resolve()
         self.leases: Leases | None = None
         self._idle: dict[str, dict[str, Any]] = {}
         self._scratch_root = scratch
@@ -70,6 +72,9 @@ class Workers:
         self._worker: Worker | RankGroup | None = None
         self._worker_target: Target | None = None
         self._counting = OwnProcess("counters", COUNTERS, lambda target: self._new_worker(target, "counters"))
+        self._attributing = OwnProcess(
+            "attribution", ATTRIBUTION, lambda target: self._new_worker(target, "attribution")
+        )
         self._profiling = ProfilingProcess(lambda target: self._new_worker(target, PROFILING))
 
     def measure(self, item: pytest.Function, case: Case, target: Target, share: Callable[[], float | None]) -> Json:
@@ -164,14 +169,17 @@ class Workers:
         if self._counts_alone(target, collect):
             yield self._counting.measure(item.nodeid, target, self.options.timeout_s)
         elif "counters" in collect:
-            why = f"the counters are read of one GPU beside one process, and this case has {target.world_size}"
-            skipped = Measurement("counters", missing=dict.fromkeys(COUNTERS, why))
-            yield {"measurements": [skipped.to_json()], "findings": []}
+            yield _of_one_process("counters", COUNTERS, target)
+        if "attribution" in collect:
+            several = target.world_size > 1
+            yield (
+                _of_one_process("attribution", ATTRIBUTION, target) if several else self._attribute(item, case, target)
+            )
 
     def _profile(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
         """The profiler pass in its own process."""
-        folder = self.traces if self.options.keep_traces else self._scratch()
-        trace = folder.resolve() / f"{case.case_id}.json.gz"
+        folder = self._traces if self.options.keep_traces else self._scratch().resolve()
+        trace = folder / f"{case.case_id}.json.gz"
         several = target.world_size > 1
         kept = trace if self.options.keep_traces or several else None
         reply = self._profiling.profile(item.nodeid, target, self.options.timeout_s, kept)
@@ -180,6 +188,14 @@ class Workers:
             reply["measurements"].append(communication_measurement(traces).to_json())
             for one in () if self.options.keep_traces else traces:
                 one.unlink(missing_ok=True)
+        return reply
+
+    def _attribute(self, item: pytest.Function, case: Case, target: Target) -> dict[str, Any]:
+        """The attribution pass in a process that ends with it: many sessions of the profiler stand in it."""
+        kept = str(self._traces / f"{case.case_id}-attribution") if self.options.keep_traces else None
+        document = str(self._documents / f"{case.case_id}.json")
+        reply = self._attributing.measure(item.nodeid, target, self.options.timeout_s, trace=kept, document=document)
+        self._attributing.close()
         return reply
 
     @staticmethod
@@ -192,7 +208,7 @@ class Workers:
         environment = child_environment(target, self.targets, self.pool)
         if self.leases is not None and target.on_gpu:
             environment |= self.leases.pass_on(*target.uuids)
-        if passes == "counters":
+        if passes in ("counters", "attribution"):
             environment = preload(environment, self.options.cupti)
         arguments, cwd = child_arguments(self.config), self.config.invocation_params.dir
         folder = Path(tempfile.mkdtemp(dir=self._scratch()))  # answers of an earlier worker are not this one's
@@ -217,7 +233,7 @@ class Workers:
             if not at_once:  # a process with a CUDA context takes its time to end: they do so together
                 self._profiling.ask_to_end()
                 self._counting.ask_to_end()
-            for one in (self._worker, self._profiling, self._counting):
+            for one in (self._worker, self._profiling, self._counting, self._attributing):
                 if one is not None and at_once:
                     one.kill()
                 elif one is not None:
@@ -225,6 +241,13 @@ class Workers:
         finally:  # an interrupt while fixtures are torn down does not leave the folder
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _of_one_process(name: str, metrics: Sequence[str], target: Target) -> dict[str, Any]:
+    """What a pass that reads counters adds to the reply of a case with several ranks: why there are none."""
+    why = f"the counters are read of one GPU beside one process, and this case has {target.world_size}"
+    skipped = Measurement(name, missing=dict.fromkeys(metrics, why))
+    return {"measurements": [skipped.to_json()], "findings": []}
 
 
 def _next_nodeid(item: pytest.Item) -> str | None:

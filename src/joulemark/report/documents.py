@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from joulemark.attribution import stored as attribution
@@ -35,16 +36,11 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
     unusable: list[str] = []
     for path in paths:
         if path.is_dir():
-            for one in sorted(path.rglob("*.json")):
-                kind = kind_of(one)
-                if kind is not None and kind in WANTED:
-                    try:
-                        documents.append(read(one, kind))
-                    except UnreadableInput as error:
-                        unusable.append(str(error))
-            found, lines = foreign.read_results([path])
+            inside, lines = in_folder(path)
+            found, more = foreign.read_results([path])
             runs += found
-            unusable += lines
+            documents += inside
+            unusable += (*lines, *more)
         elif (kind := kind_of(path)) in WANTED and kind is not None:
             documents.append(read(path, kind))
         elif kind is not None:
@@ -53,7 +49,35 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
             raise ConfigurationError(what, remedy)
         else:
             runs += foreign.read_results([path])[0]
+            inside, lines = in_folder(attribution.folder_beside(path))
+            documents += inside
+            unusable += lines
     return runs, documents, unusable
+
+
+def in_folder(folder: Path, wanted: Collection[str] = WANTED) -> tuple[list[Document], list[str]]:
+    """Documents of some kinds in a folder and those below it, by what they are of; none where there is no folder.
+
+    Returns:
+        the documents, and a line for each that cannot be used.
+    """
+    found: list[Document] = []
+    unusable: list[str] = []
+    for path in sorted(folder.rglob("*.json")):
+        kind = kind_of(path)
+        if kind is None or kind not in wanted:
+            continue
+        try:
+            found.append(read(path, kind))
+        except UnreadableInput as error:
+            unusable.append(str(error))
+    return sorted(found, key=_by_label), unusable
+
+
+def _by_label(document: Document) -> str:
+    """Batch 8 before batch 16."""
+    label = str(document.content.get("label", document.path))
+    return re.sub(r"[0-9]+", lambda number: number[0].zfill(12), label)
 
 
 def read(path: Path, kind: str) -> Document:

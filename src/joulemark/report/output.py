@@ -131,20 +131,23 @@ def _refuse_foreign(path: Path, schemas: Sequence[str] = _SCHEMAS, kind: str = "
         raise ConfigurationError(f"{path} is there already and is not a joulemark {kind}", "choose another name")
 
 
-def write_report(runs: Sequence[Run], path: Path, form: Format | None = None) -> None:
+def write_report(
+    runs: Sequence[Run], path: Path, form: Format | None = None, documents: Sequence[Document] = ()
+) -> None:
     """Write a report; its file is whole or not there, even if the process dies meanwhile.
 
     Args:
         runs: to report on.
         path: its suffix chooses the format; missing folders are made.
         form: chosen by hand, whatever the suffix.
+        documents: beside the runs.
 
     Raises:
         ConfigurationError: as of :func:`check_report_path`, or the disk refuses.
     """
     if form is None:
         check_report_path(path)
-    write_checked(render(runs, form or format_of(path), FILE_WIDTH), path)
+    write_checked(render(runs, form or format_of(path), FILE_WIDTH, documents), path)
 
 
 def write_checked(text: str, path: Path) -> None:

@@ -16,7 +16,9 @@ with ``name``, ``uuid``, ``pci``, ``mig`` (list of ``{name, uuid}``), ``lost_aft
 ``{"counter_from_power": true, "period_s": …, "start_mj": …}`` or an error. ``counters`` of a GPU holds per tier, best
 first (``pm_sampling``, ``gpm``), the name of a refusal (``permission``, ``unsupported``, ``library``, ``busy``,
 ``unreadable``) or ``{"rates": {counter: share, or number per second}, "passes": {name: [counters]}, "missing":
-{counter: reason}}`` (see :class:`FakeCounters`); without it, no tier works.
+{counter: reason}}`` (see :class:`FakeCounters`); without it, no tier works. ``kernels`` beside the rates of
+``pm_sampling``, a list of what :class:`joulemark.synthetic_run.SyntheticKernel` takes, are those of every step that
+attribution records.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ from joulemark.testing.gpu import FakeGpu
 from joulemark.testing.nvml import FakeNvml
 from joulemark.testing.nvml_error import FakeNvmlError
 from joulemark.testing.replay import ReplayCollector
-from joulemark.testing.scenario import backend_from_file, backend_of, counters_from_file, scenario_of
+from joulemark.testing.scenario import (
+    attribution_from_file,
+    backend_from_file,
+    backend_of,
+    counters_from_file,
+    scenario_of,
+)
 from joulemark.testing.window import simulate_window
 
 __all__ = [
     "FakeClock", "FakeCounters", "FakeDevice", "FakeGpu", "FakeNvml", "FakeNvmlError", "FakePmDevice", "Level",
-    "ReplayCollector", "backend_from_file", "backend_of", "counters_from_file", "fake_ladder", "scenario_of",
-    "simulate_window",
+    "ReplayCollector", "attribution_from_file", "backend_from_file", "backend_of", "counters_from_file", "fake_ladder",
+    "scenario_of", "simulate_window",
 ]  # fmt: skip

@@ -9,17 +9,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joulemark.collect.counters import Ladder
 from joulemark.counter_series import Tier
 from joulemark.device.clocks import reason_names
-from joulemark.errors import ConfigurationError
-from joulemark.testing.counters import HALF_BUSY, FakeCounters, fake_ladder
+from joulemark.errors import ConfigurationError, NotSupported
+from joulemark.testing.counters import HALF_BUSY, REFUSALS, FakeCounters, fake_ladder
 from joulemark.testing.device import Level
 from joulemark.testing.gpu import FakeGpu
 from joulemark.testing.nvml import FakeNvml
 from joulemark.testing.nvml_error import NOT_SUPPORTED
+
+if TYPE_CHECKING:
+    from joulemark.synthetic_run import SyntheticBench
+
+_INTERVAL_S = 10e-6
+"""Between samples of known kernels: as finely as recordings sample."""
 
 
 @cache
@@ -56,6 +62,28 @@ def counters_from_file(path: str, uuid: str) -> Ladder:
         gpu: Mapping[str, Any] = next((one for one in scenario.get("gpus", ()) if one["uuid"] == uuid), {})
         tiers = gpu.get("counters", {"pm_sampling": "unsupported", "gpm": "unsupported"})
         return fake_ladder({tier: _source_of(tier, what) for tier, what in tiers.items()})
+
+
+def attribution_from_file(path: str, uuid: str) -> SyntheticBench:
+    """Both instruments of attribution on a GPU of a scenario file; they see its known kernels.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or describes no kernels as it should.
+        DeviceError: PM sampling of this GPU is refused, or knows no kernels.
+    """
+    # other simulated instruments need none of it
+    from joulemark.synthetic_run import SyntheticBench, SyntheticKernel, SyntheticRun
+
+    with _refused(path, "describes no kernels"):
+        scenario = json.loads(Path(path).read_text(encoding="utf-8"))
+        gpu: Mapping[str, Any] = next((one for one in scenario.get("gpus", ()) if one["uuid"] == uuid), {})
+        sampling = gpu.get("counters", {}).get("pm_sampling", "unsupported")
+        if isinstance(sampling, str):
+            raise REFUSALS[sampling]
+        kernels = [SyntheticKernel(**one) for one in sampling.get("kernels", ())]
+    if not kernels:
+        raise NotSupported("PM sampling of this simulated GPU knows no kernels", "see joulemark.testing for their form")
+    return SyntheticBench(SyntheticRun(kernels, interval_s=_INTERVAL_S))
 
 
 @contextmanager

@@ -58,6 +58,7 @@ def test_activations(activation: str) -> None:
 def test_residuals_inside(channels: list[int], residual: tuple[int, int]) -> None:
     description = Description(chain_of(channels, residual=residual), "fp16")
     assert error_of(chain(description, Plan((6, 10), 2, 1)), (1, 11, 13)) < LIMITS["fp16"]
+    description = Description(chain_of(channels, activation="leaky", residual=residual, behind=True), "fp16")
     assert error_of(stream(description, streams.Plan(32, 6)), (2, 11, 13)) < LIMITS["fp16"]
 
 
@@ -66,6 +67,15 @@ def test_residual_from_outside(format_: Format) -> None:
     description = Description(chain_of([16, 16]), format_, adds=True)
     assert error_of(chain(description, Plan((6, 14), 2, 1)), (1, 11, 13)) < LIMITS[format_]
     assert error_of(stream(description, streams.Plan(16, 6)), (2, 11, 13)) < LIMITS[format_]
+
+
+@pytest.mark.parametrize(("format_", "channels"), first(1, [("bf16", [32, 64]), ("fp32", [8, 8]), ("tf32", [8, 8])]))
+def test_what_darknet_adds_behind_its_activation(format_: Format, channels: list[int]) -> None:
+    description = Description(chain_of(channels, activation="leaky", behind=True), format_, adds=True)
+    assert error_of(chain(description, Plan((4, 14), 8, 1)), (1, 6, 13)) < LIMITS[format_]
+    if format_ == "bf16":
+        made = build(chain(description, chains.candidates(description, (112, 112), 32, Device())[0]), "sm_90a")
+        assert (made.spilled, made.stack) == (0, 0)
 
 
 @pytest.mark.parametrize("depth", first(1, [6, 4, 1]))

@@ -25,7 +25,8 @@ def test_any_number_of_blocks_comes_to_an_end(resident: int, descending: bool) -
 
 
 def test_residual_of_the_input_and_odd_channels() -> None:
-    kernel = memoized(Description(chain_of([5, 24, 5], residual=(1, 0)), "fp16"), Plan((4, 14), 4, 1, 1, 5))
+    sequence = chain_of([5, 24, 5], residual=(1, 0), behind=True)
+    kernel = memoized(Description(sequence, "fp16"), Plan((4, 14), 4, 1, 1, 5))
     assert error_of(kernel, (2, 9, 17), resident=3) < LIMITS["fp16"]
 
 

@@ -34,7 +34,7 @@ def test_channels_are_padded_and_differ_and_a_residual_comes_from_outside() -> N
 
 
 def test_the_input_is_added() -> None:
-    description = Description(chain_of([16] * 3, residual=(1, 0)), "bf16")
+    description = Description(chain_of([16] * 3, activation="leaky", residual=(1, 0), behind=True), "bf16")
     assert error_of(stream_warpgroup(description, Plan(1, 4)), (1, 5, 9)) < LIMITS["bf16"]
 
 

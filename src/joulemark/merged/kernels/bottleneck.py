@@ -134,6 +134,8 @@ def unsuited(description: Description) -> str | None:
         return "a bottleneck is 1×1, 3×3 (stride 1, padding 1), 1×1, without groups"
     if layers[0].residual is not None or layers[1].residual is not None or layers[2].residual not in (None, 0):
         return "only the last layer adds, and only the sequence's input"
+    if layers[2].adds_behind:
+        return "a bottleneck adds before its last activation"
     if any(one.joined is not None for one in layers):
         return "only products of warpgroups join the input's channels to those inside"
     channels = [description.sequence.channels(n) for n in range(4)]

@@ -39,7 +39,7 @@ _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 34
 """Registers of a warp's loop beside weights, sums and pixels: addresses, masks, counters."""
 _MOST_LAYERS, _MOST_CHANNELS = 6, 64
-ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6"}
+ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6", "leaky": "LEAKY"}
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,10 @@ class Lines:
             "ACTIVATION": ACTIVATIONS[layer.activation], "RESIDUAL": residual, "LEVEL": number + 1,
             "WEIGHTS": plan.weights, "BIAS": plan.bias, **more,
         }  # fmt: skip
-        flags = {"LAST": last, "RESIDENT": plan.resident, "ADDS_INPUT": layer.residual == 0}
+        flags = {
+            "LAST": last, "RESIDENT": plan.resident, "ADDS_INPUT": layer.residual == 0,
+            "ADDS_BEHIND": layer.adds_behind,
+        }  # fmt: skip
         return struct(f"Layer{number}", integers, flags, f"using T = {self.description.format};{types}")
 
     def pack(self, given: List[Parameters]) -> Tensor:

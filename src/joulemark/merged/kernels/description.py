@@ -27,8 +27,7 @@ class Description:
         sequence: the layers.
         format: bf16 and fp16 are stored in 16 bits, tf32 and fp32 in 32; tf32 multiplies 19 bits of them. Sums are
             fp32 in all.
-        adds: another tensor, given at run time, is added before the last activation (a residual from outside of the
-            sequence).
+        adds: another tensor, given at run time, is added in the last layer (a residual from outside of the sequence).
     """
 
     sequence: Sequence

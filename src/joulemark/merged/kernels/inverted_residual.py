@@ -149,6 +149,8 @@ def unsuited(description: Description) -> str | None:
         return "an inverted residual is 1×1, depthwise 3×3 (stride 1 or 2, padding 1), 1×1"
     if any(one.residual is not None for one in layers[:-1]) or projection.residual not in (None, 0):
         return "only the projection adds, and only the sequence's input"
+    if projection.adds_behind:
+        return "an inverted residual adds before its last activation"
     if any(description.sequence.channels(n) % 8 for n in (0, len(layers))):
         return "channels of input and output must be multiples of 8"
     return None

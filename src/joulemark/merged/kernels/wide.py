@@ -217,10 +217,11 @@ def wide(description: Description, plan: Plan) -> Kernel:
         raise ValueError(f"{plan} takes {_registers(description, plan)} registers, {REGISTERS[depth][1]} are there")
     edge = (rows * plan.groups, plan.width - 2 * depth)
     name = f"wide_{description}_{plan.width}x{plan.pairs}x{plan.groups}"
+    flags = {"ADDS_INPUT": layers[-1].residual == 0, "ADDS_BEHIND": layers[-1].adds_behind}
     source = (
         vocabulary(description.format, registers=[columns])
         + "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "wide"))
-        + struct("Field", constants, {"ADDS_INPUT": layers[-1].residual == 0}, f"using T = {description.format};")
+        + struct("Field", constants, flags, f"using T = {description.format};")
         + f"KERNEL({name}, {128 * (depth + 1)}, 1) {{\n{_body(description)}}}\n"
     )
     return Kernel(

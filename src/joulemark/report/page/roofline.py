@@ -19,7 +19,7 @@ from joulemark.report.page.parts import Figure, Mark, Number, Section, Seen
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_REMEDY = "record a step by joulemark.measure.attribution, then joulemark attribution FOLDER --out attribution.json"
+_REMEDY = "pytest --bench --bench-collect timing,power,attribution"
 _READING = "± half the 95 % interval; of its roof: FLOP/s over the lower roof at the class's FLOP per byte"
 _TIERS = "Counters by pm_sampling on the clock of torch_profiler"
 

@@ -5,8 +5,22 @@
 // have the same pitch, so a tap is a constant distance. The pitch is a multiple of 8: the swizzle of a column is the
 // same in all rows. A step is 32 bytes of channels: 16 of 16 bits (m16n8k16) or 8 of 32 bits (m16n8k8).
 #pragma once
-enum Activation { NONE, RELU, RELU6 };
+enum Activation { NONE, RELU, RELU6, LEAKY };
 enum Residual { NOTHING, SHARED, GLOBAL };
+constexpr float LEAKY_SLOPE = 0.1f;  // joulemark.merged.sequence's
+
+template <int ACTIVATION> DEVICE float activated(float v) {
+    if constexpr (ACTIVATION == LEAKY) return v > 0.f ? v : v * LEAKY_SLOPE;
+    if constexpr (ACTIVATION != NONE) v = v > 0.f ? v : 0.f;
+    if constexpr (ACTIVATION == RELU6) v = v < 6.f ? v : 6.f;
+    return v;
+}
+// Two numbers of 16 bits.
+template <class T, int ACTIVATION> DEVICE u32 packed(float low, float high) {
+    if constexpr (ACTIVATION == NONE || ACTIVATION == LEAKY) return T::pack(activated<ACTIVATION>(low), activated<ACTIVATION>(high));
+    const u32 made = T::pack_relu(low, high);
+    return ACTIVATION == RELU6 ? T::minimum_6(made) : made;
+}
 
 constexpr DEVICE int swizzle_group(int chunks) { return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : chunks % 2 == 0 ? 2 : 1; }
 // Byte offset of a chunk of a pixel.
@@ -76,8 +90,6 @@ template <class Y> struct Weights {
 };
 
 template <class Y> DEVICE u32 stored_word(float v) {
-    if constexpr (Y::ACTIVATION != NONE) v = v > 0.f ? v : 0.f;
-    if constexpr (Y::ACTIVATION == RELU6) v = v < 6.f ? v : 6.f;
     // What the next layer's tf32 instruction reads is rounded here, where the instruction itself would cut it off.
     if constexpr (FRAGMENT_WORDS<typename Y::T> == 2 && !Y::LAST) return tf32::round(v);
     return bits_of(v);
@@ -139,19 +151,19 @@ template <class T, int N, int C, int PADDED> struct GlobalPiece {
     }
 };
 
-// Sums of one pixel (half 0: row g of the fragment, 1: row g + 8) → words: residual, activation, stored format.
+// Sums of one pixel (half 0: row g of the fragment, 1: row g + 8) → words: activation and residual, stored format.
 template <class Y> DEVICE void finish(u32 (&w)[PIECE<Y>], const float (&d)[Y::TILES][4], int half, const u32* added) {
     using T = typename Y::T;
     UNROLL for (int j = 0; j < Y::TILES; j++) {
         float low = d[j][2 * half], high = d[j][2 * half + 1];
+        if constexpr (Y::ADDS_BEHIND) low = activated<Y::ACTIVATION>(low), high = activated<Y::ACTIVATION>(high);
+        constexpr int NEXT = Y::ADDS_BEHIND ? NONE : Y::ACTIVATION;
         if constexpr (T::bytes == 2) {
             if (added) low += T::low(added[j]), high += T::high(added[j]);
-            if constexpr (Y::ACTIVATION == NONE) w[j] = T::pack(low, high);
-            else w[j] = T::pack_relu(low, high);
-            if constexpr (Y::ACTIVATION == RELU6) w[j] = T::minimum_6(w[j]);
+            w[j] = packed<T, NEXT>(low, high);
         } else {
             if (added) low += float_of(added[2 * j]), high += float_of(added[2 * j + 1]);
-            w[2 * j] = stored_word<Y>(low), w[2 * j + 1] = stored_word<Y>(high);
+            w[2 * j] = stored_word<Y>(activated<NEXT>(low)), w[2 * j + 1] = stored_word<Y>(activated<NEXT>(high));
         }
     }
 }
@@ -167,8 +179,8 @@ template <int PITCH, int PLANE> struct FieldSource {
 // One warp's rows of 16 columns, of layer Y.
 //
 // Y: T, IN (chunks), OUT (chunks), CHANNELS (of the output, as stored globally), STEPS, SPLITS, TILES, PLANES (taps of
-// depth), ACTIVATION, RESIDUAL, LAST, LEVEL (layers up to this one), WEIGHTS and BIAS (byte offsets), RESIDENT,
-// SEGMENTS (warps that share a plane's rows), SOURCE, TARGET, ADDED (byte offsets of fields).
+// depth), ACTIVATION, RESIDUAL, ADDS_BEHIND (the activation, not before it), LAST, LEVEL (layers up to this one), WEIGHTS
+// and BIAS (byte offsets), RESIDENT, SEGMENTS (warps that share a plane's rows), SOURCE, TARGET, ADDED (byte offsets of fields).
 // F: DEPTH, HEIGHT, WIDTH (of the field), GUARD (pixels before and behind), WARPS, LEVELS (layers of the chain).
 template <class Y, class F> struct Rows {
     using T = typename Y::T;

@@ -122,11 +122,6 @@ template <class F> struct Wide {
         UNROLL for (int h = 0; h < 2; h++)
             bias[h] = load_float(from + FRAGMENTS * 2048 + (warp % STEPS * 16 + (lane >> 2) + 8 * h) * 4);
     }
-    template <int ACTIVATION> DEVICE static u32 pair(float low, float high) {
-        if constexpr (ACTIVATION == NONE) return T::pack(low, high);
-        const u32 made = T::pack_relu(low, high);
-        return ACTIVATION == RELU6 ? T::minimum_6(made) : made;
-    }
     // Where a lane's matrix of two times eight pixels goes in a row, when stored transposed.
     DEVICE static u32 transposed_place(int warp) {
         const int lane = threadIdx.x & 31, matrix = lane >> 3;
@@ -138,7 +133,7 @@ template <class F> struct Wide {
             u32 w[4];
             UNROLL for (int m = 0; m < 4; m++) {
                 const int tile = (p * F::WIDTH + q) / 8 + m / 2;
-                w[m] = pair<ACTIVATION>(d[tile][2 * (m % 2)], d[tile][2 * (m % 2) + 1]);
+                w[m] = packed<T, ACTIVATION>(d[tile][2 * (m % 2)], d[tile][2 * (m % 2) + 1]);
             }
             act(p * F::PACKED + warp / STEPS, q, w);
         }
@@ -190,7 +185,7 @@ template <class F> struct Wide {
         float bias[2];
         take_weights(weights, bias, LAYER, warp);
         const u32 place = transposed_place(warp);
-        constexpr int STAGED = F::RESIDUAL == NOTHING ? F::LAST_ACTIVATION : NONE;
+        constexpr int STAGED = F::RESIDUAL == NOTHING || F::ADDS_BEHIND ? F::LAST_ACTIVATION : NONE;
         int number = 0;
         Sums d;
         for (int brick = blockIdx.x; brick < a.count; brick += gridDim.x) {
@@ -224,10 +219,11 @@ template <class F> struct Wide {
             u32 w[4];
             load_piece(w, staged() + offset<CHUNKS>(pixel, chunk));
             if constexpr (F::RESIDUAL == GLOBAL) {
+                constexpr int NEXT = F::ADDS_BEHIND ? NONE : F::LAST_ACTIVATION;
                 u32 other[4];
                 Out::load(other, pixel_of(F::ADDS_INPUT ? a.input : a.residual, a, image, 0, row, x, BYTES), chunk * 8);
                 UNROLL for (int i = 0; i < 4; i++)
-                    w[i] = pair<F::LAST_ACTIVATION>(T::low(w[i]) + T::low(other[i]), T::high(w[i]) + T::high(other[i]));
+                    w[i] = packed<T, NEXT>(T::low(w[i]) + T::low(other[i]), T::high(w[i]) + T::high(other[i]));
             }
             Out::store((char*)pixel_of(a.output, a, image, 0, row, x, BYTES), chunk * 8, w);
         }
