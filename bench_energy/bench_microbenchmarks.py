@@ -22,7 +22,7 @@ def engine_on(device):
     return CudaEngine(int(device.partition(":")[2] or 0))
 
 
-@pytest.mark.bench(needs_gpu="which launch CUDA kernels")
+@pytest.mark.bench(needs_gpu="which launch CUDA kernels", campaign="which load one unit of the chip each")
 @pytest.mark.parametrize("operands", ["zero", "random"])
 @pytest.mark.parametrize("name", WORKING)
 def bench_microbenchmark(bench, power, name, operands):

@@ -10,6 +10,7 @@ import pytest
     dtypes=("bf16",),
     modes=("eager", "graph"),
     requires=("power",),
+    first_look={"models": "resnet50"},
     cpu={"models": ("lenet5",), "batch_sizes": (1, 16), "modes": ("eager",), "dtypes": ("fp32",)},
 )
 def bench_energy(bench, workload):

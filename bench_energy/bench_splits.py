@@ -5,7 +5,10 @@ import pytest
 from bench_energy.splits import SPLITS
 
 
-@pytest.mark.bench(needs_gpu="whose joules are split by the calibration of a GPU")
+@pytest.mark.bench(
+    needs_gpu="whose joules are split by the calibration of a GPU",
+    campaign="whose joules a calibration splits",
+)
 @pytest.mark.parametrize("cell", SPLITS, ids=lambda one: one.name)
 def bench_split(bench, power, cell):
     """One step of each; an item is a sample of the batch. On the CPU a tiny one."""

@@ -5,7 +5,10 @@ import pytest
 from bench_energy.held_out import HELD_OUT
 
 
-@pytest.mark.bench(needs_gpu="whose joules the calibration of a GPU predicts")
+@pytest.mark.bench(
+    needs_gpu="whose joules the calibration of a GPU predicts",
+    campaign="which judge the energy model",
+)
 @pytest.mark.parametrize("held_out", HELD_OUT, ids=lambda one: one.name)
 def bench_validation(bench, power, held_out):
     """One step of each; on the CPU a tiny one."""

@@ -29,6 +29,7 @@ import pytest
     batch_sizes=(1, 32, 128),
     dtypes=("bf16",),
     modes=("eager", "compile", "graph", "merged"),
+    campaign="which set merged execution beside its rivals",
     cpu={"models": ("mobilenet_v2",), "batch_sizes": (1,), "dtypes": ("fp32",), "modes": ("eager", "merged")},
 )
 def bench_merged(bench, workload):

@@ -16,7 +16,7 @@ _BLOCKS = ("chain-4x16-1024-b8", "chain-3x32-224-b64", "chain3d-2x16-128-b1", "b
            "inverted-32-192-32-s1-56-b64")  # fmt: skip
 
 
-@pytest.mark.bench(needs_gpu="which compare kernels of a GPU")
+@pytest.mark.bench(needs_gpu="which compare kernels of a GPU", campaign="which set merged blocks beside their rivals")
 @pytest.mark.parametrize("rival", ["eager", "compile", "fused", "own_unmerged", "merged"])
 @pytest.mark.parametrize("block", _BLOCKS)
 def bench_merged_block(bench, power, block, rival):

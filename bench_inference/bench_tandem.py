@@ -13,6 +13,7 @@ _BATCHES = {"lenet5": (1, 64, 512, 2048, 4096, 8192, 16384, 32768), "*": (1, 4, 
     batch_sizes=_BATCHES,
     dtypes=("bf16",),
     modes=("eager", "jit", "compile", "graph"),
+    first_look={"models": ("resnet50", "bert_base"), "batch_sizes": (1, 4, 16, 64, 256), "modes": "eager"},
     cpu={"models": ("lenet5",), "batch_sizes": (1, 16), "dtypes": ("fp32",), "modes": ("eager",)},
 )
 def bench_tandem(bench, workload, profiler):
@@ -25,7 +26,7 @@ _TURNED = []
 
 
 @pytest.mark.parametrize("model", [*_MODELS, "profiled"])
-@pytest.mark.bench(needs_gpu="whose work a host issues ahead")
+@pytest.mark.bench(needs_gpu="whose work a host issues ahead", campaign="which time the host in turns")
 def bench_issue_in_turns(bench, model):
     """The host's issue time of the eager cases above, all batch sizes in turns; a round of them is one call.
 

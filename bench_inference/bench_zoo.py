@@ -8,6 +8,7 @@ import pytest
     phases=("inference", "prefill", "decode"),
     batch_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
     dtypes=("bf16",),
+    first_look={"models": "gpt2_small", "batch_sizes": (1, 8, 32, 128)},
     cpu={
         "models": ("lenet5", "mobilenet_v2", "resnet18"),
         "batch_sizes": {"lenet5": (1, 4, 16), "*": (1, 4)},

@@ -9,6 +9,7 @@ import pytest
     batch_sizes=(32,),
     dtypes=("bf16",),
     world_sizes=(1, 2),
+    campaign="which train on several GPUs",
     cpu={"models": ("lenet5",), "batch_sizes": (32,), "dtypes": ("fp32",), "world_sizes": (1,)},
 )
 def bench_scaling(bench, workload, profiler):

@@ -12,6 +12,12 @@ import pytest
     phases=("train",),
     batch_sizes=(8, 16, 32, 64, 128, 256, 512, 1024),
     dtypes=("bf16", "tf32", "fp32"),
+    first_look={
+        "models": ("resnet50", "bert_base"),
+        "batch_sizes": (8, 32, 128, 512),
+        "dtypes": "bf16",
+        "collect": ("profiler", "counters"),
+    },
     cpu={"models": ("lenet5", "mobilenet_v2"), "batch_sizes": {"lenet5": (4, 16), "*": (4,)}, "dtypes": ("fp32",)},
 )
 def bench_training(bench, workload):
@@ -25,6 +31,7 @@ def bench_training(bench, workload):
     batch_sizes=(8, 32, 128, 512),
     dtypes=("bf16",),
     modes=("compile",),
+    campaign="which compile every step",
     cpu={"models": ("lenet5",), "batch_sizes": (4,), "dtypes": ("fp32",), "modes": ("eager",)},
 )
 def bench_compiled(bench, workload):

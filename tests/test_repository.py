@@ -12,28 +12,45 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def functions_that_take_bench():
+def functions_that_take_bench(campaigns=True):
     """``bench_x/bench_y.py::bench_z`` of every function in the bench folders with an argument ``bench``."""
     for path in sorted(ROOT.glob("bench_*/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and "bench" in [one.arg for one in node.args.args]:
+                if not campaigns and any("campaign=" in ast.unparse(one) for one in node.decorator_list):
+                    continue
                 yield f"{path.relative_to(ROOT)}::{node.name}"
 
 
-def test_every_function_that_takes_bench_is_collected():
-    expected = set(functions_that_take_bench())
-    assert len(expected) >= 3
+def collected(*arguments, **variables):
+    """Ids of the cases of this repository that ``pytest --bench`` collects, and pytest's last line."""
     listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--bench", "--bench-all", "--bench-gpus", "cpu", "--collect-only", "-q"],
+        [sys.executable, "-m", "pytest", "--bench", *arguments, "--collect-only", "-q"],
         cwd=ROOT,
-        env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"},
+        env={key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | variables,
         capture_output=True,
         text=True,
         check=False,
     )
     assert listed.returncode == 0, listed.stdout + listed.stderr
-    collected = {line.split("[")[0] for line in listed.stdout.splitlines() if "::" in line}
-    assert collected == expected
+    lines = listed.stdout.splitlines()
+    return [line for line in lines if "::" in line], lines[-1]
+
+
+def test_every_function_that_takes_bench_is_collected():
+    expected = set(functions_that_take_bench())
+    assert len(expected) >= 3
+    cases, _ = collected("--bench-all", "--bench-gpus", "cpu")
+    assert {one.split("[")[0] for one in cases} == expected
+
+
+def test_a_first_look_asks_each_question_in_few_cases():
+    cases, said = collected(JOULEMARK_FAKE_GPUS=str(ROOT / "tests/data/nvml/steady_300w.json"))
+    assert {one.split("[")[0] for one in cases} == set(functions_that_take_bench(campaigns=False))
+    assert {one.partition("/")[0] for one in cases} == {"bench_inference", "bench_training", "bench_energy"}
+    assert len(cases) <= 50
+    few, whole = re.findall(r"\d+", said)[:2]
+    assert f"{few} of the suite's {whole} cases" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_test_command_of_the_readme_is_the_one_that_ci_runs():

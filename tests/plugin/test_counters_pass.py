@@ -69,6 +69,14 @@ def counters_from_file(*args):
 
 joulemark.testing.counters_from_file = counters_from_file
 """
+LOOKS = """
+import time
+import pytest
+
+@pytest.mark.bench(models=("lenet5",), batch_sizes=(1, 8), first_look={"batch_sizes": 8, "collect": ("counters",)})
+def bench_looks(bench, joulemark_case):
+    bench(time.sleep, 0.003)
+"""
 GPM = {"rates": {"sm_active": 0.8, "pipe_tensor": 0.4}}
 
 
@@ -117,6 +125,16 @@ def test_one_process_counts_all_cases_and_times_none(on_gpu):
     assert len({pid for kind, pid in seen if kind == "counters"}) == 1
     assert len({pid for _, pid in seen}) == 2
     result.stdout.fnmatch_lines(["*counters: PM sampling, else NVML's GPM, in a process of their own*"])
+
+
+@pytest.mark.parametrize(("given", "collected"), [((), True), (("--bench-collect=timing",), False)])
+def test_a_first_look_collects_what_its_marker_says_unless_instruments_are_given(on_gpu, given, collected):
+    project = on_gpu({"pm_sampling": PM}, LOOKS)
+    arguments = ("--bench", "--bench-quick", "-p", "no:hypothesispytest", *given)
+    assert project.pytester.runpytest_inprocess(*arguments).ret == 0
+    (record,) = project.records.values()
+    assert record["case"]["batch_size"] == 8
+    assert (values(record).get("issue_slot_fraction") is not None) is collected
 
 
 def test_it_opens_beside_the_first_build_and_before_anything_is_timed(on_gpu):

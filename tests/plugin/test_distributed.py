@@ -52,6 +52,11 @@ import pytest
 def bench_sleep(bench, n):
     bench.pedantic(time.sleep, (0.01,), rounds=5, iterations=1)
 """
+CAMPAIGN = """
+@pytest.mark.bench(campaign="which take days")
+def bench_days(bench):
+    bench(time.sleep, 0.01)
+"""
 QUICK = ("--bench", "--bench-quick", "-p", "no:hypothesispytest", "-p", "no:syrupy")
 TIMING = (*QUICK, "--bench-collect=timing")
 
@@ -411,7 +416,7 @@ def test_the_gpu_of_a_session_that_was_killed_at_a_case_is_free_at_once(machine)
 
 def test_a_file_that_cannot_be_imported_leaves_the_sweep_incomplete(machine):
     project = machine(h200(0), h200(1))
-    project.write({"bench_a.py": FEW, "bench_b.py": "import module_that_is_not_installed\n"})
+    project.write({"bench_a.py": FEW + CAMPAIGN, "bench_b.py": "import module_that_is_not_installed\n"})
     result = project.pytest(*TIMING, "-n", "2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*No module named 'module_that_is_not_installed'*"])
@@ -419,6 +424,9 @@ def test_a_file_that_cannot_be_imported_leaves_the_sweep_incomplete(machine):
     assert len(measured(project)) == 6
     assert project.end["completed"] is False
     assert project.end["reason"] == "not all files could be collected"
+    left_out = "bench_a.py: 1 case, which take days"
+    result.stdout.fnmatch_lines(["left out: 1 of 7 cases, *", f"  {left_out}"])
+    assert project.lines[0]["notes"]["left_out"] == f"not named; {left_out}"
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])

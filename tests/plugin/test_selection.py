@@ -223,6 +223,7 @@ def test_a_model_that_cannot_be_imported_is_refused_though_no_benchmark_takes_on
         ("modles=('lenet5',)", "*got the argument 'modles'*it takes*models*"),
         ("models=('lenet6',)", "*lenet6*"),
         ("'lenet5'", "*got 'lenet5'*keyword arguments only*"),
+        ("first_look={'batch': 1}", "*got first_look with 'batch'*it takes*batch_sizes*"),
     ],
 )
 def test_a_wrong_marker_names_the_benchmark(project, marker, said):

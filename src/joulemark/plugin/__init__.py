@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; with ``--bench`` set up the session."""
     config.addinivalue_line(
         "markers",
-        "bench(models, phases, batch_sizes, dtypes, modes, inputs, layout, cpu, requires, world_sizes, needs_gpu): "
-        "what a benchmark sweeps unless the --bench options say otherwise (joulemark)",
+        "bench(models, phases, batch_sizes, dtypes, modes, inputs, layout, cpu, requires, world_sizes, needs_gpu, "
+        "first_look, campaign): what a benchmark sweeps unless the --bench options say otherwise (joulemark)",
     )
     if not config.pluginmanager.hasplugin("benchmark"):
         # Under --strict-markers its marker must not break a file that joulemark would only skip.

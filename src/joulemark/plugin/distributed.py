@@ -211,23 +211,33 @@ class Courier:
         return None if message is None else json.dumps(message)
 
 
-def write_plan(path: Path, planned: Sequence[Planned], stray: Sequence[str]) -> None:
-    """Tell the controller, which collects nothing, what the items are. All workers write the same."""
+def write_plan(path: Path, planned: Sequence[Planned], session: BenchSession) -> None:
+    """Tell the controller, which collects nothing, what a worker's session has collected. All workers write the same.
+
+    Args:
+        path: of the plan.
+        planned: the items.
+        session: knows what is not among them.
+    """
     items = [[one.nodeid, one.slug, None if one.case is None else one.case.to_json()] for one in planned]
     own = path.with_suffix(f".{os.getpid()}")
-    own.write_text(json.dumps({"items": items, "stray": list(stray)}), encoding="utf-8")
+    left_out = {"lines": session.left_out.lines, "note": session.left_out.note}
+    plan = {"items": items, "stray": session.stray, "left_out": left_out}
+    own.write_text(json.dumps(plan), encoding="utf-8")
     own.replace(path)
 
 
-def read_plan(path: Path) -> tuple[list[Planned], list[str]]:
-    """The items, and the functions that take ``bench`` and are not collected."""
+def read_plan(path: Path, session: BenchSession) -> list[Planned]:
+    """The items; the controller's session learns what the workers have not collected."""
     from joulemark.plugin.schedule import Planned
 
     data = json.loads(path.read_text(encoding="utf-8"))
     items = [
         Planned(nodeid, slug, None if case is None else Case.from_json(case)) for nodeid, slug, case in data["items"]
     ]
-    return items, data["stray"]
+    session.stray = data["stray"]
+    session.left_out.say(**data["left_out"])
+    return items
 
 
 class Controller:
@@ -331,8 +341,9 @@ class Controller:
             pytest.UsageError: the file that is resumed is of another sweep.
         """
         if self._plan is None:
-            self._plan, self.session.stray = read_plan(self.scratch / "plan.json")
-            self.session.plan = self._plan
+            self._plan = self.session.plan = read_plan(self.scratch / "plan.json", self.session)
+            for line in self.session.left_out.lines:
+                self.session.tell(line)
             self._journal.expect(self._plan)
             if self.session.resumed is not None:
                 planned = frozenset(one.case.case_id for one in self._plan if one.case is not None)

@@ -245,8 +245,11 @@ def _why_nothing(session: BenchSession) -> str:
     assert journal is not None
     if session.finished:
         return f": all {len(session.finished)} cases are in the resumed file"
-    if journal.total == 0 and session.left_out.items and not session.uncollected:
-        return f": its {len(session.left_out.items)} cases need a GPU; --bench-all lists them, each with its reason"
+    left_out = session.left_out
+    if journal.total == 0 and left_out.lines and not session.uncollected:
+        if left_out.no_gpu and not left_out.unnamed:
+            return f": its {len(left_out.no_gpu)} cases need a GPU; --bench-all lists them, each with its reason"
+        return ": all cases are left out, as the lines above say; --bench-all takes them"
     chosen = _chosen(session.config.option)
     if journal.total == 0 and not session.uncollected and chosen:
         return f": no case fits {chosen}; the same with --collect-only -q and without {chosen} lists all cases"

@@ -35,6 +35,7 @@ class BenchOptions:
         isolate: measure in a child process; off under a debugger.
         cupti: a libcupti to load in place of torch's, in the process of the counters pass.
         rootdir: pytest's, where the modules of ``pkg.mod:factory`` are looked for too.
+        chose_instruments: whether ``collect`` was given.
     """
 
     enabled: bool = False
@@ -66,6 +67,13 @@ class BenchOptions:
     power_budget_w: float | None = None
     isolate: bool = True
     rootdir: Path | None = None
+    chose_instruments: bool = False
+
+    @property
+    def chose_cells(self) -> bool:
+        """Whether an axis of the sweep was given."""
+        axes = (self.models, self.batch_sizes, self.dtypes, self.modes, self.inputs, self.world_sizes)
+        return any(one is not None for one in axes)
 
     @property
     def alone(self) -> str | None:
@@ -82,6 +90,7 @@ class BenchOptions:
         base = config.invocation_params.dir
         resume = _text(config, "resume")
         worker = _text(config, "worker")
+        collect = _choices(config, "collect", INSTRUMENTS)
         return cls(
             rootdir=config.rootpath,
             enabled=bool(config.getoption("joulemark_bench")),
@@ -93,7 +102,8 @@ class BenchOptions:
             world_sizes=_world_sizes(config),
             cluster=_cluster(config),
             gpus=_text(config, "gpus") or "auto",
-            collect=_choices(config, "collect", INSTRUMENTS) or ("timing", "power"),
+            collect=collect or cls.collect,
+            chose_instruments=collect is not None,
             budget_s=_number(config, "budget"),
             timeout_s=_number(config, "timeout") or cls.timeout_s,
             quick=_flag(config, "quick"),
@@ -169,8 +179,9 @@ _HELP: dict[str, tuple[str, str]] = {
     ),
 }
 _FLAGS = {
-    "quick": "short passes: a first look, with wider intervals",
-    "all": "on a machine without a GPU, list the cases that need one as well, each as unsupported with its reason",
+    "quick": "short passes, with wider intervals",
+    "all": "leave nothing out: whole grids, campaigns, and on a machine without a GPU the cases that need one, each as "
+    "unsupported with its reason",
     "strict": "flagged and out-of-memory cases fail",
     "anonymize": "store no host name, no paths, and digests of the GPUs' UUIDs",
     "keep-traces": "keep the profiler's traces, and the recordings of attribution, in a folder beside the result file",
@@ -186,8 +197,8 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         dest="joulemark_bench",
         default=False,
-        help="run the benchmarks (bench_* folders, or the paths given) instead of the tests; "
-        "example: pytest --bench --bench-models resnet50 --bench-batch-sizes 1:64",
+        help="run the benchmarks instead of the tests: all of the paths given, or without one a first look at the "
+        "bench_* folders; example: pytest --bench --bench-models resnet50 --bench-batch-sizes 1:64",
     )
     for name, (metavar, about) in _HELP.items():
         ini = f"bench_{name.replace('-', '_')}"

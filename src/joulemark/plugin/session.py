@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,11 +226,12 @@ class BenchSession:
             return
         folder = LeaseFolder(self.options.lease_dir)
         try:
-            self.leases = folder.acquire(claims, self.options.lease_s, self._tell, choose or every)
+            self.leases = folder.acquire(claims, self.options.lease_s, self.tell, choose or every)
         except JoulemarkError as error:
             raise pytest.UsageError(str(error)) from error
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """Show a line on the terminal, on one of its own."""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.ensure_newline()
@@ -294,8 +296,14 @@ class BenchSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep the items that measure."""
+        """Keep the items that measure, each with its cell."""
+        from joulemark.plugin.parent import CASE
+
         kept = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
+        for item in kept:
+            callspec = getattr(item, "callspec", None)
+            if callspec is not None and "joulemark_case" in callspec.params:
+                item.stash[CASE] = (callspec.params["joulemark_case"], callspec.params["joulemark_gpu"])
         dropped = [item for item in items if item not in set(kept)]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
@@ -305,7 +313,6 @@ class BenchSession:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """In the parent, fixtures other than pytest-benchmark's are left to the measuring process."""
         from joulemark.plugin import replay
-        from joulemark.plugin.parent import CASE
 
         if self.sweep is None:
             return
@@ -315,15 +322,12 @@ class BenchSession:
         for item in session.items:
             if not isinstance(item, pytest.Function):
                 continue
-            callspec = getattr(item, "callspec", None)
-            if callspec is not None and "joulemark_case" in callspec.params:
-                item.stash[CASE] = (callspec.params["joulemark_case"], callspec.params["joulemark_gpu"])
             if self.options.isolate:
                 item.fixturenames = ["benchmark"] if has_benchmark else []
                 if has_benchmark:
                     replay.prepare(item)
         if self.courier is not None:
-            distributed.write_plan(self.assignment.scratch / "plan.json", self.sweep.plan(session.items), self.stray)
+            distributed.write_plan(self.assignment.scratch / "plan.json", self.sweep.plan(session.items), self)
         elif self.resumed is not None and not session.testsfailed:
             self.refuse_another_sweep(self.resumed, self.sweep.case_ids(session.items))
         if not self.config.option.collectonly:
@@ -357,7 +361,7 @@ class BenchSession:
             marked = " (simulated GPUs)" if self.baseline.run.simulated else ""
             lines = [*lines, f"baseline: {self.baseline.run.path}{marked}"]
         for line in lines:
-            self._tell(printable(f"joulemark: {line}"))
+            self.tell(printable(f"joulemark: {line}"))
 
     @staticmethod
     def refuse_another_sweep(run: Run, planned: frozenset[str]) -> None:
@@ -428,6 +432,9 @@ class BenchSession:
                 bench.require(instrument)
             except Unsupported as error:
                 pytest.skip(str(error))
+        for instrument in self.left_out.instruments_for(item):
+            with suppress(Unsupported):  # a note says why its figures are missing
+                bench.require(instrument)
         return bench
 
     def build(self, bench: Bench) -> Step:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from joulemark.errors import ConfigurationError
 from joulemark.plugin.options import DTYPES, INPUTS, MODES
@@ -28,6 +28,16 @@ _ALLOWED = {
     "inputs": INPUTS,
 }
 _BATCH_NAMES = ("batch_size", "batch")
+_FIELDS = {
+    "models": "workload",
+    "phases": "phase",
+    "batch_sizes": "batch_size",
+    "dtypes": "dtype",
+    "modes": "mode",
+    "inputs": "input",
+    "world_sizes": "world_size",
+}
+"""Axis of a marker → the field of a case."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,9 @@ class SweepMarker:
         world_sizes: numbers of GPUs that train together; only training takes more than one.
         needs_gpu: why the cases say nothing without a GPU; on a machine without one they are left out, unless they
             are asked for.
+        first_look: of some axes the values that a sweep takes which names nothing, and under ``collect`` what such a
+            sweep collects beside timing and power. On a CPU that has axes of its own it says nothing.
+        campaign: what the cases are, where only a sweep that names them is to take them.
     """
 
     models: tuple[str, ...] = ("resnet18",)
@@ -124,6 +137,8 @@ class SweepMarker:
     requires: tuple[str, ...] = ()
     world_sizes: tuple[int, ...] = (1,)
     needs_gpu: str = ""
+    first_look: Mapping[str, Any] | None = None
+    campaign: str = ""
 
     @classmethod
     def read(cls, marks: Iterable[pytest.Mark]) -> SweepMarker:
@@ -143,6 +158,11 @@ class SweepMarker:
                         f"@pytest.mark.bench got the argument {name!r}", f"it takes {', '.join(sorted(known))}"
                     )
                 joined.setdefault(name, value)
+        for axis in joined.get("first_look") or ():
+            if axis not in (*_FIELDS, "collect"):
+                raise ConfigurationError(
+                    f"@pytest.mark.bench got first_look with {axis!r}", f"it takes {', '.join(_FIELDS)}, collect"
+                )
         values = {name: _as_tuple(name, value) for name, value in joined.items()}
         for name, allowed in _ALLOWED.items():
             wrong = [one for one in values.get(name, ()) if one not in allowed]
@@ -161,6 +181,20 @@ class SweepMarker:
         }
         return SweepMarker(**merged)
 
+    def takes_first(self, case: Case) -> bool:
+        """Whether a sweep that names nothing takes a cell."""
+        axes = {name: values for name, values in self._first_look_at(case).items() if name in _FIELDS}
+        return all(getattr(case, _FIELDS[name]) in _as_tuple(name, values) for name, values in axes.items())
+
+    def first_instruments(self, case: Case) -> tuple[str, ...]:
+        """What a sweep that names nothing collects of a cell beside timing and power."""
+        chosen = self._first_look_at(case).get("collect", ()) if self.takes_first(case) else ()
+        return cast("tuple[str, ...]", _as_tuple("collect", chosen))
+
+    def _first_look_at(self, case: Case) -> Mapping[str, Any]:
+        """The first look, which says nothing of the axes for a CPU."""
+        return {} if self.first_look is None or (case.gpu_model == CPU.model and self.cpu) else self.first_look
+
     def batches(self, model: str) -> tuple[int, ...]:
         """The batch sizes of a model.
 
@@ -178,7 +212,9 @@ class SweepMarker:
 
 
 def _as_tuple(name: str, value: Any) -> Any:
-    if name in ("layout", "cpu", "needs_gpu") or (name == "batch_sizes" and isinstance(value, Mapping)):
+    if name in ("layout", "cpu", "needs_gpu", "first_look", "campaign") or (
+        name == "batch_sizes" and isinstance(value, Mapping)
+    ):
         return value
     return (value,) if isinstance(value, (str, int)) else tuple(value)
 
