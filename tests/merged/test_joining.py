@@ -157,6 +157,36 @@ def test_a_wrong_kernel_has_no_part_in_it(raced, kernels, monkeypatch):
     assert not [one for one in merged.modules() if isinstance(one, Joined)]
 
 
+class Late(nn.Module):
+    """What is joined is pooled, for another concatenation too, before and behind it; and joined to nothing at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.pool = ConvNorm(3, 4, 3), ConvNorm(3, 4, 1), nn.MaxPool2d(3, 2, 1)
+        self.register_buffer("nothing", torch.empty(0))
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x)
+        early = self.pool(a)
+        one = torch.cat([a, b], 1)
+        late = self.pool(b)
+        other = torch.cat([b, a], 1)
+        return torch.relu(one), other, torch.cat([self.nothing, early], 1), late
+
+
+def test_a_pooling_behind_a_concatenation_copies_nothing_for_it(raced, kernels):
+    torch.manual_seed(2)
+    model, x = Late().eval(), torch.randn(2, 3, 8, 8)
+    raced |= {"writing": 5e-4, "copying": 1e-4}
+    merged = merged_there(model, x)
+    assert merged.explain().count("concatenation (1 of 2 parts written in place") == 2
+    kernels["kept"].clear()
+    with torch.no_grad():
+        for one, other in zip(merged(x), model(x), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert kernels["kept"] == [4, 4]
+
+
 class Transposed(nn.Module):
     """Transposed convolutions of all kinds one after another."""
 

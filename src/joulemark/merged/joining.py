@@ -13,6 +13,7 @@ copied. What a compiler is to see stays torch's operator.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def flatten_concatenations(graph: fx.GraphModule) -> int:
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:
-    """What a node joins over channels; nothing where it does not."""
+    """What a node joins over channels, all of one format; nothing where it does not."""
     if node.op != "call_function" or node.target not in _CATS or not node.args:
         return []
     dimension = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
@@ -136,7 +137,14 @@ def _parts(node: fx.Node) -> list[fx.Node]:
     meta = node.meta.get("tensor_meta")
     if not whole or not isinstance(meta, TensorMetadata) or len(meta.shape) not in FORMATS:
         return []
-    return list(cast("list[fx.Node]", given)) if cast(int, dimension) % len(meta.shape) == 1 else []
+    parts = list(cast("list[fx.Node]", given))
+    formats = {_format_of(one) for one in parts}
+    return parts if formats == {_format_of(node)} and cast(int, dimension) % len(meta.shape) == 1 else []
+
+
+def _format_of(node: fx.Node) -> tuple[torch.dtype, int] | None:
+    meta = node.meta.get("tensor_meta")
+    return (meta.dtype, len(meta.shape)) if isinstance(meta, TensorMetadata) else None
 
 
 @dataclass(frozen=True)
@@ -229,12 +237,11 @@ def _told(parts: list[_Part], way: str) -> str:
 def _joinable(node: fx.Node) -> list[_Part]:
     """The parts of a concatenation over channels; nothing where torch's operator has to do it."""
     nodes = _parts(node)
-    metas = [one.meta.get("tensor_meta") for one in nodes]
-    formats = {one.dtype if isinstance(one, TensorMetadata) else None for one in metas}
-    if len(nodes) < 2 or len(set(nodes)) < len(nodes) or formats != {node.meta["tensor_meta"].dtype}:
+    if len(nodes) < 2 or len(set(nodes)) < len(nodes):
         return []
     able = [_writer_behind(one, node) for one in nodes]
-    return [_Part(one, by, _pooling_of(one, able)) for one, by in zip(nodes, able, strict=True)]
+    late = set(itertools.dropwhile(lambda one: one is not node, node.graph.nodes))
+    return [_Part(one, by, _pooling_of(one, able, late)) for one, by in zip(nodes, able, strict=True)]
 
 
 def _writer_behind(part: fx.Node, reader: fx.Node) -> fx.Node | None:
@@ -254,11 +261,12 @@ def _of_one_shape(one: fx.Node, other: fx.Node) -> bool:
     return len(shapes) == 2 and shapes[0] == shapes[1]
 
 
-def _pooling_of(part: fx.Node, others: list[fx.Node | None]) -> fx.Node | None:
-    """A pooling that reads a part and may leave a copy of it; none that is asked for something else."""
+def _pooling_of(part: fx.Node, others: list[fx.Node | None], late: set[fx.Node]) -> fx.Node | None:
+    """A pooling that reads a part and may leave a copy of it in time; none that is asked for something else."""
     for user in part.users:
         module = module_of(user)
-        if isinstance(module, Pooling) and module.keeps and user not in others and not user.kwargs:
+        free = user not in others and user not in late and not user.kwargs
+        if isinstance(module, Pooling) and module.keeps and free:
             return user
     return None
 
