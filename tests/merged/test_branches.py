@@ -366,6 +366,19 @@ def test_what_a_model_changes_in_place_is_read_behind_that():
     assert torch.equal(Forked(graph, RATES, "fp32", lambda count: AtOnce())(x), model(x))
 
 
+def test_what_comes_back_is_the_callers_own():
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"both": [x + 1, (x * 2, None)], "maximum": torch.max(x, 0)}
+
+    x = torch.randn(3, 2)
+    out = Forked(trace(Named(), (x,)), None, None, lambda count: AtOnce())(x)
+    assert (type(out), type(out["both"]), type(out["both"][1])) == (dict, list, tuple)
+    assert torch.equal(out["maximum"].values, x.max(0).values)
+    out["both"].append(out.pop("maximum"))
+    assert len(out["both"]) == 3
+
+
 def test_a_copy_makes_its_own_schedule():
     graph = built(Device(), *FORKS)
     module = Forked(graph, None, None)

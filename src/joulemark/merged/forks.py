@@ -42,6 +42,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from joulemark.merged.branches import START, STREAMS, Schedule, Step, schedule
@@ -188,7 +189,7 @@ class _Call:
                 self._join()
             raise
         self._join()
-        return self.interpreter.run_node(self.nodes[-1])
+        return _as_the_model(self.interpreter.run_node(self.nodes[-1]))
 
     def _run(self, number: int, step: Step) -> None:
         for other in step.waits:
@@ -225,6 +226,17 @@ class _Call:
         for stream in range(1, len(self.given)):
             if self.given[stream] > self.waited[stream]:
                 self.streams.wait(0, self.streams.record(stream))
+
+
+def _as_the_model(value: Any) -> Any:
+    """An output in lists and dictionaries of Python's, which a graph keeps as its own that nobody may change."""
+    if isinstance(value, immutable_dict):
+        return {key: _as_the_model(one) for key, one in value.items()}
+    if isinstance(value, immutable_list):
+        return [_as_the_model(one) for one in value]
+    if type(value) is tuple:
+        return tuple(_as_the_model(one) for one in value)
+    return type(value)(*map(_as_the_model, value)) if hasattr(value, "_fields") else value
 
 
 def _storages(values: Any) -> Iterator[tuple[int, object]]:
