@@ -132,6 +132,19 @@ class Computed(Around):
         return F.layer_norm(self.conv(x), (7,), self.scale + 1)
 
 
+class Asked(Around):
+    def forward(self, x):
+        y = self.conv(x)
+        return F.layer_norm(y, y.shape[-1:]) + F.layer_norm(y, (y.shape[-1],))
+
+
+class Turned(Around):
+    """By permutations of which torch and a tensor get the order by name."""
+
+    def forward(self, x):
+        return self.norm(torch.permute(self.conv(x), dims=(0, 2, 3, 1))).permute(dims=(0, 3, 1, 2))
+
+
 class Tokens(Around):
     def forward(self, x):
         return self.norm(self.conv(x).flatten(2).transpose(1, 2))
@@ -151,6 +164,7 @@ def hooked():
         (Around(nn.LayerNorm((6, 5, 7))), 0, "norm: plain (it normalizes over (6, 5, 7) of (2, 6, 5, 7), not over"),
         (Around(hooked()), 0, "norm: plain (its hooks see it)"),
         (Computed(None), 0, "layer_norm: plain (its scale or shift is no parameter of 7 numbers in torch.float32)"),
+        (Asked(None), 0, "layer_norm and 1 more, to layer_norm_1: plain (what it normalizes over is computed in each"),
         (Tokens(nn.LayerNorm(6)), 0, ""),
     ],
 )
@@ -162,6 +176,12 @@ def test_what_is_not_behind_a_convolution_alone_stays_apart_and_what_is_no_norm_
     assert said in merged.explain()
     assert [one.sequence.layers[0].norm for one in executed(merged)] == [None]
     assert len([one for one in merged.modules() if isinstance(one, ChannelNorm)]) == alone
+
+
+def test_permutations_whose_order_is_named_are_seen_through():
+    torch.manual_seed(6)
+    merged = merged_and_checked(Turned(nn.LayerNorm(6)), torch.randn(2, 6, 5, 7))
+    assert "norm: norm (over channels, in the layer before it)" in merged.explain()
 
 
 def test_parameters_in_another_format_stay_torchs():

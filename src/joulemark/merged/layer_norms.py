@@ -68,6 +68,8 @@ def _norm_of(graph: fx.GraphModule, node: fx.Node) -> ChannelNorm | str | None:
     if node.op == "call_module" and module_of(node) is None:
         return "its hooks see it"
     channels = meta.shape[-1]
+    if not isinstance(shape, (tuple, list)) or not all(isinstance(one, int) for one in shape):
+        return "what it normalizes over is computed in each call"
     if tuple(shape) != (channels,):
         return f"it normalizes over {tuple(shape)} of {tuple(meta.shape)}, not over the last dimension alone"
     values = [_value(graph, one) for one in (scale, shift)]

@@ -9,7 +9,7 @@ from torch import fx
 
 
 def as_functions(graph: fx.GraphModule) -> None:
-    """``x.permute(0, 2, 3, 1)`` as ``torch.permute(x, (0, 2, 3, 1))``, everywhere."""
+    """``x.permute(0, 2, 3, 1)`` as ``torch.permute(x, (0, 2, 3, 1))``, everywhere; not where the order is computed."""
     for node in list(graph.graph.nodes):
         _as_function(graph, node)
 
@@ -36,21 +36,26 @@ def cancel(graph: fx.GraphModule) -> None:
 
 def permutes(node: object) -> bool:
     """Whether a node is a permutation as :func:`as_functions` leaves them."""
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch.permute
+    known = isinstance(node, fx.Node) and node.op == "call_function" and node.target is torch.permute
+    return known and len(cast(fx.Node, node).args) == 2 and _are_numbers(cast(fx.Node, node).args[1])
 
 
 def _as_function(graph: fx.GraphModule, node: fx.Node) -> None:
-    if node.op != "call_method" or node.target != "permute" or node.kwargs:
+    if (node.op, node.target) not in (("call_method", "permute"), ("call_function", torch.permute)) or permutes(node):
         return
-    given = node.args[1:]
+    given = node.args[1:] or (node.kwargs.get("dims"),)
     order = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    if not all(isinstance(one, int) for one in order):
+    if not node.args or not _are_numbers(order):
         return
     with graph.graph.inserting_before(node):
         made = graph.graph.call_function(torch.permute, (node.args[0], tuple(order)))
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.graph.erase_node(node)
+
+
+def _are_numbers(order: object) -> bool:
+    return isinstance(order, (tuple, list)) and all(isinstance(one, int) for one in order)
 
 
 def _cancel(graph: fx.GraphModule, node: fx.Node) -> None:
