@@ -37,7 +37,7 @@ def settled(model, *shape):
     """With batch norms that do something."""
     torch.manual_seed(1)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -152,6 +152,62 @@ def test_weights_that_are_used_twice_are_changed_for_neither():
     for strategy in ("padded", "auto"):
         merged = merge(model, x, strategy, families=(Family("none", "padded", lambda problem: ()),), rates=RATES)
         torch.testing.assert_close(merged(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+class Read(nn.Module):
+    """A folded convolution's weights are read elsewhere, or are another layer's too; layers get their input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.thin = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.read, self.one, self.other = (nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.other.weight = self.one.weight
+        self.norm, self.untracked = nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False)
+        self.scale = nn.Parameter(torch.rand(3, 1, 1))
+        self.register_buffer("whole", torch.arange(1, 4).view(3, 1, 1))
+        self.nothing = nn.Identity()
+
+    def forward(self, x):
+        y = nn.functional.conv2d(self.norm(input=self.read(input=x)), self.read.weight)
+        y = self.untracked(self.other(self.one(self.nothing(input=y)) * self.scale) * self.whole)
+        y = self.thin(self.linear(y.permute(0, 2, 3, 1)))
+        return nn.functional.linear(y, self.thin.weight).permute(0, 3, 1, 2)
+
+
+class Wider(nn.Module):
+    """A scale in a wider format than the layer whose output it scales."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.conv = nn.Linear(3, 3).float(), nn.Conv2d(3, 3, 1)
+        self.scale = nn.Parameter(torch.rand(3, 1, 1).double())
+
+    def forward(self, x):
+        return self.conv(self.linear(x.float().permute(0, 2, 3, 1)).permute(0, 3, 1, 2)) * self.scale
+
+
+@pytest.mark.parametrize("strategy", ["padded", "kernels"])
+@pytest.mark.parametrize(("build", "error"), [(Read, 1e-10), (Wider, 1e-5)])
+def test_weights_that_something_else_has_too_are_changed_for_the_layer_alone(build, error, strategy):
+    x = torch.randn(2, 3, 4, 4).double()
+    model = settled(build(), 2, 3, 4, 4)[0] if build is Read else build().eval()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    merged = merge(model, x, strategy, families=(Family("none", "padded", lambda problem: ()),), rates=RATES)
+    assert merged.failed is None
+    torch.testing.assert_close(merged(x), model(x), rtol=error, atol=error)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+def test_an_excitation_of_an_image_without_a_batch_stays_as_it_is():
+    class Gated(nn.Sequential):
+        def forward(self, x):
+            return x[0] * super().forward(x[0])
+
+    layers = (nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1), nn.ReLU(), nn.Conv2d(2, 4, 1), nn.Sigmoid())
+    model, x = settled(Gated(*layers), 1, 4, 5, 3)
+    merged = merge(model, x, "kernels", families=(Family("none", "padded", lambda problem: ()),), rates=RATES)
+    assert merged.failed is None
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-10, atol=1e-10)
 
 
 def test_a_model_that_cannot_be_traced_comes_back_working_with_the_reason():

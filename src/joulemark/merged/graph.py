@@ -111,6 +111,7 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     with torch.inference_mode(False), torch.no_grad():
         graph = _with_shapes(model, example_inputs)
         for node in list(graph.graph.nodes):
+            _by_position(node)
             if isinstance(module_of(node), _NOTHING) or _is_stochastic_depth(node):
                 node.replace_all_uses_with(node.args[0])
                 graph.graph.erase_node(node)
@@ -173,11 +174,19 @@ def _is_stochastic_depth(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "stochastic_depth" and training is False
 
 
+def _by_position(node: fx.Node) -> None:
+    """``layer(input=x)`` of one of torch's own as ``layer(x)``, as all that follows looks for."""
+    if type(module_of(node)).__module__.startswith("torch.nn.") and not node.args and set(node.kwargs) == {"input"}:
+        node.args, node.kwargs = (node.kwargs["input"],), {}
+
+
 def _fold(graph: fx.GraphModule, node: fx.Node, norm: nn.Module) -> None:
     before = node.args[0]
     if not isinstance(before, fx.Node) or len(before.users) != 1 or not is_convolution(before):
         return
     if not called_once(before):  # its weights are those of its other calls too
+        return
+    if norm.running_mean is None:  # it takes the means of each input
         return
     graph.set_submodule(str(before.target), folded(cast(nn.Module, module_of(before)), norm))
     node.replace_all_uses_with(before)
@@ -492,8 +501,13 @@ def is_convolution(node: fx.Node) -> bool:
 
 
 def called_once(node: fx.Node) -> bool:
-    """Whether no other node calls the same module."""
-    return len([one for one in node.graph.nodes if one.op == "call_module" and one.target == node.target]) == 1
+    """Whether no other node calls the same module, nor reads its weights."""
+    within = f"{node.target}."
+    return not any(
+        one.target == node.target if one.op == "call_module" else str(one.target).startswith(within)
+        for one in node.graph.nodes
+        if one is not node and one.op in ("call_module", "get_attr")
+    )
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -53,8 +53,7 @@ def _is_linear(node: fx.Node) -> bool:
 def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
     """A linear layer as permutation, convolution, permutation back."""
     linear = cast(nn.Linear, module_of(node))
-    source = cast(fx.Node, node.args[0])
-    rank = len(source.meta["tensor_meta"].shape)
+    rank = len(node.meta["tensor_meta"].shape)  # its input may be new
     weight = linear.weight
     made = _CONVOLUTIONS[rank](linear.in_features, linear.out_features, 1, bias=linear.bias is not None)
     made = made.to(weight.device, weight.dtype).requires_grad_(False)
@@ -84,12 +83,13 @@ def _take_scale(graph: fx.GraphModule, node: fx.Node) -> None:
     if found is None:
         return
     scale, convolution, module = found
-    value = attribute_of(graph, str(scale.target)).detach().flatten()
-    wide = value.double()
-    with torch.no_grad():
-        module.weight.data = (module.weight.double() * wide.view(-1, *(1,) * (module.weight.dim() - 1))).to(value.dtype)
-        if module.bias is not None:
-            module.bias.data = (module.bias.double() * wide).to(value.dtype)
+    wide = attribute_of(graph, str(scale.target)).detach().flatten().double()
+    dtype, across = module.weight.dtype, (-1, *(1,) * (module.weight.dim() - 1))
+    # Parameters of its own: those it has may be another layer's too.
+    weight = (module.weight.detach().double() * wide.view(across)).to(dtype)
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    if module.bias is not None:
+        module.bias = nn.Parameter((module.bias.detach().double() * wide).to(dtype), requires_grad=False)
     node.replace_all_uses_with(convolution)
     graph.graph.erase_node(node)
     if not scale.users:
@@ -111,7 +111,9 @@ def _scaled(graph: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node, nn.
         return None
     shape = (module.out_channels, *(1,) * (module.weight.dim() - 2))
     alone = set(convolution.users) == {node} and called_once(convolution)
-    return (scale, convolution, module) if alone and attribute_of(graph, str(scale.target)).shape == shape else None
+    value = attribute_of(graph, str(scale.target))
+    of_its_format = torch.promote_types(value.dtype, module.weight.dtype) == module.weight.dtype
+    return (scale, convolution, module) if alone and of_its_format and value.shape == shape else None
 
 
 def _is_scale(node: object) -> bool:

@@ -195,7 +195,9 @@ def _matched(pool: fx.Node) -> list[fx.Node] | None:
     first, second = module_of(nodes[1]), module_of(nodes[-2])
     if not (_is_dense_pointwise(first) and _is_dense_pointwise(second)):
         return None
-    return nodes if cast(nn.Conv2d, first).in_channels == cast(nn.Conv2d, second).out_channels else None
+    one, other = cast(nn.Conv2d, first), cast(nn.Conv2d, second)
+    batched = len(pool.meta["tensor_meta"].shape) == one.weight.dim()
+    return nodes if batched and one.in_channels == other.out_channels else None
 
 
 def _pools(node: fx.Node) -> bool:
