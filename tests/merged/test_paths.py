@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from joulemark.merged import merge
-from joulemark.merged.paths import Executed, cudnn_tuning, library_paths
-from joulemark.merged.sequence import Conv
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
+from joulemark.merged.sequence import Conv, Sequence
 from tests.merged.fakes import RATES, fake_family
 
 
@@ -53,3 +54,47 @@ def test_a_part_of_a_batch_that_begins_anywhere_is_taken():
     merged = merge(model, (x, y), rates=RATES, families=(fake_family(),))
     assert [one.adds for one in merged.modules() if isinstance(one, Executed) and one.kernel is not None] == [True]
     torch.testing.assert_close(merged(x, y), model(x, y), rtol=1e-4, atol=1e-5)
+
+
+class Placed(nn.Module):
+    """What is added, and a gate, are there once for all images; or what is convolved is."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Conv2d(3, 3, kernel, padding=kernel // 2) for kernel in (3, 3, 1, 3))
+        self.place, self.gate = nn.Parameter(torch.randn(1, 3, 5, 4)), nn.Parameter(torch.randn(1, 3, 1, 1))
+
+    def forward(self, x):
+        y = torch.relu(self.b(torch.relu(self.a(x))) + self.place)
+        y = torch.relu(self.c(y * self.gate)) + self.place
+        return torch.relu(self.d(self.place)) + y
+
+
+def test_what_is_there_once_for_all_images_is_there_for_each():
+    torch.manual_seed(3)
+    model, x, ones = Placed().eval(), torch.randn(1, 3, 5, 4), torch.ones(2, 3, 5, 4)
+    merged = merge(model, x, "kernels", rates=RATES, families=(fake_family(),))
+    assert len([one for one in merged.modules() if isinstance(one, Executed)]) > 1
+    seen = torch.compile(merged.inner, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        for batch in (1, 3, 0):
+            x = torch.randn(batch, 3, 5, 4)
+            torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(seen(ones), model(ones), rtol=1e-4, atol=1e-5)
+
+
+def test_no_kernel_is_given_less_to_add_than_it_writes(monkeypatch):
+    """Nor less of a gate; nor fewer images than are added."""
+    weight, images, one = torch.randn(4, 3, 1, 1), torch.randn(2, 3, 5, 4), torch.randn(1, 3, 5, 4)
+    gate, place, places = torch.randn(1, 3, 1, 1), torch.randn(1, 4, 5, 4), torch.randn(2, 4, 5, 4)
+    sequence = Sequence((Conv(3, 4, (1, 1), (1, 1), (0, 0), (1, 1), activation="relu"),))
+    monkeypatch.setattr(Recipe, "_epilogue", lambda self, layer, *given: given[:2])
+    monkeypatch.setattr(Recipe, "_tiles", lambda self, layer, *given: (given[0], given[1], given[2]))
+    for path, given in (
+        ("epilogue", (images, place)),
+        ("epilogue", (one, places)),
+        ("tiles 16x16", (images, place, gate)),
+    ):
+        read = Executed(sequence, [Parameters(weight, None)], path, True).run(*given)
+        assert [tuple(part.shape) for part in read] == [(2, 3, 5, 4), (2, 4, 5, 4), (2, 3, 1, 1)][: len(given)]
+        assert all(torch.equal(part, whole.expand_as(part)) for part, whole in zip(read, given, strict=True))

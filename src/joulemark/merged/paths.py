@@ -201,6 +201,7 @@ class Recipe:
     adds: bool
     kernel: Kernel | None = None
     _ready: dict[tuple[Any, ...], tuple[Any, Tensor | None]] = field(default_factory=dict, compare=False, repr=False)
+    _sized_before: dict[Shape, Shape] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def format(self) -> torch.memory_format:
@@ -225,9 +226,10 @@ class Recipe:
         out: Tensor | None = None,
     ) -> Tensor:
         """The segment's output, launch by launch; weights as :meth:`Executed` holds them, ``out`` as it takes that."""
+        x, added, gate = _of_one_batch(x, added, gate)
         x = x.contiguous(memory_format=self.format)
-        if added is not None:
-            added = added.contiguous(memory_format=self.format)
+        if added is not None:  # a kernel reads as much of it as it writes
+            added = added.expand(self.shape_of(x)).contiguous(memory_format=self.format)
         layer = self.sequence.layers[0]
         kind = kind_of_path(self.path)
         if kind == "tiles":
@@ -257,8 +259,10 @@ class Recipe:
 
     def shape_of(self, x: Tensor) -> Shape:
         """Of the output for x."""
-        size = self.sequence.sizes(tuple(x.shape[2:]))[-1]
-        return (x.shape[0], self.sequence.channels(len(self.sequence.layers)), *size)
+        size = tuple(x.shape[2:])
+        if size not in self._sized_before:
+            self._sized_before[size] = self.sequence.sizes(size)[-1]
+        return (x.shape[0], self.sequence.channels(len(self.sequence.layers)), *self._sized_before[size])
 
     def in_operators(
         self, x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None
@@ -413,6 +417,18 @@ class Executed(nn.Module):
         return self.recipe.run(x, added, gate, self.weight, self.bias, out)
 
 
+def _of_one_batch(x: Tensor, added: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What is there once for all images, an embedding of positions say, for each: an example of one tells no such."""
+    given = (x, added, gate)
+    batches = {one.shape[0] for one in given if one is not None}
+    if len(batches) == 1:
+        return given
+    batch = max(batches - {1})
+    x, added, gate = (None if one is None else one.expand(batch, *one.shape[1:]) for one in given)
+    assert x is not None
+    return x, added, gate
+
+
 def _bias_of(given: Parameters) -> Tensor | None:
     """What a layer adds to channels: its bias [outputs]; with a norm [3, outputs], bias, scale and shift."""
     if given.affine is None:
@@ -461,5 +477,5 @@ def _run(
 def _shape(
     x: Tensor, added: Tensor | None, gate: Tensor | None, weight: Tensor, bias: Tensor | None, number: int
 ) -> Tensor:
-    del added, gate, weight, bias
-    return _recipes[number].like(x)
+    del weight, bias
+    return _recipes[number].like(_of_one_batch(x, added, gate)[0])
