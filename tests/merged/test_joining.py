@@ -158,11 +158,12 @@ def test_a_wrong_kernel_has_no_part_in_it(raced, kernels, monkeypatch):
 
 
 class Late(nn.Module):
-    """What is joined is pooled, for another concatenation too, before and behind it; and joined to nothing at all."""
+    """What is joined is pooled, for another concatenation too, before and behind it; or with that, or with nothing."""
 
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.pool = ConvNorm(3, 4, 3), ConvNorm(3, 4, 1), nn.MaxPool2d(3, 2, 1)
+        self.a, self.b, self.c = ConvNorm(3, 4, 3), ConvNorm(3, 4, 1), ConvNorm(3, 4, 1)
+        self.pool, self.same = nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 1, 1)
         self.register_buffer("nothing", torch.empty(0))
 
     def forward(self, x):
@@ -170,8 +171,9 @@ class Late(nn.Module):
         early = self.pool(a)
         one = torch.cat([a, b], 1)
         late = self.pool(b)
-        other = torch.cat([b, a], 1)
-        return torch.relu(one), other, torch.cat([self.nothing, early], 1), late
+        other, c = torch.cat([b, a], 1), self.c(x)
+        beside = self.same(c)
+        return torch.relu(one), other, torch.cat([c, beside], 1), beside, torch.cat([self.nothing, early], 1), late
 
 
 def test_a_pooling_behind_a_concatenation_copies_nothing_for_it(raced, kernels):

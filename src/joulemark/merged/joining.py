@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import operator
 from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -241,7 +242,8 @@ def _joinable(node: fx.Node) -> list[_Part]:
         return []
     able = [_writer_behind(one, node) for one in nodes]
     late = set(itertools.dropwhile(lambda one: one is not node, node.graph.nodes))
-    return [_Part(one, by, _pooling_of(one, able, late)) for one, by in zip(nodes, able, strict=True)]
+    others = [*nodes, *able]
+    return [_Part(one, by, _pooling_of(one, others, late)) for one, by in zip(nodes, able, strict=True)]
 
 
 def _writer_behind(part: fx.Node, reader: fx.Node) -> fx.Node | None:
@@ -261,7 +263,7 @@ def _of_one_shape(one: fx.Node, other: fx.Node) -> bool:
     return len(shapes) == 2 and shapes[0] == shapes[1]
 
 
-def _pooling_of(part: fx.Node, others: list[fx.Node | None], late: set[fx.Node]) -> fx.Node | None:
+def _pooling_of(part: fx.Node, others: List[fx.Node | None], late: set[fx.Node]) -> fx.Node | None:
     """A pooling that reads a part and may leave a copy of it in time; none that is asked for something else."""
     for user in part.users:
         module = module_of(user)
