@@ -178,6 +178,31 @@ def test_what_is_not_behind_a_convolution_alone_stays_apart_and_what_is_no_norm_
     assert len([one for one in merged.modules() if isinstance(one, ChannelNorm)]) == alone
 
 
+class Changed(Around):
+    """What is normalized is changed by a statement; another norm is of no use."""
+
+    def __init__(self):
+        super().__init__(nn.LayerNorm(6))
+        self.unread, self.activate = nn.LayerNorm(6), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.activate(y)
+        self.unread(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.norm(y.permute(0, 2, 3, 1)), y + 1
+
+
+def test_what_is_changed_by_a_statement_stays_changed():
+    torch.manual_seed(7)
+    model, x = Changed().eval(), torch.randn(2, 6, 5, 7)
+    merged = merge(model, x, "kernels", rates=RATES, families=NONE)
+    for one, other in zip(merged(x), model(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    said = merged.explain()
+    assert "norm: norm (over channels, by itself)" in said
+    assert "unread: plain (nothing reads what it gives)" in said
+
+
 def test_permutations_whose_order_is_named_are_seen_through():
     torch.manual_seed(6)
     merged = merged_and_checked(Turned(nn.LayerNorm(6)), torch.randn(2, 6, 5, 7))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from joulemark.merged import permutations
 from joulemark.merged.graph import attribute_of, module_of, norm_behind
+from joulemark.merged.in_place import changed_by
 from joulemark.merged.norms import ChannelNorm
 
 _RANKS = (4, 5)
@@ -51,11 +52,18 @@ def as_channel_norms(graph: fx.GraphModule) -> Norms:
     if made:
         permutations.as_functions(graph)
         permutations.cancel(graph)
-        graph.graph.eliminate_dead_code()
+        graph.graph.eliminate_dead_code(_does_more)
         graph.graph.lint()
         graph.delete_all_unused_submodules()
         graph.recompile()
-    return Norms({name: _how(node) for name, node in made.items()}, left)
+    there = set(graph.graph.nodes)
+    left |= dict.fromkeys((name for name, node in made.items() if node not in there), "nothing reads what it gives")
+    return Norms({name: _how(node) for name, node in made.items() if node in there}, left)
+
+
+def _does_more(node: fx.Node) -> bool:
+    """Whether a node does something though nothing reads its value: it changes what others read, say."""
+    return node.is_impure() or changed_by(node, module_of) is not None
 
 
 def _norm_of(graph: fx.GraphModule, node: fx.Node) -> ChannelNorm | str | None:
