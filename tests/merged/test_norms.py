@@ -19,7 +19,9 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.norms import ChannelNorm
 from joulemark.merged.paths import library_paths
+from joulemark.merged.pooling import Pooling, replace_poolings
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged.squeeze import replace_excitations
 from tests.merged.fakes import RATES, executed
 
 NONE = (Family("none", "padded", lambda problem: ()),)
@@ -201,6 +203,37 @@ def test_what_is_changed_by_a_statement_stays_changed():
     said = merged.explain()
     assert "norm: norm (over channels, by itself)" in said
     assert "unread: plain (nothing reads what it gives)" in said
+
+
+class Called(nn.Module):
+    """Each of its parts twice, and then another one of its kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(6, eps=eps) for eps in (1e-5, 0.5))
+        self.pools = nn.ModuleList((nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1)))
+        self.gates = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 2, 1), nn.ReLU(), nn.Conv2d(2, 6, 1), nn.Sigmoid())
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        for number in (0, 0, 1):
+            x = self.norms[number](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + 1
+            x = self.pools[number](x) * self.gates[number](x)
+        return x
+
+
+def test_parts_that_are_called_again_are_not_taken_for_others():
+    torch.manual_seed(8)
+    model, x = Called().eval(), torch.randn(2, 6, 5, 7)
+    graph = trace(model, (x,))
+    as_channel_norms(graph)
+    replace_excitations(graph)
+    replace_poolings(graph, torch.device("cpu"), x.dtype)
+    assert [len([one for one in graph.modules() if isinstance(one, kind)]) for kind in (ChannelNorm, Pooling)] == [3, 3]
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_permutations_whose_order_is_named_are_seen_through():

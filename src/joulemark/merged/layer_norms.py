@@ -7,6 +7,7 @@ neither (:class:`joulemark.merged.norms.ChannelNorm`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def as_channel_norms(graph: fx.GraphModule) -> Norms:
         graph: with shapes; what is new has none.
     """
     made: dict[str, fx.Node] = {}
+    number = count()  # of nodes: a norm may be called more than once
     left: dict[str, str] = {}
     for node in list(graph.graph.nodes):
         found = _norm_of(graph, node)
@@ -48,7 +50,7 @@ def as_channel_norms(graph: fx.GraphModule) -> Norms:
             left[_name(graph, node)] = found
         elif found is not None:
             name = _name(graph, node)
-            made[name] = _replaced(graph, node, f"channel_norm_{len(made)}", found)
+            made[name] = _replaced(graph, node, f"channel_norm_{next(number)}", found)
     if made:
         permutations.as_functions(graph)
         permutations.cancel(graph)

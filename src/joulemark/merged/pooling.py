@@ -10,6 +10,7 @@ here. What a compiler is to see stays torch's operator.
 from __future__ import annotations
 
 import importlib.util
+from itertools import count
 from math import prod
 from typing import Any, cast
 
@@ -150,6 +151,7 @@ def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.d
         Per pooling, as the model calls it, what became of it.
     """
     found: dict[str, str] = {}
+    number = count()  # of nodes: a pooling may be called more than once
     for node in list(graph.graph.nodes):
         made = pooling_of(node)
         meta = cast(fx.Node, node.args[0]).meta.get("tensor_meta") if made is not None else None
@@ -159,7 +161,7 @@ def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.d
         size = [3 * taps + 1 for taps in made.kernel]
         like = torch.linspace(-1, 1, 2 * channels * prod(size), device=device).to(dtype).view(2, channels, *size)
         why = made.prove(like)
-        name = f"pooling_{len(found)}"
+        name = f"pooling_{next(number)}"
         found[str(node.target)] = "by one kernel" if why is None else f"by torch's operator ({why})"
         graph.add_submodule(name, made)
         node.target = name

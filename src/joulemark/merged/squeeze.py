@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from itertools import count
 from typing import cast
 
 import torch
@@ -150,6 +151,7 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
         Per first convolution, as the model calls it, what became of it and its second.
     """
     found: dict[str, str] = {}
+    number = count()  # of nodes: layers may be called more than once
     for pool in list(graph.graph.nodes):
         nodes = _matched(pool)
         if nodes is None:
@@ -159,7 +161,7 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
         module = Excitation(
             cast(nn.Conv2d, module_of(first)), kind, cast(nn.Conv2d, module_of(second)), bool(_hard(hard))
         )
-        name = f"excitation_{len(found)}"
+        name = f"excitation_{next(number)}"
         graph.add_submodule(name, module)
         with graph.graph.inserting_after(hard):
             new = graph.graph.call_module(name, (pool.args[0],))
