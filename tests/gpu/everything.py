@@ -270,20 +270,25 @@ def steps() -> tuple[Step, ...]:
     outputs = _script("merged_models.py", "{dir}/merged-models.json", "--limit", "{left}")
     recordings = _script("attribution.py", "{dir}", "--seconds", "{left}", "--parts", RECORDINGS)
     beside_ncu = _script("attribution.py", "{dir}", "--seconds", "{left}", "--ncu-seconds", "25")
+    blocks = _script("merged_campaign.py", "{dir}", "--seconds", "{left}", "--begin", str(BLOCKS), "--again", AGAIN)
     return (
-        Step("blocks", (_script("merged_campaign.py", "{dir}", "--seconds", "{left}"),), _NO_END_S, 60.0),
-        Step("tandem", (_TURNS,), 180.0, 90.0, pinned=True, cut=()),
+        Step("blocks", (blocks,), 560.0, 60.0),
         Step("counters-cost", (cost,), 280.0, 160.0, pinned=True, ends=(_NOT_TOLD,)),
-        Step("attribution", (recordings, beside_ncu), _NO_END_S, 60.0),
-        Step("kernels", ((PYTHON, "-m", "pytest", "-q", "tests/gpu/test_merged.py"),), 240.0, 60.0, cut=()),
-        Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),
+        Step("kernels", (_tests("test_merged.py"),), 300.0, 60.0, cut=()),
         *(Step(f"networks-{number}", (_networks(names),), _NO_END_S, 90.0) for number, names in enumerate(NETWORKS, 1)),
+        Step("outputs", (outputs,), _NO_END_S, 60.0, again=(_CUDA_ERROR,)),
+        Step("first-look", (_bench(), _tests("test_attribution.py")), 500.0, 60.0, cut=()),
+        Step("attribution", (recordings, beside_ncu), _NO_END_S, 60.0),
+        Step("tandem", (_TURNS,), 180.0, 90.0, pinned=True, cut=()),
         Step("counters", (_training("timing,power"), _training("timing,power,counters")), 200.0, 70.0, cut=()),
         Step("gate", (gate,), _NO_END_S, 60.0),
         Step("energy", (energy,), _NO_END_S, 90.0),
     )
 
 
+BLOCKS = ROOT / "results" / "nvidia-h200" / "merged-blocks.json"
+AGAIN = "chain-2x64-56-b1,bottleneck-256-64-56-b1"
+"""Blocks of it whose choice was made by another rule than today's."""
 RECORDINGS = "resnet50-record,mobilenet_v2-record,bert_base-record"
 """What the two instruments cost; then the comparison with Nsight Compute."""
 NETWORKS = (
@@ -295,6 +300,10 @@ NETWORKS = (
 
 def _script(name: str, *arguments: str) -> tuple[str, ...]:
     return (PYTHON, f"tests/gpu/{name}", *arguments)
+
+
+def _tests(name: str) -> tuple[str, ...]:
+    return (PYTHON, "-m", "pytest", "-q", f"tests/gpu/{name}")
 
 
 def _bench(*arguments: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from joulemark import whole_files
 from joulemark.counter_series import CounterSeries
 from joulemark.errors import UnreadableInput, in_words
 
@@ -111,9 +112,7 @@ class Recording:
 def write_recording(folder: Path, recording: Recording) -> None:
     """Write what a folder holds, behind the files that it names, whole or not at all."""
     text = json.dumps({"schema": SCHEMA, **asdict(recording)}, indent=1)
-    part = folder / f"{FILE}.part"
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(folder / FILE)
+    whole_files.put((text + "\n").encode(), folder / FILE)
 
 
 def read_recording(folder: Path) -> Recording:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from joulemark import whole_files
 from joulemark.records import Amount, Json, Share, converted
 from joulemark.utilization.kernels import CLASSES
 
@@ -87,10 +88,7 @@ def folder_beside(results: Path) -> Path:
 
 def write(path: Path, document: Mapping[str, Json]) -> None:
     """Write a document, whole or not at all, into a folder that is made where it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    whole_files.put((json.dumps(document, indent=1, allow_nan=False) + "\n").encode(), path)
 
 
 def check(document: Json) -> None:

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Judge the gate, print the table, and write the document."""
     from joulemark.regression import processes, trials
     from joulemark.report import aa_view, jsonout, output
+    from joulemark.whole_files import write_text
 
     if args.processes is not None and args.processes < processes.LEAST:
         what = f"--processes {args.processes} are too few to judge the gate on"
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     runs = _stored(args.what) if args.processes is None else [_measured(args)]
     document = trials.evaluate(runs, args.metric, pairs=args.pairs, seed=args.seed)
     if args.out is not None:
-        output.write_text(jsonout.dumps(document), args.out)
+        write_text(jsonout.dumps(document), args.out)
         say(f"wrote {args.out}")
     show(document, args, aa_view)
     return 0

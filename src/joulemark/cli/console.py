@@ -86,7 +86,8 @@ def show(document: Mapping[str, Any], args: argparse.Namespace, view: View) -> N
 
 def deliver(document: Mapping[str, Any], args: argparse.Namespace, view: View, plot: Plot) -> None:
     """Draw, write or print a document as ``--plot``, ``--out``, ``--json`` and ``--format`` say."""
-    from joulemark.report import formats, jsonout, output
+    from joulemark.report import formats, jsonout
+    from joulemark.whole_files import write_text
 
     if args.plot is not None:
         plot.draw(document, args.plot)
@@ -94,7 +95,7 @@ def deliver(document: Mapping[str, Any], args: argparse.Namespace, view: View, p
     if args.out is not None:
         as_json = args.out.suffix.lower() == ".json"
         text = jsonout.dumps(document) if as_json else formats.render(view.tables(document), "markdown")
-        output.write_text(text, args.out)
+        write_text(text, args.out)
         say(f"wrote {args.out}")
     else:
         show(document, args, view)

@@ -54,7 +54,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Bring the index up to date, judge the metric, and show it."""
-    from joulemark.report import history_html, output
+    from joulemark.report import history_html
+    from joulemark.whole_files import write_text
 
     rate = _rate(args.false_alarms)
     if args.html is not None:
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     places = args.results or [_default_folder()]
     trend, sources = _judged(places, args.metric, args.case, rate, args.rebuild)
     if args.html is not None:
-        output.write_text(history_html.render(trend, sources), args.html)
+        write_text(history_html.render(trend, sources), args.html)
         say(f"wrote {args.html}")
     _show(trend, sources, "json" if args.json else args.format)
     return 0

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 import msgspec
 import numpy as np
 
+from joulemark import whole_files
 from joulemark.energy import goodness
 from joulemark.energy.fit import Fit, bound_reason, design_of, fit, reason_unknown
 from joulemark.energy.microbench.suite import SUITE
@@ -338,14 +338,9 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         ConfigurationError: the place cannot be written.
     """
     text = json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n"
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        whole_files.put(text.encode(), path)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise ConfigurationError(f"the calibration cannot be written to {path} ({error})", "choose --out") from error
 
 

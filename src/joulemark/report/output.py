@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from joulemark.errors import ConfigurationError
 from joulemark.records import Run, Table
-from joulemark.report import answers_view, csv, files, formats, jsonout, markdown, plateau_table, terminal
+from joulemark.report import answers_view, csv, formats, jsonout, markdown, plateau_table, terminal
 from joulemark.report.evidence import Evidence, gather
 from joulemark.report.tables import tables_of
+from joulemark.whole_files import write_text
 
 if TYPE_CHECKING:
     from joulemark.report.comparison import Comparison
@@ -180,17 +181,3 @@ def check_document_path(path: Path, schema: str, kind: str, suffixes: Sequence[s
         raise ConfigurationError(f"{path} is a folder", "give a file name in it")
     if path.exists():
         _refuse_foreign(path, (schema,), kind)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Put a text into a file at once.
-
-    Raises:
-        ConfigurationError: the disk refuses.
-    """
-    try:
-        files.put(text.encode("utf-8", "backslashreplace"), path)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the report {path} cannot be written ({error.strerror or error})", "choose another place"
-        ) from error

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joulemark import whole_files
 from joulemark.errors import ConfigurationError
-from joulemark.report import files
 from joulemark.report.escape import printable, shorten
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def save(figure: Figure, path: Path, about: str = "") -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=suffix[1:], metadata={**_METADATA[suffix], **told})
     try:
-        files.put(drawn.getvalue(), path)
+        whole_files.put(drawn.getvalue(), path)
     except OSError as error:
         what = f"the plot {path} cannot be written ({error.strerror or error})"
         raise ConfigurationError(what, "choose another place") from error

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark.errors import ConfigurationError
-from joulemark.report import csv, output, plot
+from joulemark.report import csv, plot
 from joulemark.report.escape import printable
 from joulemark.report.page.parts import Figure, Mark
+from joulemark.whole_files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -151,7 +152,7 @@ def handle(mark: Mark) -> Any:
 def _write_csv(figure: Figure, path: Path) -> None:
     names = list(dict.fromkeys(name for row in figure.rows for name in row))
     rows = [{name: row.get(name) for name in names} for row in figure.rows]
-    output.write_text(csv.render_rows(rows), path)
+    write_text(csv.render_rows(rows), path)
 
 
 def alternative(figure: Figure) -> str:

@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from joulemark.errors import ConfigurationError
+
 
 def put(content: bytes, path: Path) -> None:
     """Put bytes into a file at once; missing folders are made.
@@ -23,3 +25,17 @@ def put(content: bytes, path: Path) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_text(text: str, path: Path) -> None:
+    """Put a report into a file at once.
+
+    Raises:
+        ConfigurationError: the disk refuses.
+    """
+    try:
+        put(text.encode("utf-8", "backslashreplace"), path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the report {path} cannot be written ({error.strerror or error})", "choose another place"
+        ) from error
