@@ -157,6 +157,7 @@ def test_a_binary_file_is_refused(tmp_path):
         ("trace.json.gz", gzip.compress(b'{"traceEvents": []}'), "joulemark trace"),
         ("ncu.csv", b'"ID","Process ID","Kernel Name"\n', "joulemark counters"),
     ],
+    ids=["trace", "zipped", "ncu"],
 )
 def test_what_another_command_reads_is_sent_there(tmp_path, name, content, command):
     path = tmp_path / name
