@@ -572,7 +572,10 @@ def label(item: Item) -> str:
     if isinstance(item, Timing):
         said = "cudnn fused" if item.variant is None else f"{item.variant.family} {item.variant.plan}"
         return f"time {item.block} {said}"
-    return f"numerics {item.variant.family} {item.variant.description} {item.variant.plan}"
+    last = item.variant.description.sequence.layers[-1]
+    behind = f", adds behind {last.activation}" if last.adds_behind else ""
+    size = "x".join(map(str, item.shape))
+    return f"numerics {item.variant.family} {item.variant.description} {item.variant.plan} on {size}{behind}"
 
 
 def check(one: Check) -> dict[str, Any]:

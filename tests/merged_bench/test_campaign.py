@@ -243,6 +243,7 @@ def test_a_probe_that_time_has_cut_says_so(tmp_path):
 
 def test_the_samples_match_checks_of_every_family(kernels, numerics):
     labels = [kernels["label"](one) for one in numerics]
+    assert len(set(labels)) == len(labels), "a record is found again by its label"
     for pattern, families in (("SAMPLE", 12), ("SANITIZED", 12), ("RACED", 11)):
         found = [one for one in labels if re.search(CAMPAIGN[pattern], one)]
         assert len({one.split()[1] for one in found}) == families, pattern
