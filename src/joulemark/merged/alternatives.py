@@ -14,6 +14,7 @@ from joulemark.merged.questions import ends, relative_error
 from joulemark.merged.seams import FORMATS
 from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race
+from joulemark.merged.trying import told
 
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
 _NO_MEMORY = "out of memory when it was measured"
@@ -106,7 +107,7 @@ def _problem(call: Call, expected: List[Tensor], setting: Setting) -> str | None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler of kernels raises anything; the way is one of several
-        return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+        return told(error)[:200]
     wrong = [one for one in errors if not one <= limit]
     return f"its output is wrong: relative error {wrong[0]:.2g}, {limit:g} is allowed" if wrong else None
 

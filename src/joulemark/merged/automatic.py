@@ -37,6 +37,7 @@ from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.trials import Choice
+from joulemark.merged.trying import told
 from joulemark.merged.upsampling import Upsampled, replace_upsamplings
 from joulemark.merged.whole import Referee, Verdict
 
@@ -96,8 +97,7 @@ def merge_automatically(
             with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
                 merged = _Automatic(model, graph, inputs, setting, begin, budget_s, forced).merged()
         except Exception as error:  # whatever a device or a compiler says: the model itself still works
-            said = next(iter(str(error).strip().splitlines()), "")
-            why = f"merging it failed: {type(error).__name__}: {said}"
+            why = f"merging it failed: {told(error)}"
             warnings.warn(f"{type(model).__name__} is not merged: {why}", stacklevel=3)
             return untraced(model, why)
     merged.took_s = time.monotonic() - begin

@@ -18,6 +18,7 @@ from joulemark.merged.folding import folded
 from joulemark.merged.in_place import NotMergeable, Shapes, Tracer, keep_apart
 from joulemark.merged.norms import ChannelNorm
 from joulemark.merged.sequence import LEAKY_SLOPE, Activation, Conv, Sequence
+from joulemark.merged.trying import told
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -147,12 +148,6 @@ def _taken_for_given(graph: fx.GraphModule, example_inputs: tuple[object, ...]) 
     taken = [node for node in graph.graph.nodes if node.op == "placeholder"]
     defaults = [node.args[0] if node.args else node for node in taken[len(example_inputs) :]]
     return [str(node.target) for node, one in zip(taken, (*example_inputs, *defaults), strict=False) if one is None]
-
-
-def told(error: Exception) -> str:
-    """An error in one line."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0] if said else ''}"
 
 
 def _state(model: nn.Module) -> dict[str, tuple[object, ...]]:

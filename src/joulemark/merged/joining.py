@@ -12,7 +12,6 @@ copied. What a compiler is to see stays torch's operator.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import operator
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from joulemark.merged.graph import module_of
 from joulemark.merged.pooling import Keeping, Pooling
 from joulemark.merged.seams import FORMATS
 from joulemark.merged.setting import Setting
+from joulemark.merged.trying import has_triton
 from joulemark.merged.writers import Writer, writer_of
 
 _CATS = (torch.cat, torch.concat)
@@ -209,7 +209,7 @@ def join(graph: fx.GraphModule, setting: Setting) -> list[Concatenation]:
         setting: for what.
     """
     found: list[Concatenation] = []
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return found
     for node in list(graph.graph.nodes):
         parts = _joinable(node)

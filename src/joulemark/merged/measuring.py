@@ -19,6 +19,7 @@ from joulemark.merged.questions import Given, ends, question, relative_error, wi
 from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race
 from joulemark.merged.trials import Trial, shape_of
+from joulemark.merged.trying import told
 
 _NO_MEMORY = "out of memory when it was measured"
 _NOT_FINITE = "with these weights its layers one by one give no finite numbers"
@@ -79,8 +80,7 @@ def right_once(
     except torch.OutOfMemoryError:
         trial.problem = _NO_MEMORY
     except Exception as error:  # a compiler of kernels raises anything; the path is one of several
-        said = str(error).strip().splitlines()
-        trial.problem = f"{type(error).__name__}: {said[0] if said else ''}"
+        trial.problem = told(error)
         trial.of_values = _is_right_with_others(segment, trial, setting)
     return None
 

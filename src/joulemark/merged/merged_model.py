@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from joulemark.merged.graph import told, trace
+from joulemark.merged.graph import trace
 from joulemark.merged.in_place import NotMergeable
 from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.sequence import Shape
+from joulemark.merged.trying import told
 
 
 @dataclass(frozen=True)

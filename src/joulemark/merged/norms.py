@@ -8,7 +8,6 @@ is here. What a compiler sees stays torch's operator.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from joulemark.merged.bricks import channel_norm
 from joulemark.merged.kernels.kernel import layout
+from joulemark.merged.trying import has_triton, told
 
 _AGREES = {2: 2e-2, 4: 1e-5}
 """Bytes of a number → relative error up to which two ways agree."""
@@ -35,7 +35,7 @@ class ChannelNorm(nn.Module):
         super().__init__()
         self.register_buffer("affine", affine)
         self.eps = eps
-        self.own = affine.dtype != torch.float64 and importlib.util.find_spec("triton") is not None
+        self.own = affine.dtype != torch.float64 and has_triton()
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, *size] → the same."""
@@ -70,6 +70,6 @@ class ChannelNorm(nn.Module):
             if not error <= _AGREES[x.dtype.itemsize]:
                 why = f"its kernel is {error:.2g} off"
         except Exception as error:  # a compiler of kernels raises anything; torch's operator does the same
-            why = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+            why = told(error)[:200]
         self.own = self.own and why is None
         return why

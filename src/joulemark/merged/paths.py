@@ -25,7 +25,6 @@ Any other path names a generated kernel (:mod:`joulemark.merged.families`).
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
@@ -43,6 +42,7 @@ from joulemark.merged.kernels import Kernel
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
 from joulemark.merged.sequence import Conv, Sequence, Shape
+from joulemark.merged.trying import has_triton
 from joulemark.merged.writers import its_device
 
 LIBRARY = ("library", "fused", "product", "epilogue", "taps", "slide", "tiles", "gather", "rows")
@@ -133,7 +133,7 @@ def library_paths(
     if device.type != "cuda" or form is None:
         return ("library",)
     residual, normed = adds or layer.residual is not None, layer.norm is not None
-    own = importlib.util.find_spec("triton") is not None
+    own = has_triton()
     square = set(layer.stride) == {1} and not any(layer.padding)
     pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square and not normed
     depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2

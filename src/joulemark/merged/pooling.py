@@ -9,7 +9,6 @@ here. What a compiler is to see stays torch's operator.
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import count
 from math import prod
 from typing import Any, cast
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from joulemark.merged import writers
 from joulemark.merged.graph import module_of
 from joulemark.merged.sequence import Shape
+from joulemark.merged.trying import has_triton, told
 
 _MODULES = {nn.MaxPool2d: True, nn.MaxPool3d: True, nn.AvgPool2d: False, nn.AvgPool3d: False}
 _OPERATORS = {(2, True): F.max_pool2d, (3, True): F.max_pool3d, (2, False): F.avg_pool2d, (3, False): F.avg_pool3d}
@@ -39,7 +39,7 @@ class Pooling(nn.Module):
     def __init__(self, largest: bool, kernel: Shape, stride: Shape, padding: Shape, counted: bool = True) -> None:
         super().__init__()
         self.largest, self.kernel, self.stride, self.padding, self.counted = largest, kernel, stride, padding, counted
-        self.own = importlib.util.find_spec("triton") is not None
+        self.own = has_triton()
 
     def forward(self, x: Tensor, out: Tensor | None = None, beside: Tensor | None = None) -> Tensor:
         """[batch, channels, *size] → the same of fewer positions.
@@ -93,7 +93,7 @@ class Pooling(nn.Module):
             torch.testing.assert_close(out, expected)
         except Exception as error:  # a compiler of kernels raises anything; torch's operator does the same
             self.own = False
-            return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"[:200]
+            return told(error)[:200]
         return None
 
     def in_operators(self, x: Tensor) -> Tensor:

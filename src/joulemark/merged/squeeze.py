@@ -9,7 +9,6 @@ pointwise convolution that follows takes it along (:attr:`joulemark.merged.graph
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from itertools import count
 from typing import cast
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from joulemark.merged.bricks import ACTIVATIONS
 from joulemark.merged.graph import activation_of, module_of, only_user
 from joulemark.merged.sequence import Activation
+from joulemark.merged.trying import has_triton, told
 
 _GATES = {nn.Sigmoid: False, nn.Hardsigmoid: True}
 _AGREES = {2: 2e-2, 4: 1e-3, 8: 1e-6}
@@ -47,7 +47,7 @@ class Excitation(nn.Module):
         self.register_buffer("first_bias", first.bias.detach())
         self.register_buffer("second_weight", second.weight.detach().flatten(1).t().contiguous())
         self.register_buffer("second_bias", second.bias.detach())
-        self.own = importlib.util.find_spec("triton") is not None and first.weight.dtype != torch.float64
+        self.own = has_triton() and first.weight.dtype != torch.float64
 
     @property
     def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -84,8 +84,7 @@ class Excitation(nn.Module):
             if not error <= _AGREES[weight.dtype.itemsize]:
                 why = f"its kernels are {error:.2g} off"
         except Exception as error:  # a compiler of kernels raises anything; torch's operators do the same
-            said = str(error).strip().splitlines()
-            why = f"{type(error).__name__}: {said[0] if said else ''}"[:200]
+            why = told(error)[:200]
         self.own = self.own and why is None
         return why
 

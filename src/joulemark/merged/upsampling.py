@@ -8,7 +8,6 @@ a compiler is to see stays torch's operator.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,6 +25,7 @@ from joulemark.merged.graph import activation_of, called_once, module_of, only_u
 from joulemark.merged.kernels.kernel import layout
 from joulemark.merged.sequence import Activation, Shape
 from joulemark.merged.setting import Setting
+from joulemark.merged.trying import has_triton
 
 _MODULES = {nn.ConvTranspose2d: 2, nn.ConvTranspose3d: 3}
 _OPERATORS: dict[int, Callable[..., Tensor]] = {2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -117,7 +117,7 @@ def replace_upsamplings(graph: fx.GraphModule, setting: Setting) -> list[Upsampl
         setting: for what; on a GPU, else nothing is replaced.
     """
     found: list[Upsampled] = []
-    if setting.form not in _FORMATS or importlib.util.find_spec("triton") is None:
+    if setting.form not in _FORMATS or not has_triton():
         return found
     for node in list(graph.graph.nodes):
         if _is_upsampling(node):

@@ -18,6 +18,7 @@ from joulemark.merged.questions import relative_error
 from joulemark.merged.replay import Replayed
 from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race_calls, race_replays
+from joulemark.merged.trying import told
 
 _WHOLE = 5
 """A whole model may differ from another execution of it by so many times what one segment may: each has errors."""
@@ -89,8 +90,7 @@ class Referee:
                 module = build()
                 self._check(name, module(*self.example))
         except Exception as error:  # a compiler raises anything; the variant is one of several
-            said = str(error).strip().splitlines()
-            self.problems[name] = f"{type(error).__name__}: {said[0] if said else ''}"[:300]
+            self.problems[name] = told(error)[:300]
             return None
         finally:
             self.cost_s[name] = time.monotonic() - begin
