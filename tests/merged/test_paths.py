@@ -23,6 +23,23 @@ def test_the_users_setting_of_cudnn_comes_back_behind_several_threads(monkeypatc
     assert torch.backends.cudnn.benchmark is False
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_no_plan_of_a_run_without_trials_is_taken_where_times_count(monkeypatch, deterministic):
+    def setting():
+        return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    with cudnn_tuning(True):
+        assert setting() == (True, deterministic)
+        with cudnn_tuning(False):  # torch keeps plans by this setting, not by the other one
+            assert setting() == (False, not deterministic)
+            with cudnn_tuning(True):
+                assert setting() == (True, deterministic)
+        assert setting() == (True, deterministic)
+    assert setting() == (False, deterministic)
+
+
 def test_cudnn_fuses_what_is_added_before_a_relu_alone():
     pytest.importorskip("triton")
 

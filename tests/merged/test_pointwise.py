@@ -164,6 +164,8 @@ def check_slides():
         (5, 3, 1, 1e-6, "none", (4, 9), torch.float16, (4, 8), False),
         (24, 5, 2, 1e-2, "gelu", (7, 9), torch.float32, (2, 4), True),
         (70, 7, 1, None, "silu", (4, 5), torch.float32, (4, 8), True),  # two programs' channels
+        (66, 3, 2, None, "relu6", (9, 10), torch.bfloat16, (4, 8), False),
+        (40, 5, 1, None, "silu", (5, 3), torch.float16, (5, 4), True),
     ):
         case = normed_case(channels, kernel, stride, norm, activation, size, dtype, behind=activation == "gelu")
         layer, given, x, added, expected = case

@@ -41,7 +41,7 @@ from joulemark.merged.trying import told
 from joulemark.merged.upsampling import Upsampled, replace_upsamplings
 from joulemark.merged.whole import Referee, Verdict
 
-_FOR_SEGMENTS = 0.55
+_FOR_SEGMENTS = 0.62
 """Share of the budget after which no further segment is measured; compilers take the rest."""
 _FOR_TUNING_S = 180.0
 """A budget from which torch's compiler may tune convolutions too: minutes, for a gain that is seldom one here."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from contextlib import suppress
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,13 +16,19 @@ from joulemark.merged import cache
 from joulemark.merged.graph import Segment
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.kernels.description import Format
-from joulemark.merged.paths import OWN, Executed, kind_of_path
+from joulemark.merged.paths import OWN, Executed, cudnn_tuning, kind_of_path
 from joulemark.merged.questions import Given, ends, question, relative_error, with_ordinary_weights
 from joulemark.merged.setting import TOLERANCE, Setting
 from joulemark.merged.stopwatch import race
 from joulemark.merged.trials import Trial, shape_of
 from joulemark.merged.trying import told
 
+_MANY_TAPS, _HOPELESS = 27, 3.0
+"""Taps from which cuDNN's trials may take seconds, and as many times what the fastest of our own takes: then a path is
+not tried any further. Measured before that: a stem of 7×7×7 taps and one layer more took 15 s of an H200.
+"""
+_TUNED = ("library", "fused", "epilogue")
+"""Paths whose convolution cuDNN may pick by trial."""
 _NO_MEMORY = "out of memory when it was measured"
 _NOT_FINITE = "with these weights its layers one by one give no finite numbers"
 _KEPT = dict[str, tuple[float | None, str | None]]
@@ -63,12 +71,40 @@ def _race(segment: Segment, trials: List[Trial], setting: Setting) -> None:
         for one in trials:
             one.problem, one.of_values = _NOT_FINITE, True
         return
-    tried = {one.path: right_once(segment, one, given, expected, setting) for one in trials}
-    calls = {path: call for path, call in tried.items() if call is not None}
+
+    def right(some: List[Trial]) -> dict[str, Callable[[], Tensor]]:
+        tried = {one.path: right_once(segment, one, given, expected, setting) for one in some}
+        return {path: call for path, call in tried.items() if call is not None}
+
     with torch.no_grad():
-        times = race(calls, setting.device)
+        tuned = [one for one in trials if one.path in _TUNED and _may_take_long(segment, setting)]
+        calls = right([one for one in trials if one not in tuned])
+        hopeless = _hopeless(calls, lambda: right([replace(one) for one in tuned]), setting) if tuned else {}
+        calls |= right([one for one in tuned if one.path not in hopeless])
+        times = hopeless | race(calls, setting.device)
     for one in trials:
         one.measured_s = times.get(one.path)
+
+
+def _may_take_long(segment: Segment, setting: Setting) -> bool:
+    """Whether cuDNN's trials may: for convolutions of many taps over all channels."""
+    layer = segment.sequence.layers[0]
+    return setting.device.type == "cuda" and layer.groups == 1 and prod(layer.kernel) >= _MANY_TAPS
+
+
+def _hopeless(
+    ours: Mapping[str, Callable[[], Tensor]],
+    right_guesses: Callable[[], Mapping[str, Callable[[], Tensor]]],
+    setting: Setting,
+) -> dict[str, float]:
+    """What paths take, in s, that are so slow as cuDNN guesses them that trials are not worth their time."""
+    if not ours:
+        return {}
+    with cudnn_tuning(False):
+        guessed = right_guesses()
+        least = min(race(ours, setting.device).values())
+        times = {path: race({path: call}, setting.device)[path] for path, call in guessed.items()}
+    return {path: seconds for path, seconds in times.items() if seconds > _HOPELESS * least}
 
 
 def right_once(

@@ -74,7 +74,10 @@ def cudnn_tuning(on: bool) -> Iterator[None]:
     """Whether cuDNN picks its algorithms by trial; the user's setting comes back.
 
     Where times count it does, when paths are measured as well as when they run. Where only an output counts it need
-    not: each shape costs it a fraction of a second.
+    not: each shape costs it a fraction of a second. torch keeps one plan for a shape, whether that was picked by trial
+    or not (``Conv_v8.cpp``: ``benchmark`` is no part of its key, ``deterministic`` is). So that a plan that was not
+    picked by trial is never taken where times count, what runs without trials is as deterministic as the user does not
+    want it.
     """
     before = _tuning.begin(on)
     try:
@@ -84,26 +87,30 @@ def cudnn_tuning(on: bool) -> Iterator[None]:
 
 
 class _Tuning:
-    """cuDNN's setting belongs to the process: what the user had set comes back behind the last of all threads."""
+    """cuDNN's settings belong to the process: what the user had set comes back behind the last of all threads."""
 
     def __init__(self) -> None:
-        self.lock, self.inside, self.users = Lock(), 0, False
+        self.lock, self.inside, self.users = Lock(), 0, (False, False)
 
-    def begin(self, on: bool) -> bool:
-        """Set it; what it was."""
+    def begin(self, on: bool) -> tuple[bool, bool]:
+        """Set them; what they were: whether by trial, whether deterministic."""
         with self.lock:
-            before = bool(torch.backends.cudnn.benchmark)
+            before = bool(torch.backends.cudnn.benchmark), bool(torch.backends.cudnn.deterministic)
             if not self.inside:
                 self.users = before
             self.inside += 1
-            torch.backends.cudnn.benchmark = on
+            self._set(on, self.users[1] == on)
             return before
 
-    def end(self, before: bool) -> None:
-        """Set it back."""
+    def end(self, before: tuple[bool, bool]) -> None:
+        """Set them back."""
         with self.lock:
             self.inside -= 1
-            torch.backends.cudnn.benchmark = before if self.inside else self.users
+            self._set(*(before if self.inside else self.users))
+
+    @staticmethod
+    def _set(by_trial: bool, deterministic: bool) -> None:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = by_trial, deterministic
 
 
 _tuning = _Tuning()

@@ -1,4 +1,4 @@
-"""A depthwise convolution of many taps in Triton, with the layer norm over channels behind it where there is one.
+"""A depthwise convolution in Triton that slides, with the layer norm over channels behind it where there is one.
 
 ConvNeXt's blocks begin so (Liu et al., *A ConvNet for the 2020s*, CVPR 2022). A program makes some lines of the output,
 and some positions of each. It takes a column of taps at a time, which stay in registers while it slides down the input:
@@ -20,8 +20,8 @@ from joulemark.merged.normalize import MOST_CHANNELS, parts_of, statistics
 from joulemark.merged.pointwise import NUMBERS, adding, finished
 from joulemark.merged.sequence import Conv, Shape
 
-_FEWEST_TAPS = 49
-"""Taps from which a layer is offered this kernel; with fewer there is less to share, and ``taps`` has its sizes."""
+_MANY_TAPS = 49
+"""Taps from which all strips are worth a trial; with fewer ``taps`` has its own, and each trial takes time."""
 _MOST_ROWS = 11
 """Of taps: a column of them stays in registers."""
 _LANES = 64
@@ -136,11 +136,11 @@ def _of_lines(
 
 
 def slides(layer: Conv) -> bool:
-    """Whether :func:`depthwise` is made for a layer: in two dimensions, of many taps side by side, or with a norm."""
+    """Whether :func:`depthwise` is made for a layer: in two dimensions, of several rows of taps, or with a norm."""
     plain = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
     if not plain or set(layer.dilation) != {1} or layer.kernel[0] > _MOST_ROWS:
         return False
-    return prod(layer.kernel) >= _FEWEST_TAPS if layer.norm is None else layer.out_channels <= MOST_CHANNELS
+    return layer.kernel[0] > 1 if layer.norm is None else layer.out_channels <= MOST_CHANNELS
 
 
 def strips_for(layer: Conv, batch: int, size: Shape) -> tuple[tuple[int, int], ...]:
@@ -166,7 +166,7 @@ def strips_for(layer: Conv, batch: int, size: Shape) -> tuple[tuple[int, int], .
         while pixels > 1 and programs(lines, pixels) < _FILLED:
             pixels //= 2
         found.append((lines, pixels))
-    return tuple(found)
+    return tuple(found if layer.norm is not None or prod(layer.kernel) >= _MANY_TAPS else found[:2])
 
 
 def _shares(layer: Conv) -> tuple[int, int]:
