@@ -307,3 +307,72 @@ def test_of_a_cell_in_several_runs_the_joint_verdict_counts():
     lost = [{**alone[0], "verdict": "samples lost"}, alone[1]]
     assert script.document(lost, 1)["joined"][0]["verdict"] == "samples lost"
     assert script.exit_code(script.document(lost, 1)) == 4
+
+
+RUNS = [f"counters-cost-{name}.json" for name in ("probed", "stretches")]
+NAMES = {"resnet50": "ResNet-50", "gpt2_small": "GPT-2-small-sized", "bert_base": "BERT-base-sized"}
+
+
+@pytest.fixture(scope="module")
+def committed():
+    folder = ROOT / "results" / "nvidia-h200"
+    return [json.loads((folder / name).read_text(encoding="utf-8")) for name in RUNS]
+
+
+@pytest.fixture(scope="module")
+def together(committed):
+    rows = [script.judged(cell) for one in committed for cell in one["cells"]]
+    return script.document(rows, committed[0]["runs_per_sampler"])
+
+
+def test_committed_stretches_give_the_committed_verdicts(committed, together):
+    stored = [cell for one in committed for cell in one["cells"]]
+    for today, one in zip(together["cells"], stored, strict=True):
+        assert_alike(today, one)
+    for one in committed:
+        assert one["joined"] == []
+        assert_alike(script.document(one["cells"], 1)["host_bound"], one["host_bound"])
+    assert [script.exit_code(one) for one in (*committed, together)] == [0, 4, 0]
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.05])
+def test_of_a_cost_added_to_committed_stretches_choosing_fours_alone_loses_a_fifth_to_a_quarter(committed, cost):
+    found = {}
+    for added in (0.0, cost):
+        fours = []
+        for row in script.host_bound(committed[0]["cells"]):
+            longer = [one * (1 + added * on) for one, on in zip(row["wall_s"], order(), strict=False)]
+            fours.append(steady_ratios(evened(longer, row["probe_s"])[0]))
+        found[added] = estimate(np.concatenate(fours)).cost
+    assert 0.2 <= 1 - (found[cost] - found[0.0]) / cost <= 0.25
+
+
+def assert_alike(one, other):
+    """Verdict and figures, but for rounding: that may move an end by one of the costs that are asked for."""
+    assert one["verdict"] == other["verdict"]
+    for name in ("wall", "device", "steady"):
+        for key in ("cost", "median", "interval"):
+            assert one.get(name, one)[key] == pytest.approx(other.get(name, other)[key], abs=6e-4)
+
+
+def test_the_docs_say_what_the_committed_stretches_say(committed, together):
+    text = (ROOT / "docs" / "counters.md").read_text(encoding="utf-8")
+    told = [line for line in text.splitlines() if line.startswith("| ") and line.endswith(("held |", "not told |"))]
+    joined = {script.named(row): row for row in together["joined"]}
+    waiting = {script.named(row) for row in script.host_bound(committed[0]["cells"])}
+    expected = []
+    for row in committed[0]["cells"]:
+        how = ", as a graph" if row["mode"] == "graph" else ", waits for its host" * (script.named(row) in waiting)
+        name = f"{NAMES[row['workload']]}, batch {row['batch_size']}{how}"
+        expected.append(in_table(name, f"{np.median(row['wall_s']) * 1e3:.0f} ms", row, joined[script.named(row)]))
+    expected.append(in_table("the two that wait, together", "", committed[0]["host_bound"], together["host_bound"]))
+    assert told == expected
+
+
+def in_table(name, step, alone, both):
+    """A row: by one run, by both, their verdicts."""
+    said = []
+    for one in (alone, both):
+        low, high = one["steady"]["interval"]
+        said.append(f"{one['steady']['cost'] * 100:+.2f} % [{low * 100:+.2f}, {high * 100:+.2f}]")
+    return f"| {name} | {step} | {said[0]} | {said[1]} | {alone['verdict']}, {both['verdict']} |"
