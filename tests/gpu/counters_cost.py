@@ -8,7 +8,8 @@ what sampling costs the GPU alone; what it costs the host is one thing in all of
 
 Run: ``python tests/gpu/counters_cost.py OUT [--seconds 55]`` on a machine with a CUDA GPU. Writes
 OUT/counters-cost.json. Exits 1 where a step of 10 ms and more misses the limit of 2 %, 4 where one is not told.
-``--again FILE …`` judges the stretches of such files anew, and together, without a GPU.
+``--again FILE …`` judges the stretches of such files anew, without a GPU: each cell, those of the same name together,
+and together those that wait for their host.
 ``--simulate results/nvidia-h200`` says instead, without a GPU, how narrow the intervals of such a run would be: from
 the scatter of committed steps and windows (``cost_simulation.py``).
 """
@@ -28,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired import FEWEST, QUAD, Estimate, estimate, evened, order, ratios, steady_ratios
+from paired import FEWEST, QUAD, Estimate, estimate, evened, order, ratios, steady_estimate
 
-LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/3"
+LIMIT, SHORTEST_S, SCHEMA = 0.02, 0.010, "joulemark/counters-cost/4"
 STRETCH_S = 0.06
 """About the time of a stretch, which has one step at least."""
 PROBE_S = 0.001
@@ -285,7 +286,7 @@ def measure(cell: Cell, beside: Beside, seconds: float) -> dict[str, Any]:
 def judged(measured: dict[str, Any]) -> dict[str, Any]:
     """A cell with what its stretches say; anew where it had been judged before."""
     wall, device = (estimate(ratios(measured[name])) for name in ("wall_s", "device_s"))
-    steady, verdict = steadily(steady_ratios(_even(measured)))
+    steady, verdict = steadily([measured])
     lost = min(measured["covered"], default=0.0) < COVERED
     told = {"wall": wall.to_json(), "device": device.to_json(), "steady": steady}
     return {**measured, **told, "verdict": "samples lost" if lost else verdict}
@@ -297,12 +298,39 @@ def _even(measured: dict[str, Any]) -> list[float]:
     return measured["wall_s"] if probes is None else evened(measured["wall_s"], probes)[0]
 
 
-def steadily(found: Sequence[float]) -> tuple[dict[str, Any] | None, str]:
+def steadily(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, str]:
     """What the fours say that one state of the host saw, and whether that keeps the limit."""
-    if not len(found):
-        return None, "not told"
-    one = estimate(found)
-    return one.to_json(), one.verdict(LIMIT)
+    one = steady_estimate([_even(row) for row in rows])
+    return (None, "not told") if one is None else (one.to_json(), one.verdict(LIMIT))
+
+
+def named(row: dict[str, Any]) -> tuple[str, int, str]:
+    """What cells of several runs have in common."""
+    return row["workload"], row["batch_size"], row["mode"]
+
+
+def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells that several runs measured, each with one verdict over all of its fours."""
+    alike: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(named(row), []).append(row)
+    return [_joined(runs) for runs in alike.values() if len(runs) > 1]
+
+
+def _joined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of one cell."""
+    cell = dict(zip(("workload", "batch_size", "mode"), named(runs[0]), strict=True))
+    told = {name: pooled(runs, f"{name}_s").to_json() for name in ("wall", "device")}
+    steady, verdict = steadily(runs)
+    if any(row["verdict"] == "samples lost" for row in runs):
+        verdict = "samples lost"
+    step_s = max(row["step_s"] for row in runs)
+    return {**cell, "runs": len(runs), "step_s": step_s, **told, "steady": steady, "verdict": verdict}
+
+
+def pooled(rows: Sequence[dict[str, Any]], name: str) -> Estimate:
+    """Of all fours of some cells; each four lies within one of them."""
+    return estimate(np.concatenate([ratios(row[name]) for row in rows]).tolist())
 
 
 def host_bound(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -317,19 +345,21 @@ def document(rows: Sequence[dict[str, Any]], runs: int) -> dict[str, Any]:
     waiting = host_bound(rows)
     together = None
     if waiting:
-        found = estimate(np.concatenate([ratios(row["wall_s"]) for row in waiting]))
-        steady, verdict = steadily(np.concatenate([steady_ratios(_even(row)) for row in waiting]))
-        cells = [f"{row['workload']} b{row['batch_size']}" for row in waiting]
-        together = {"cells": cells, **found.to_json(), "steady": steady, "verdict": verdict}
-    return {"schema": SCHEMA, "limit": LIMIT, "runs_per_sampler": runs, "cells": list(rows), "host_bound": together}
+        steady, verdict = steadily(waiting)
+        cells = dict.fromkeys(f"{row['workload']} b{row['batch_size']}" for row in waiting)
+        found = pooled(waiting, "wall_s").to_json()
+        together = {"cells": list(cells), **found, "steady": steady, "verdict": verdict}
+    told = {"cells": list(rows), "joined": joined(rows), "host_bound": together}
+    return {"schema": SCHEMA, "limit": LIMIT, "runs_per_sampler": runs, **told}
 
 
 def exit_code(found: dict[str, Any]) -> int:
     """1 where a step of 10 ms and more misses the limit, 4 where one is not told, else 0."""
-    waiting = host_bound(found["cells"])
-    alone = [row for row in found["cells"] if row["step_s"] >= SHORTEST_S and row not in waiting]
+    waiting = {named(row) for row in host_bound(found["cells"])}
+    cells = {named(row): row for row in (*found["cells"], *found["joined"])}
+    alone = [row for name, row in cells.items() if row["step_s"] >= SHORTEST_S and name not in waiting]
     told = {row["verdict"] for row in alone} | ({found["host_bound"]["verdict"]} if waiting else set())
-    lost = any(row["verdict"] == "samples lost" for row in waiting)
+    lost = any(cells[name]["verdict"] == "samples lost" for name in waiting)
     return 1 if "missed" in told else 0 if told == {"held"} and not lost else 4
 
 
@@ -352,12 +382,16 @@ def main() -> int:
 
 
 def again(out: Path, files: Sequence[Path]) -> int:
-    """Judge the cells of several runs anew, and those that wait for their host together."""
+    """Judge the cells of several runs anew, each by itself and those of the same name together."""
     read = [json.loads(file.read_text()) for file in files]
-    found = document([judged(row) for one in read for row in one["cells"]], read[0]["runs_per_sampler"])
+    rows = [row for one in read for row in one["cells"]]
+    if len({tuple(row["wall_s"]) for row in rows}) < len(rows):
+        print("some stretches stand in these files twice: name each run once", file=sys.stderr)
+        return 2
+    found = document([judged(row) for row in rows], read[0]["runs_per_sampler"])
     out.mkdir(parents=True, exist_ok=True)
     (out / "counters-cost.json").write_text(json.dumps(found))
-    print(*(line_of(row) for row in found["cells"]), line_together(found), sep="\n")
+    print(*(line_of(row) for row in (*found["cells"], *found["joined"])), line_together(found), sep="\n")
     return exit_code(found)
 
 
@@ -398,7 +432,7 @@ def line_together(found: dict[str, Any]) -> str:
 
 def line_of(row: dict[str, Any]) -> str:
     """A cell in words."""
-    cell = f"{row['workload']} b{row['batch_size']} {row['mode']}"
+    cell = f"{row['workload']} b{row['batch_size']} {row['mode']}" + (f", {row['runs']} runs" if "runs" in row else "")
     parts = [f"{name} {_said(row[name])}" for name in ("wall", "device", "steady")]
     return f"{cell}: {row['step_s'] * 1e3:.1f} ms, {', '.join(parts)}: {row['verdict']}"
 
@@ -407,8 +441,8 @@ def _said(one: dict[str, Any] | None) -> str:
     """An estimate in words."""
     if one is None:
         return "no four in one state of the host"
-    low, high = one["interval"] or (float("nan"),) * 2
-    return f"{one['cost']:+.2%} [{low:+.2%}, {high:+.2%}] of {one['quads']}"
+    interval = "no interval" if one["interval"] is None else "[{:+.2%}, {:+.2%}]".format(*one["interval"])
+    return f"{one['cost']:+.2%} {interval} of {one['quads']}"
 
 
 if __name__ == "__main__":

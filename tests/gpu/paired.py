@@ -19,6 +19,8 @@ FEWEST = 6
 """Ratios without which there is no interval: its ends are then the least and the greatest."""
 ONE_STATE = 1.2
 """Four stretches were measured in one state of the host where the longest takes at most so many times the shortest."""
+WIDEST, FINEST = 0.1, 0.0005
+"""Costs that :func:`steady_estimate` asks for on either side of 0, and how far apart: beyond, few fours are steady."""
 
 
 def order() -> Iterator[bool]:
@@ -59,13 +61,56 @@ def steady_ratios(seconds: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float
     """Those of :func:`ratios` whose four stretches were measured in one state of the host.
 
     A shared host takes 1.5 to 2 times as long for seconds and is then fast again: a four in which that changed says
-    nothing of a cost of 2 %, and costs many others to outweigh. Simulated (``tests/test_counters_cost.py``) on a host
-    of two states with a scatter of 4 % in each, costs up to 4 % are found without bias, by intervals half as wide; a
-    bound of 1.1 would take half of a cost away there.
+    nothing of a cost of 2 %, and costs many others to outweigh. But the stretches are chosen by themselves, and a cost
+    drives its fours apart as the host does: what is left tells less than the whole of it, a quarter less where the
+    scatter within a state comes near the bound. :func:`steady_estimate` undoes that.
     """
     whole = len(seconds) // QUAD
     fours = np.asarray(seconds[: QUAD * whole], dtype=float).reshape(whole, QUAD)
     return ratios(seconds)[fours.max(axis=1) <= ONE_STATE * fours.min(axis=1)]
+
+
+def steady_estimate(runs: Sequence[Sequence[float]], step: float = FINEST) -> Estimate | None:
+    """The cost by the fours that one state of the host saw, of one run or of several; None where there is no such four.
+
+    A cost is possible where the stretches less that cost leave steady fours that lie evenly about 0: at the true one
+    both sides are alike, so that choosing among them favours neither. The interval spans all costs that are possible,
+    up to the next that is not (the inversion of the test; Hollander, Wolfe and Chicken, section 3.3); None where they
+    do not end within ``WIDEST``. Signed ranks ask that each ratio is spread evenly about the one cost, not that all
+    scatter alike (there, section 3.1): each lies within a run, so those of a calm and of a restless host may be pooled.
+
+    Args:
+        runs: of each, the stretches in :func:`order`, in s.
+        step: between the costs that are asked for.
+    """
+    kept = _steady_less(runs, 0.0)
+    if len(kept) in (0, sum(len(one) // QUAD for one in runs)):
+        return estimate(kept) if len(kept) else None  # nothing was chosen
+    cost = 0.0
+    for _ in range(20):  # each turn leaves a fourth of what is missing, or less
+        if len(kept):
+            cost = (1 + cost) * (1 + estimate(kept).cost) - 1
+        kept = _steady_less(runs, cost)
+    number = round(WIDEST / step)
+    possible = [one for one in range(-number, number + 1) if _even_about_0(_steady_less(runs, one * step))]
+    bounded = bool(possible) and -number < possible[0] and possible[-1] < number
+    interval = ((possible[0] - 1) * step, (possible[-1] + 1) * step) if bounded else None
+    return Estimate(cost, (1 + cost) * (1 + float(np.median(kept))) - 1, interval, len(kept))
+
+
+def _steady_less(runs: Sequence[Sequence[float]], cost: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """:func:`steady_ratios` of runs whose stretches with the cost are taken as that much shorter."""
+    factors = [1.0, 1 / (1 + cost)]
+    less = ([seconds * factors[on] for seconds, on in zip(one, order(), strict=False)] for one in runs)
+    return np.concatenate([steady_ratios(one) for one in less])
+
+
+def _even_about_0(found: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    """Whether ratios do not refuse that their cost is 0; too few refuse nothing."""
+    if len(found) < FEWEST:
+        return True
+    interval = estimate(found.tolist()).interval
+    return interval is not None and interval[0] <= 0 <= interval[1]
 
 
 @dataclass(frozen=True)
