@@ -71,6 +71,16 @@ def _race(segment: Segment, trials: List[Trial], setting: Setting) -> None:
         one.measured_s = times.get(one.path)
 
 
+def works(segment: Segment, trial: Trial, setting: Setting) -> bool:
+    """Whether a trial that is not measured is right once, on random input; where it is not, the trial says why."""
+    try:
+        given, expected = question(segment, setting.device)
+    except torch.OutOfMemoryError:
+        trial.problem = _NO_MEMORY
+        return False
+    return right_once(segment, trial, given, expected, setting) is not None
+
+
 def right_once(
     segment: Segment, trial: Trial, given: Given, expected: Tensor, setting: Setting
 ) -> Callable[[], Tensor] | None:
