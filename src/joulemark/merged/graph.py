@@ -376,12 +376,12 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
     """
     nodes, added, norm = [convolution], None, None
     follower = only_user(convolution)
-    if taken and follower in taken:
-        return Unit(convolution, None, "none", tuple(nodes))
     if follower is not None and follower is norm_behind(convolution):
         norm = cast(ChannelNorm, module_of(follower))
         nodes.append(follower)
         follower = only_user(follower)
+    if taken and follower in taken:
+        return Unit(convolution, None, "none", tuple(nodes), norm)
     added = _added_to(nodes[-1], follower, convolution, tensors)
     if added is not None:
         nodes.append(cast(fx.Node, follower))
