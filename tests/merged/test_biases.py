@@ -144,7 +144,7 @@ class Broadcast(Block):
 
 
 def test_it_stays_where_shapes_differ():
-    graph, x, count = moved(Broadcast())
+    graph, _, count = moved(Broadcast())
     assert (count, biases(graph)) == (0, {"last", "around"})
 
 
