@@ -384,6 +384,29 @@ def test_ranges_that_there_is_no_time_to_rank_are_not_merged(simulated_gpu):
     assert planner.ranges.cut
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_layers_that_there_is_no_time_to_measure_are_cudnns_where_that_works(simulated_gpu, monkeypatch, right):
+    from joulemark.merged import paths
+    from joulemark.merged.bricks import CONVOLUTIONS, finished
+
+    called: list[object] = []
+
+    def fused(layer, x, residual, weight, bias):
+        called.append((layer, residual is None))
+        y = CONVOLUTIONS[2](x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        return finished(layer, y, residual) + (0 if right else 1)
+
+    monkeypatch.setattr(paths, "_fused", fused)
+    model = nn.Sequential(*(one for _ in range(3) for one in (nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())))
+    model.append(nn.Conv2d(4, 4, 1, 2))
+    planner, graph = planner_there(model.eval(), torch.randn(2, 4, 9, 11), deadline=0.0)
+    choices, _ = planner.plan(graph)
+    assert [one.path for one in choices] == [*["fused" if right else "library"] * 3, "library"]
+    assert [one.measured_s for one in choices] == [None] * 4
+    assert len(set(called)) == 1
+    assert len(called) == (1 if right else 2), "once for a shape; once more with other weights where that was wrong"
+
+
 @pytest.mark.parametrize("activation", ["none", "relu"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])

@@ -111,6 +111,20 @@ def test_what_follows_a_norm_is_in_its_layer_too():
     assert (layer.norm, layer.activation, layer.residual) == (1e-5, "relu", 0)
 
 
+def test_an_addition_of_two_layers_belongs_to_one_of_them_whatever_norm_the_other_has():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.conv, self.norm = nn.Conv2d(6, 6, 3, 1, 1), nn.Conv2d(6, 6, 1), First(6)
+
+        def forward(self, x):
+            return torch.relu(self.plain(x) + self.norm(self.conv(x)))
+
+    merged = merged_and_checked(Both(), torch.randn(2, 6, 5, 7))
+    layers = [(one.adds, one.sequence.layers[0].activation, one.sequence.layers[0].norm) for one in executed(merged)]
+    assert sorted(layers) == [(False, "none", 1e-5), (True, "relu", None)]
+
+
 class Around(nn.Module):
     """A norm somewhere."""
 

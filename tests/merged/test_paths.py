@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 import torch
 from torch import nn
 
 from joulemark.merged import merge
 from joulemark.merged.bricks import Parameters
+from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
+from joulemark.merged.ranges import Ranges
 from joulemark.merged.sequence import Conv, Sequence
+from joulemark.merged.setting import Setting
 from tests.merged.fakes import RATES, fake_family
 
 
@@ -50,6 +56,41 @@ def test_cudnn_fuses_what_is_added_before_a_relu_alone():
     assert paths(activation="relu") == ("fused", "epilogue", "library")
     assert paths(activation="relu", adds_behind=True) == ("epilogue", "library")
     assert paths(activation="leaky", adds_behind=True) == ("epilogue", "library")
+
+
+@pytest.mark.parametrize(
+    ("layer", "more", "paths"),
+    [
+        (Conv(64, 64, (2, 2), (2, 2), (0, 0), (1, 1)), {"biased": True}, ("epilogue", "library")),
+        (Conv(64, 64, (2, 2), (2, 2), (0, 0), (1, 1)), {}, ("library",)),
+        (Conv(64, 64, (2, 2), (2, 2), (0, 0), (1, 1), groups=4), {"biased": True}, ("epilogue", "library")),
+        (Conv(8, 8, (1,) * 3, (2,) * 3, (0,) * 3, (1,) * 3), {"biased": True}, ("epilogue", "library")),
+        (Conv(8, 8, (3,) * 3, (1,) * 3, (0,) * 3, (1,) * 3, groups=8), {"biased": True}, ("library",)),
+    ],
+)
+def test_a_bias_alone_is_added_by_an_epilogue(layer, more, paths):
+    pytest.importorskip("triton")
+    assert library_paths(layer, False, torch.device("cuda"), "bf16", **more) == paths
+
+
+def test_no_kernel_that_counts_on_channels_innermost_is_offered_in_one_dimension():
+    for kernel in (1, 3):
+        layer = Conv(8, 8, (kernel,), (1,), (0,), (1,), activation="relu")
+        paths = library_paths(layer, False, torch.device("cuda"), "bf16", biased=True)
+        assert set(paths) <= {"fused", "product", "library"}
+
+
+def test_layers_with_and_without_a_bias_are_tried_apart():
+    pytest.importorskip("triton")
+    model = nn.Sequential(nn.Conv2d(5, 5, 2, 2), nn.Conv2d(5, 5, 2, 2, bias=False)).eval()
+    graph = trace(model, (torch.randn(1, 5, 8, 8),))
+    ranges = Ranges(Setting(torch.device("cuda"), "fp32", None, (), False))
+    (first, second), *_ = find_chains(graph)[0]
+    segments = [replace(range_segment([unit]), size=(8, 8)) for unit in (first, second)]
+    assert [[one.path for one in ranges.trials(segment, inf)] for segment in segments] == [
+        ["epilogue", "library"],
+        ["library"],
+    ]
 
 
 def test_a_part_of_a_batch_that_begins_anywhere_is_taken():

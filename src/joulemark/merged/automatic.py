@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from joulemark.merged import cache
+from joulemark.merged.biases import move_biases
 from joulemark.merged.branches import WORTH
 from joulemark.merged.compiling import compiled
 from joulemark.merged.cost import Rates
@@ -159,6 +160,7 @@ class _Automatic:
         self.poolings = self._pooled()
         with cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), self.inputs)
+        move_biases(self.rewritten)
         measuring = time.monotonic()
         self.upsamplings = [] if setting.device.type != "cuda" else replace_upsamplings(self.rewritten, setting)
         self.upsampling_s = time.monotonic() - measuring

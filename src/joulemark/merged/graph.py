@@ -313,7 +313,7 @@ def _joined(units: list[Unit]) -> Segment | None:
     module = cast(nn.Conv2d, module_of(around.convolution))
     both = Parameters(
         torch.cat([parameters.weight, module.weight.detach()], 1),
-        _sum_of(parameters.bias, None if module.bias is None else module.bias.detach()),
+        sum_of(parameters.bias, None if module.bias is None else module.bias.detach()),
     )
     joined = replace(layer, in_channels=layer.in_channels + module.in_channels, joined=0)
     nodes = (*around.nodes, *(node for unit in rest for node in unit.nodes))
@@ -325,7 +325,7 @@ def _is_joinable(unit: Unit) -> bool:
     return _is_projection(replace(unit, added=None, activation="none"))
 
 
-def _sum_of(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def sum_of(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Of two biases, rounded to no less than fp32."""
     if one is None or other is None:
         return one if other is None else other
@@ -376,12 +376,12 @@ def _unit(convolution: fx.Node, tensors: list[fx.Node] | None, taken: set[fx.Nod
     """
     nodes, added, norm = [convolution], None, None
     follower = only_user(convolution)
-    if taken and follower in taken:
-        return Unit(convolution, None, "none", tuple(nodes))
     if follower is not None and follower is norm_behind(convolution):
         norm = cast(ChannelNorm, module_of(follower))
         nodes.append(follower)
         follower = only_user(follower)
+    if taken and follower in taken:
+        return Unit(convolution, None, "none", tuple(nodes), norm)
     added = _added_to(nodes[-1], follower, convolution, tensors)
     if added is not None:
         nodes.append(cast(fx.Node, follower))

@@ -107,6 +107,16 @@ def _hopeless(
     return {path: seconds for path, seconds in times.items() if seconds > _HOPELESS * least}
 
 
+def works(segment: Segment, trial: Trial, setting: Setting) -> bool:
+    """Whether a trial that is not measured is right once, on random input; where it is not, the trial says why."""
+    try:
+        given, expected = question(segment, setting.device)
+    except torch.OutOfMemoryError:
+        trial.problem = _NO_MEMORY
+        return False
+    return right_once(segment, trial, given, expected, setting) is not None
+
+
 def right_once(
     segment: Segment, trial: Trial, given: Given, expected: Tensor, setting: Setting
 ) -> Callable[[], Tensor] | None:

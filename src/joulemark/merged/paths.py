@@ -129,6 +129,7 @@ def library_paths(
     gated: bool = False,
     batch: int = 1,
     size: Shape = (1, 1),
+    biased: bool = False,
 ) -> tuple[str, ...]:
     """The paths that may execute a single layer on a device, the one to take unseen first, torch's operators last.
 
@@ -136,11 +137,12 @@ def library_paths(
         adds: whether a tensor from outside is added.
         gated: whether its input is multiplied by a gate for each image and channel.
         batch, size: of its output.
+        biased: whether it has a bias.
     """
     if device.type != "cuda" or form is None:
         return ("library",)
     residual, normed = adds or layer.residual is not None, layer.norm is not None
-    own = has_triton()
+    own = has_triton() and len(layer.kernel) > 1  # our kernels count on channels innermost
     square = set(layer.stride) == {1} and not any(layer.padding)
     pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square and not normed
     depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
@@ -169,7 +171,7 @@ def library_paths(
     possible = {
         "fused": fuses(layer),
         **dict.fromkeys(sized, True),
-        "epilogue": own and _has_epilogue(layer, residual),
+        "epilogue": own and _has_epilogue(layer, residual, biased),
         "product": pointwise and not residual and layer.activation in ("none", "relu"),
         "library": True,
     }
@@ -181,10 +183,14 @@ def fuses(layer: Conv) -> bool:
     return layer.activation == "relu" and layer.norm is None and not layer.adds_behind
 
 
-def _has_epilogue(layer: Conv, residual: bool) -> bool:
-    """Whether there is something behind a convolution that a kernel of our own does in one pass."""
+def _has_epilogue(layer: Conv, residual: bool, biased: bool) -> bool:
+    """Whether there is something behind a convolution that a kernel of our own does in one pass.
+
+    A bias alone is: cuDNN's convolutions leave it to another pass. Torch's own depthwise ones add it themselves.
+    """
     if layer.norm is None:
-        return layer.activation != "none" or residual
+        own_depthwise = 1 < layer.groups == layer.in_channels
+        return layer.activation != "none" or residual or (biased and not own_depthwise)
     from joulemark.merged.normalize import MOST_CHANNELS
 
     return layer.out_channels <= MOST_CHANNELS

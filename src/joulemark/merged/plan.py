@@ -23,8 +23,7 @@ from torch import fx
 from joulemark.merged.builds import Builds, build_all, builds_for, compiling_own
 from joulemark.merged.graph import Segment, Unit, find_chains, range_segment
 from joulemark.merged.kernels import Kernel
-from joulemark.merged.measuring import right_once
-from joulemark.merged.questions import question
+from joulemark.merged.measuring import works
 from joulemark.merged.ranges import Ranges
 from joulemark.merged.setting import Setting
 from joulemark.merged.trials import ALIKE, MEASURED, Choice, Trial, shape_of, unit_names
@@ -171,7 +170,7 @@ class Planner:
         with compiling_own(((segment, trial) for _, segment, trial in unseen), self.setting):
             pass
         for _, segment, trial in unseen:
-            right_once(segment, trial, *question(segment, self.setting.device), self.setting)
+            works(segment, trial, self.setting)
         return {choice: trial.problem for choice, _, trial in unseen if trial.problem is not None}
 
     def _measure_alone(self, segments: List[Segment], builds: Builds) -> None:
@@ -222,14 +221,28 @@ class Planner:
         segment = range_segment([unit])
         assert segment is not None
         trials = self.ranges.trials(segment, inf)
-        best = self.ranges.best(trials) or self._unmeasured(trials)
+        best = self.ranges.best(trials) or self._unmeasured(segment, trials)
         why = "its best path" if best.measured_s is not None else "a single layer"
         return _choice(unit_names([unit]), segment, best, None, why)
 
-    def _unmeasured(self, trials: Iterable[Trial]) -> Trial:
-        """A library's path for a layer alone: torch's own operators where measuring was wanted, they need no check."""
+    def _unmeasured(self, segment: Segment, trials: Iterable[Trial]) -> Trial:
+        """A library's path for a layer alone; where measuring was wanted, cuDNN's fused kernels if they work.
+
+        Else torch's own operators, which need no check.
+        """
         possible = [one for one in trials if one.kernel is None and (one.problem is None or one.path == "library")]
-        return possible[-1 if self.setting.measured else 0]
+        first, last = possible[0], possible[-1]
+        if not self.setting.measured or (first.path == "fused" and self._works(segment, first)):
+            return first
+        return last
+
+    def _works(self, segment: Segment, trial: Trial) -> bool:
+        """Whether a path is right once, asked once for all layers of a shape."""
+        what = (self.ranges.key(segment), trial.path)
+        if what not in self.proved:
+            self.proved.add(what)
+            works(segment, trial, self.setting)
+        return trial.problem is None
 
     def _range(self, units: List[Unit], singles: List[Choice]) -> Choice | None:
         segment = range_segment(list(units))

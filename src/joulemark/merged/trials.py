@@ -104,7 +104,8 @@ class Trial:
 
 def shape_of(segment: Segment) -> tuple[object, ...]:
     """What a segment's time depends on."""
-    return (segment.sequence, segment.size, segment.batch, segment.adds is not None, segment.gate is not None)
+    biased = [one.bias is not None for one in segment.parameters]
+    return (segment.sequence, segment.size, segment.batch, segment.adds is not None, segment.gate is not None, biased)
 
 
 def unit_names(units: Iterable[Unit]) -> tuple[str, ...]:
@@ -118,7 +119,8 @@ def candidates_of(segment: Segment, setting: Setting) -> list[Trial]:
     trials = []
     if len(sequence.layers) == 1:
         layer, gated, out = sequence.layers[0], segment.gate is not None, sequence.sizes(segment.size)[-1]
-        for path in library_paths(layer, adds, setting.device, form, gated, segment.batch, out):
+        biased = segment.parameters[0].bias is not None
+        for path in library_paths(layer, adds, setting.device, form, gated, segment.batch, out, biased):
             candidate = Candidate("unmerged", f"{kind_of_path(path)}/{kind_of(layer)}")
             trials.append(Trial(path, "unmerged", None, None, _predict(segment, candidate, setting)))
     if form is not None:
@@ -149,8 +151,8 @@ def _predict(segment: Segment, candidate: Candidate, setting: Setting) -> Predic
 def promising(trials: Iterable[Trial], apart: float, most: int = MEASURED, forced: bool = False) -> list[Trial]:
     """What is measured: all paths of a library, and of each family of kernels the best predicted.
 
-    Torch's own operators have no turn where an epilogue of our own does the same with fewer kernels, unless schedules
-    are forced.
+    Torch's own operators have no turn where an epilogue of our own does the same with fewer kernels, or in the place
+    of torch's pass for a bias, unless schedules are forced.
 
     Args:
         trials: of one segment.
