@@ -118,7 +118,12 @@ def test_excitation_gives_what_its_operators_give(form, hard):
 
     dtype = DTYPES[form]
     torch.manual_seed(6)
-    for batch, channels, squeezed, size in ((3, 96, 4, (57, 33)), (1, 1152, 48, (7, 7)), (70, 40, 10, (20, 20))):
+    for batch, channels, squeezed, size in (
+        (3, 96, 4, (57, 33)),
+        (1, 1152, 48, (7, 7)),
+        (70, 40, 10, (20, 20)),
+        (2, 203, 70, (67, 41)),
+    ):
         x = torch.randn(batch, channels, *size, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
         x += 1
         first, second = (

@@ -382,9 +382,9 @@ def check_excitations():
 
     sizes = (
         (3, 40, 10, (9, 7), False),
-        (1, 300, 5, (30, 31), True),
         (2, 7, 3, (1, 1), False),
         (1, 700, 40, (3, 2), True),
+        (1, 76, 70, (33, 34), False),  # squeezed channels in two turns; 36 pieces of each, 32 at a time
     )
     for batch, channels, squeezed, size, hard in sizes:
         x = torch.randn(batch, channels, *size).contiguous(memory_format=torch.channels_last)
@@ -474,6 +474,37 @@ def test_kernels_that_write_beside_others_compile_for_a_gpu(monkeypatch, tmp_pat
     weight, out = torch.zeros(4, 8, 8, dtype=torch.bfloat16), torch.zeros(2, 8, 8, 12, dtype=torch.bfloat16)
     spread.spread(x, weight, weight[0, 0], (2, 2), out, "relu", (64, 64))
     assert all(one.made.asm["cubin"] for one in kernels)
+
+
+def test_an_excitation_compiles_for_a_gpu(monkeypatch, tmp_path):
+    pytest.importorskip("triton.backends.nvidia")
+    from joulemark.merged import pointwise
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = [Compiled(one) for one in (pointwise._pool, pointwise._excite)]
+    for one in kernels:
+        monkeypatch.setattr(pointwise, one.kernel.fn.__name__, one)
+    x = torch.zeros(2, 72, 4, 6, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.zeros(5, 72, dtype=torch.bfloat16), torch.zeros(72, dtype=torch.bfloat16)
+    assert pointwise.squeeze_and_excite(x, (weight, bias[:5]), (weight, bias), "silu", False).shape == (2, 72, 1, 1)
+    assert all(one.made.asm["cubin"] for one in kernels)
+
+
+def test_pooling_is_cut_into_as_many_programs_as_run_at_once():
+    pytest.importorskip("triton")
+    from joulemark.merged.pointwise import _POOLED, split_for
+
+    shapes = [(32, 8, 112**2), (96, 4, 56**2), (240, 10, 28**2), (480, 20, 14**2), (672, 28, 49), (1152, 48, 49)]
+    for batch, (channels, squeezed, pixels) in itertools.product((1, 32, 128), shapes):
+        split = split_for(batch, channels, squeezed, pixels)
+        blocks, loads = batch * -(-channels // 64), -(-pixels // 64)
+        assert split.parts == 1 or split.parts * blocks <= _POOLED
+        turns = -(-loads // split.parts)  # of the loop: one less takes more programs than run at once
+        assert turns == 1 or -(-loads // (turns - 1)) * blocks > _POOLED
+        assert split.parts == 1 or -(-loads // (split.parts - 1)) > turns
+    assert split_for(1, 32, 8, 112**2).parts == 196
+    assert split_for(32, 1152, 48, 49) == (1, 64, 128, 4)
+    assert split_for(128, 7, 300, 1) == (1, 64, 16, 4)
 
 
 def test_tiles_are_no_larger_than_what_they_cover():

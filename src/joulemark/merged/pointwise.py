@@ -10,7 +10,7 @@ module and those beside it that hold kernels in Triton (:mod:`joulemark.merged.c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,12 +33,17 @@ _SLOPE = tl.constexpr(LEAKY_SLOPE)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _ELEMENTS = 2048
 _OCTET = 8
-_POOLED = 4 * 132
-"""Blocks that a pooling is cut into at least, where there are as many rows: four for each multiprocessor of an H200."""
-_POOL_ROWS, _POOL_LANES = 32, 64
-_EXCITED = 32768
-"""Weights that an excitation takes at a time: 64 for each of 512 threads, whose registers hold no more. Each step waits
-for memory, and an image is one program's, so few steps count: three for 1152 channels and 48 squeezed ones."""
+_POOL_ROWS, _POOL_STEPS, _POOL_LANES = 32, 2, 64
+"""Pixels that a pooling adds to its sums at a time, how many times as many are on their way at once, and channels."""
+_POOLED = 8 * 132
+"""Programs that a pooling is cut into at most, where its images are fewer: eight for each multiprocessor of an H200,
+whose registers hold seven to nine (for sm_90 Triton 3.6 gives a thread 56 to 72 of them in bf16)."""
+_SQUEEZED = 64
+"""Squeezed channels that an excitation takes at a time: more than that are rare."""
+_EXCITED, _EXCITED_WARPS = 128, 4
+"""Channels whose gates a program makes, and its warps: with 64 squeezed ones 64 weights for each thread."""
+_ADDED = 2048
+"""Numbers of the first product that such a program has on their way at once, 16 for each thread."""
 
 
 @triton.jit
@@ -346,65 +351,115 @@ def product(
     return out
 
 
-@triton.jit(do_not_specialize=("pixels", "parts", "units"))
-def _pool(x, sums, pixels, parts, units, unit: tl.constexpr, rows: tl.constexpr, lanes: tl.constexpr):
-    """Sums over one of ``parts`` parts of an image's pixels."""
-    channels = units * unit
-    image, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
-    channel = tl.program_id(1) * lanes + tl.arange(0, lanes)
-    share = tl.cdiv(pixels, parts)
-    end = tl.minimum((part + 1) * share, pixels)
-    total = tl.zeros((rows, lanes), tl.float32)
-    for start in range(part * share, end, rows):
-        row = start + tl.arange(0, rows)
-        place = (image * pixels + row)[:, None] * channels + channel[None, :]
-        there = (row < end)[:, None] & (channel < channels)[None, :]
-        total += tl.load(x + place, mask=there, other=0.0).to(tl.float32)
-    place = (image * parts + part) * channels + channel
-    tl.store(sums + place, tl.sum(total, 0), mask=channel < channels)
+class Split(NamedTuple):
+    """How the two kernels of a squeeze-and-excitation are cut into programs."""
+
+    parts: int
+    """Of an image's pixels: a program pools one, in ``_POOL_LANES`` channels."""
+    width: int
+    """Squeezed channels that either kernel takes at a time."""
+    lanes: int
+    """Channels whose gates a program makes."""
+    warps: int
+    """Of such a program."""
+
+
+def split_for(batch: int, channels: int, squeezed: int, pixels: int) -> Split:
+    """The split for ``batch`` images of ``pixels`` positions.
+
+    Pooling takes the fewest turns of its loop that programs which run at once can share, and no more parts than that.
+    """
+    loads = triton.cdiv(pixels, _POOL_ROWS * _POOL_STEPS)
+    most = max(1, _POOLED // (batch * triton.cdiv(channels, _POOL_LANES)))
+    turns = triton.cdiv(loads, most)
+    width = max(16, min(_SQUEEZED, triton.next_power_of_2(squeezed)))
+    lanes = max(16, min(_EXCITED, triton.next_power_of_2(channels)))
+    return Split(triton.cdiv(loads, turns), width, lanes, _EXCITED_WARPS)
+
+
+@triton.jit
+def _factor(weight, start, channel, channels, squeezed, width: tl.constexpr):
+    """[width, lanes] of weights that lie as [squeezed, channels], zeros beside them."""
+    inner = start + tl.arange(0, width)
+    there = (inner < squeezed)[:, None] & (channel < channels)[None, :]
+    return tl.load(weight + inner[:, None] * channels + channel[None, :], mask=there, other=0.0)
 
 
 @triton.jit(do_not_specialize=("pixels", "parts", "units", "squeezed"))
-def _excite(
-    sums, squeeze, squeeze_bias, excite, excite_bias, gate, pixels, parts, units, squeezed,
-    unit: tl.constexpr, activation: tl.constexpr, hard: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,
+def _pool(
+    x, weight, products, pixels, parts, units, squeezed, unit: tl.constexpr,
+    padded: tl.constexpr, width: tl.constexpr, rows: tl.constexpr, steps: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """The gate of one image from the sums of its pixels: two small products, an activation, a sigmoid.
+    """What ``lanes`` channels of one of ``parts`` parts of an image add to the first product: weight · sum over pixels.
 
-    The weights of both products lie as [squeezed, channels].
+    Loads are issued ahead of the loop that uses them, which issues the next: those of a turn's own would wait for each
+    other, as ptxas puts each beside its use.
+    """
+    channels = units * unit
+    image, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    channel = tl.program_id(1) * lanes + tl.arange(0, lanes)
+    factor = _factor(weight, 0, channel, channels, squeezed, width)
+    share = tl.cdiv(pixels, parts)
+    left = tl.minimum(share, pixels - part * share)
+    row, real = tl.arange(0, rows * steps), (channel < channels)[None, :]
+    x += (image * pixels + part * share) * channels
+    place = row[:, None] * channels + channel[None, :]
+    coming = tl.load(x + place, mask=(row < left)[:, None] & real, other=0.0)
+    total = tl.zeros((rows, lanes), tl.float32)
+    for _ in range(0, left, rows * steps):
+        total += tl.sum(tl.reshape(coming, (steps, rows, lanes)).to(tl.float32), 0)
+        x += rows * steps * channels
+        left -= rows * steps
+        coming = tl.load(x + place, mask=(row < left)[:, None] & real, other=0.0)
+    pooled = tl.sum(total, 0)[None, :]
+    products += (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * padded
+    for start in range(0, padded, width):
+        tl.store(products + start + tl.arange(0, width), tl.sum(factor.to(tl.float32) * pooled, 1))
+        factor = _factor(weight, start + width, channel, channels, squeezed, width)
+
+
+@triton.jit(do_not_specialize=("pixels", "pieces", "units", "squeezed"))
+def _excite(
+    products, squeeze_bias, weight, bias, gate, pixels, pieces, units, squeezed,
+    unit: tl.constexpr, activation: tl.constexpr, hard: tl.constexpr,
+    padded: tl.constexpr, width: tl.constexpr, rows: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """The gates of ``lanes`` channels of an image from the ``pieces`` of its first product.
+
+    Every program adds up all pieces, activates, multiplies by its own weights and takes the sigmoid. Where ``padded``
+    is one ``width`` the compiler leaves no loop over it, and all loads of a program are on their way at once.
     """
     channels = units * unit
     image = tl.program_id(0)
-    inner = tl.arange(0, width)
-    hidden = tl.load(squeeze_bias + inner, mask=inner < squeezed, other=0.0).to(tl.float32)
-    for start in range(0, channels, lanes):
-        channel = start + tl.arange(0, lanes)
-        real = channel < channels
-        mean = tl.zeros((lanes,), tl.float32)
-        for part in range(parts):
-            mean += tl.load(sums + (image * parts + part) * channels + channel, mask=real, other=0.0)
-        place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
-        weight = tl.load(squeeze + place, mask=there, other=0.0).to(tl.float32)
-        hidden += tl.sum(weight * (mean / pixels)[None, :], 1)
-    hidden = activate(hidden, activation)
-    for start in range(0, channels, lanes):
-        channel = start + tl.arange(0, lanes)
-        real = channel < channels
-        place, there = inner[:, None] * channels + channel[None, :], (inner < squeezed)[:, None] & real[None, :]
-        weight = tl.load(excite + place, mask=there, other=0.0).to(tl.float32)
-        value = tl.sum(weight * hidden[:, None], 0)
-        value += tl.load(excite_bias + channel, mask=real, other=0.0).to(tl.float32)
-        if hard:
-            value = tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) / 6.0
-        if not hard:
-            value = 1.0 / (1.0 + tl.exp(-value))
-        tl.store(gate + image * channels + channel, value.to(gate.dtype.element_ty), mask=real)
+    channel = tl.program_id(1) * lanes + tl.arange(0, lanes)
+    row = tl.arange(0, rows)[:, None]
+    shift = tl.load(bias + channel, mask=channel < channels, other=0.0)
+    value = tl.zeros((lanes,), tl.float32)
+    for start in range(0, padded, width):
+        inner = start + tl.arange(0, width)
+        place = products + (image * pieces + row) * padded + inner[None, :]
+        total = tl.load(place, mask=row < pieces, other=0.0)
+        factor = _factor(weight, start, channel, channels, squeezed, width)
+        added = tl.load(squeeze_bias + inner, mask=inner < squeezed, other=0.0)
+        for piece in range(rows, pieces, rows):
+            total += tl.load(place + piece * padded, mask=row < pieces - piece, other=0.0)
+        hidden = activate(tl.sum(total, 0) / pixels + added.to(tl.float32), activation)
+        value += tl.sum(factor.to(tl.float32) * hidden[:, None], 0)
+    value += shift.to(tl.float32)
+    if hard:
+        value = tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) / 6.0
+    if not hard:
+        value = 1.0 / (1.0 + tl.exp(-value))
+    tl.store(gate + image * channels + channel, value.to(gate.dtype.element_ty), mask=channel < channels)
 
 
 def squeeze_and_excite(
     x: Tensor, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], activation: Activation, hard: bool
 ) -> Tensor:
     """The gate of every image and channel (Hu et al., *Squeeze-and-Excitation Networks*, CVPR 2018), by two kernels.
+
+    The first product is linear, so whoever pools some channels also multiplies their sums; ``squeezed`` numbers of each
+    of those programs are left to add up, in fp32 and in one order: the same input gives the same bits.
 
     Args:
         x: [batch, channels, *size], channels-last.
@@ -418,16 +473,18 @@ def squeeze_and_excite(
     """
     batch, channels = x.shape[:2]
     pixels, squeezed = x.numel() // (batch * channels), first[0].shape[0]
-    across = triton.cdiv(channels, _POOL_LANES)
-    parts = max(1, min(triton.cdiv(_POOLED, batch * across), triton.cdiv(pixels, 2 * _POOL_ROWS)))
-    sums = torch.empty((batch, parts, channels), dtype=torch.float32, device=x.device)
-    _pool[(batch * parts, across)](x, sums, pixels, parts, *units_of(channels), _POOL_ROWS, _POOL_LANES)
-    gate = torch.empty((batch, channels, *(1,) * (x.dim() - 2)), dtype=x.dtype, device=x.device)
-    width = max(16, triton.next_power_of_2(squeezed))
-    lanes = max(16, min(_EXCITED // width, triton.next_power_of_2(channels)))
+    split = split_for(batch, channels, squeezed, pixels)
+    parts, width, lanes = split.parts, split.width, split.lanes
+    across, padded = triton.cdiv(channels, _POOL_LANES), triton.cdiv(squeezed, width) * width
+    products = torch.empty((batch, parts * across, padded), dtype=torch.float32, device=x.device)
     units, unit = units_of(channels)
-    _excite[(batch,)](
-        sums, *first, *second, gate, pixels, parts, units, squeezed, unit, NUMBERS[activation], hard, width, lanes,
-        num_warps=max(4, min(16, width * lanes // 2048)),
+    _pool[(batch * parts, across)](
+        x, first[0], products, pixels, parts, units, squeezed, unit, padded, width, _POOL_ROWS, _POOL_STEPS, _POOL_LANES
+    )
+    gate = torch.empty((batch, channels, *(1,) * (x.dim() - 2)), dtype=x.dtype, device=x.device)
+    _excite[(batch, triton.cdiv(channels, lanes))](
+        products, first[1], *second, gate, pixels, parts * across, units, squeezed, unit,
+        NUMBERS[activation], hard, padded, width, _ADDED // width, lanes,
+        num_warps=split.warps,
     )  # fmt: skip
     return gate
