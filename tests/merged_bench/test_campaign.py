@@ -16,6 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from joulemark.merged.families import known_families
+
 SCRIPTS = Path(__file__).parents[1] / "gpu"
 CAMPAIGN = runpy.run_path(str(SCRIPTS / "merged_campaign.py"))
 
@@ -151,6 +153,12 @@ def kernels():
 def numerics(kernels):
     """All checks of numerics; to choose their plans takes seconds."""
     return kernels["everything"]("^numerics")
+
+
+def test_every_check_of_numerics_has_a_plan_that_fits(numerics):
+    """A kernel that cannot be made is one that no GPU ever checks."""
+    families = {one.variant.family for one in numerics if one.variant.make().source}
+    assert families == {one.name for one in known_families()}
 
 
 def test_numerics_go_on_behind_the_records_that_are_there(kernels, numerics, tmp_path):
