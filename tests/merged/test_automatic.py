@@ -220,6 +220,23 @@ def test_a_prediction_never_beats_a_measurement():
     assert any(one.measured_s is None and one.predicted_s is not None for one in tried)
 
 
+@pytest.mark.usefixtures("given_times")
+def test_a_range_that_adds_a_tensor_is_told_from_the_same_layers_without():
+    from joulemark.merged.graph import trace
+    from joulemark.merged.plan import Planner
+    from joulemark.merged.setting import Setting
+    from joulemark.merged_bench.judge import timed_of
+
+    model, x = model_and_input()  # of its pair the second adds what the first reads
+    planner = Planner(Setting(torch.device("cpu"), "fp32", RATES, (fake_family(),), True), forced=True)
+    planner.plan(trace(model, (x,)))
+    table = planner.ranges.table()
+    pair = [one["adds"] for one in table if [layer["in_channels"] for layer in one["layers"]] == [8]]
+    assert set(pair) == {True, False}
+    measured = [one for one in table if one["measured_s"] is not None]
+    assert timed_of({"rivals": {"padded": {"candidates": table}}}) == measured
+
+
 def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
     model, x = model_and_input()
     first = merge(model, x, rates=RATES, families=(fake_family(),), measure=True)

@@ -17,6 +17,7 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Fitted, cheapest, fitted, seconds_of
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.trials import worth_measuring
+from joulemark.merged_bench.judge import timed_of
 from joulemark.merged_bench.refit import Timed, errors_of, fit, latest, main, points_of, predicted_s, table
 from tests.merged.fakes import RATES
 
@@ -154,9 +155,25 @@ def test_derived_seconds_fill_what_was_not_measured(tmp_path, monkeypatch):
 
 def test_candidates_of_a_benchmark_bring_their_counts_along():
     given = {"layers": [{}, {}], "size": [8, 9], "candidate": {"family": "f", "shared": 5}, "path": "f/k"}
-    known = [{**given, "counts": {"round": 2.0}, "measured_s": 3.0}, {**given, "counts": None, "measured_s": 1.0}]
+    known = [{**given, "counts": {"round": 2.0}, "measured_s": 3.0}]
+    known += [{**given, "path": "f/n", "counts": None, "measured_s": 1.0}]
     (one,) = points_of({"rows": [{"subject": "s", "rivals": {"padded": {"candidates": known}, "eager": {}}}]})
     assert one == Timed("s/2x8x9", "f", "k", {"round": 2.0}, 3.0, 5)
+
+
+def test_what_adds_a_tensor_is_not_taken_for_the_same_layers_without():
+    """An older document tells both alike, so neither counts; no family counts what is added."""
+    given = {"layers": [{}], "size": [8], "candidate": {"family": "f", "shared": 5}, "path": "f/k", "counts": {"x": 1}}
+    alone, added = ({**given, "measured_s": 3.0}, {**given, "measured_s": 9.0})
+
+    def times(*candidates):
+        rivals = {"padded": {"candidates": candidates}, "rows": {"candidates": candidates[:1]}}
+        return [one.time_s for one in points_of({"rows": [{"subject": "s", "rivals": rivals}]})]
+
+    assert times({**alone, "adds": False}, {**added, "adds": True}) == [3.0]
+    assert times(alone) == [3.0]  # two rivals tell it
+    assert timed_of({"rivals": {"padded": {"candidates": [alone, added]}}}) == []
+    assert timed_of({"rivals": {"padded": {"candidates": [alone, {**added, "measured_s": None}]}}}) == []
 
 
 def test_a_candidate_whose_plan_is_told_is_counted_as_this_version_counts():
@@ -222,6 +239,21 @@ def test_what_memoized_bricks_wait_for_is_counted_by_hand():
     assert counts(2, lanes=4)["round"] == pytest.approx(2 * 4 * 16 / 32)
     # 9 taps, 1 step, 2 tiles, 4 warps, for each of the tasks that one multiprocessor has.
     assert counts(2)["weight_load"] == pytest.approx(4 * 16 / 8 * 2 * 9 * 2 * 4)
+
+
+def test_fragments_that_padded_bricks_read_are_counted_by_hand():
+    """A brick of 32 × 30 for each multiprocessor: two strips of 16 columns, 34 rows for three columns of taps."""
+
+    def counted(channels: int, warps: int, blocks: int) -> float:
+        layer = Conv(channels, channels, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+        made = chains.chain(Description(Sequence((layer,)), "bf16"), chains.Plan((32, 30), warps, blocks))
+        assert made.counts is not None
+        return made.counts((32, 30), 132, Device())["fragment"]
+
+    assert counted(16, warps=2, blocks=1) == 34 * 2 * 3  # a step of 16 channels, and a warp makes all 16 of it
+    assert counted(16, warps=4, blocks=1) == (34 + 2) * 2 * 3  # two segments of rows, each with its own halo
+    assert counted(32, warps=4, blocks=1) == 34 * 2 * 3 * 2 * 2  # two steps, for 16 channels each
+    assert counted(32, warps=8, blocks=2) == 34 * 2 * 3 * 2 * 4  # for 8 each: fewer registers
 
 
 def test_groups_of_rows_of_wide_kernels_are_counted_by_hand():

@@ -131,7 +131,8 @@ class Ranges:
             if one.prediction is None or (one.measured_s is None and one.problem is None):
                 continue
             layers = [asdict(layer) for layer in segment.sequence.layers]
-            shape = {"layers": layers, "size": segment.size, "batch": segment.batch, "form": self.setting.form}
+            shape = {"layers": layers, "adds": segment.adds is not None, "size": segment.size}
+            shape |= {"batch": segment.batch, "form": self.setting.form}
             known = {"predicted_s": one.predicted_s, "measured_s": one.measured_s, "problem": one.problem}
             told = {"path": one.path, "bound": one.prediction.bound, "counts": self._counts(one, segment)}
             plan = None if one.kernel is None else one.kernel.plan

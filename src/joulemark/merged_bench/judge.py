@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
@@ -14,29 +15,53 @@ from joulemark.merged.sequence import Conv, Sequence, Shape
 
 GOOD = 1.05
 """A choice counts as good when it takes at most this much of the best measured time."""
+_Range = tuple[Sequence, Shape, bool | None]
+"""Layers, size of their input, whether another tensor is added."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured candidate and the subject that it was measured on."""
+    """A measured candidate.
+
+    Args:
+        subject: that it was measured on.
+        path: that executes it.
+        adds: whether it adds a tensor from outside of its layers; None where its document does not say.
+    """
 
     subject: str
     path: str
     point: Point
+    adds: bool | None = None
 
 
 def measured_of(document: Mapping[str, Any]) -> list[Measured]:
     """All candidates that a document's rows hold; each once per subject."""
     found: dict[tuple[Any, ...], Measured] = {}
     for row in document["rows"]:
-        for rival in row["rivals"].values():
-            for one in rival.get("candidates", ()):
-                if one["measured_s"] is None or one["candidate"] is None:
-                    continue
-                point = _point(one)
-                key = (row["subject"], one["path"], point.sequence, point.size, point.batch, point.form)
-                found[key] = Measured(row["subject"], one["path"], point)
+        for one in timed_of(row):
+            point, adds = _point(one), one.get("adds")
+            key = (row["subject"], one["path"], point.sequence, point.size, point.batch, point.form, adds)
+            found[key] = Measured(row["subject"], one["path"], point, adds)
     return list(found.values())
+
+
+def timed_of(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The candidates of a row, of all its rivals, that were measured.
+
+    Ranges of the same layers may differ by whether they add a tensor from outside (``adds``). Where a document does not
+    say that, one rival tells such candidates twice: which of both adds is not known, so both are left out.
+    """
+    found = []
+    for rival in row["rivals"].values():
+        every = [one for one in rival.get("candidates", ()) if one["candidate"] is not None]
+        told = Counter(map(_told, every))
+        found += [one for one in every if told[_told(one)] == 1 and one["measured_s"] is not None]
+    return found
+
+
+def _told(one: Mapping[str, Any]) -> str:
+    return repr([one.get(name) for name in ("path", "layers", "size", "batch", "form", "adds")])
 
 
 def _point(one: Mapping[str, Any]) -> Point:
@@ -103,14 +128,14 @@ def _choices(subject: str, own: Iterable[tuple[Measured, float | None]]) -> list
 
     A range of several layers has one candidate more: each layer alone, on the path that is best for it.
     """
-    ranges: dict[tuple[Sequence, Shape], list[_Option]] = {}
+    ranges: dict[_Range, list[_Option]] = {}
     for one, time_s in own:
         if time_s is not None:
             option = _Option(one.path, one.point.candidate.how, time_s, one.point.time_s)
-            ranges.setdefault((one.point.sequence, one.point.size), []).append(option)
+            ranges.setdefault((one.point.sequence, one.point.size, one.adds), []).append(option)
     found = []
-    for (sequence, size), options in ranges.items():
-        apart = _apart(sequence, size, ranges) if len(sequence.layers) > 1 else None
+    for (sequence, size, adds), options in ranges.items():
+        apart = _apart(sequence, size, adds, ranges) if len(sequence.layers) > 1 else None
         options = [*options, apart] if apart is not None else options
         if len(options) < 2:
             continue
@@ -141,11 +166,15 @@ class _Option:
     measured_s: float
 
 
-def _apart(sequence: Sequence, size: Shape, ranges: Mapping[tuple[Sequence, Shape], List[_Option]]) -> _Option | None:
+def _apart(
+    sequence: Sequence, size: Shape, adds: bool | None, ranges: Mapping[_Range, List[_Option]]
+) -> _Option | None:
     """Every layer alone; None where one of them was not measured alone."""
     predicted = measured = 0.0
-    for layer, given in zip(sequence.layers, sequence.sizes(size), strict=False):
-        options = ranges.get((Sequence((replace(layer, residual=None, joined=None),)), given))
+    for number, (layer, given) in enumerate(zip(sequence.layers, sequence.sizes(size), strict=False), 1):
+        alone = Sequence((replace(layer, residual=None, joined=None),))
+        outside = layer.residual is not None or (adds is True and number == len(sequence.layers))
+        options = ranges.get((alone, given, outside)) or ranges.get((alone, given, None))
         if not options:
             return None
         predicted += min(one.predicted_s for one in options)

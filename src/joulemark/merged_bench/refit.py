@@ -30,7 +30,7 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.seconds import Counts, fitted
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.trials import worth_measuring
-from joulemark.merged_bench.judge import GOOD
+from joulemark.merged_bench.judge import GOOD, timed_of
 
 SCHEMA = "joulemark.merged-model/1"
 _SHARED = "launch"
@@ -121,12 +121,15 @@ def latest(found: Iterable[List[Timed]]) -> list[Timed]:
 
 
 def _candidates_of(document: Mapping[str, Any]) -> list[Timed]:
-    """Each range of a row is a block of its own: its candidates were measured beside each other."""
+    """Each range of a row is a block of its own: its candidates were measured beside each other.
+
+    What is added from outside no family counts: kernels that do are left out.
+    """
     found: dict[tuple[str, str], Timed] = {}
     for row in document["rows"]:
-        for one in (one for rival in row["rivals"].values() for one in rival.get("candidates", ())):
+        for one in timed_of(row):
             block = f"{row['subject']}/{len(one['layers'])}x{'x'.join(map(str, one['size']))}"
-            made = _candidate(block, one) if one["measured_s"] and one["candidate"] is not None else None
+            made = None if one.get("adds") else _candidate(block, one)
             if made is not None:
                 found[block, one["path"]] = made
     return list(found.values())

@@ -313,8 +313,8 @@ class _Bricks(Lines):
     def counts(self, size: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does.
 
-        ``step`` is a row of 16 columns that a warp makes after another, ``chunk_bare`` what is brought and left while
-        no block beside it multiplies.
+        ``step`` is a row of 16 columns that a warp makes after another, ``fragment`` one that it reads for all channels
+        that it makes, ``chunk_bare`` what is brought and left while no block beside it multiplies.
         """
         out = self.description.sequence.sizes(size)[-1]
         blocks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
@@ -322,7 +322,7 @@ class _Bricks(Lines):
         beside = min(self.plan.blocks, each, device.shared // (self.shared + BLOCK_SHARED))
         rounds = each / beside
         taps = 27 if self.volume else 9
-        products = stores = steps = chained = 0.0
+        products = fragments = stores = steps = chained = 0.0
         for number, one in enumerate(self.parameters):
             planes = self.planes - 2 * (number + 1) if self.volume else 1
             rows, strips = self.height - 2 * (number + 1), self.width // 16 * planes
@@ -330,6 +330,7 @@ class _Bricks(Lines):
             turns = -(-strips * segments // (self.plan.warps // one.splits))
             alone = turns * (-(-rows // segments) + 1.5)
             products += rows * strips * taps * one.steps * one.tiles * one.splits
+            fragments += (rows + 2 * segments) * strips * taps // 3 * one.steps * one.splits
             stores += rows * strips * one.splits * one.tiles
             steps += alone
             chained += alone * one.steps * one.tiles * taps
@@ -338,7 +339,7 @@ class _Bricks(Lines):
         return {
             "product": each * products * slower, "store": each * stores, "chunk": each * pixels, "step": rounds * steps,
             "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
-            "chunk_bare": each * pixels / beside,
+            "chunk_bare": each * pixels / beside, "fragment": each * fragments,
         }  # fmt: skip
 
     def source(self, name: str) -> str:
