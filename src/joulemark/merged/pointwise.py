@@ -31,6 +31,9 @@ NUMBERS: dict[Activation, int] = {
 # Sizes are not compiled in (``do_not_specialize``): one kernel serves all batches and resolutions.
 _SLOPE = tl.constexpr(LEAKY_SLOPE)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_TAIL = tl.constexpr(6.5)
+"""From where on a GELU of 16 bits takes what the normal distribution has beyond as it is there: 4e-11."""
 _ELEMENTS = 2048
 _OCTET = 8
 _POOLED = 4 * 132
@@ -42,29 +45,57 @@ for memory, and an image is one program's, so few steps count: three for 1152 ch
 
 
 @triton.jit
-def activate(y, activation: tl.constexpr):
-    """The activation of a number, as :data:`joulemark.merged.bricks.ACTIVATIONS` has it."""
+def _gelu_of_16_bits(y):
+    """``max(y, 0) - |y| Q(|y|)``, which is y Φ(y), in ten instructions, for a result that is rounded to 16 bits.
+
+    Q, the normal distribution beyond a point, is 2 to a polynomial: log2(Q) is smooth, about a parabola. Its minimax
+    fit (by a linear program, Chebyshev basis) of degree 6 on [0, 6.5], weighted 30 times as high up to 4.75, is off Q
+    by 2.6e-5 of it there and by 8e-4 of it behind. Beyond -6.5 the result stays -2.6e-10. Not-a-numbers stay.
+    """
+    a = tl.minimum(tl.abs(y), _TAIL, propagate_nan=tl.PropagateNan.ALL)
+    power = 2.52405553e-05
+    power = power * a - 0.000649605587
+    power = power * a + 0.00743576698
+    power = power * a - 0.0518598184
+    power = power * a - 0.460433483
+    power = power * a - 1.1505487
+    power = power * a - 1.00003791
+    return tl.maximum(y, 0.0) - a * tl.exp2(power)
+
+
+@triton.jit
+def activate(y, activation: tl.constexpr, bits: tl.constexpr = 32):
+    """The activation of a number, as :data:`joulemark.merged.bricks.ACTIVATIONS` has it.
+
+    Args:
+        y: in fp32.
+        activation: of :data:`NUMBERS`.
+        bits: of the format that the result is rounded to.
+    """
     if activation == 1:
         y = tl.maximum(y, 0.0)
     if activation == 2:
         y = tl.minimum(tl.maximum(y, 0.0), 6.0)
     if activation == 3:
-        y = y / (1.0 + tl.exp(-y))
+        y = y / (1.0 + tl.exp2(y * -_LOG2_E))  # exp takes three instructions more: results below normal numbers
     if activation == 4:
-        y = 0.5 * y * (1.0 + tl.erf(y * _ROOT_HALF))
+        y = _gelu_of_16_bits(y) if bits == 16 else 0.5 * y * (1.0 + tl.erf(y * _ROOT_HALF))
     if activation == 5:
         y = tl.where(y > 0.0, y, y * _SLOPE)
     if activation == 6:
-        y = y * tl.minimum(tl.maximum(y + 3.0, 0.0), 6.0) / 6.0
+        y = y * tl.minimum(tl.maximum(y + 3.0, 0.0), 6.0) * (1.0 / 6.0)
     return y
 
 
 @triton.jit
 def finished(y, residual, there, added: tl.constexpr, activation: tl.constexpr):
-    """The activation of numbers, and what is added to them where ``residual`` points, as :func:`adding` says."""
+    """The activation of numbers, and what is added to them where ``residual`` points, as :func:`adding` says.
+
+    ``residual`` points at numbers of the result's format, be there something to add or not.
+    """
     if added == "before":
         y += tl.load(residual, mask=there, other=0.0).to(tl.float32)
-    y = activate(y, activation)
+    y = activate(y, activation, residual.dtype.element_ty.primitive_bitwidth)
     if added == "behind":
         y += tl.load(residual, mask=there, other=0.0).to(tl.float32)
     return y
