@@ -108,18 +108,27 @@ def adding(layer: Conv, residual: Tensor | None) -> str:
     return "behind" if layer.adds_behind else "before"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("pieces", "units"))
 def _epilogue(
-    y, bias, residual, count, units,
-    unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr, block: tl.constexpr,
+    y, bias, residual, pieces, units,
+    unit: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, activation: tl.constexpr,
+    block: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """In place what follows a convolution, over ``count`` elements, channels innermost."""
-    channels = units * unit
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    there = at < count
+    """In place what follows a convolution: ``pieces`` of ``unit`` neighbours, ``units`` of which are one pixel's.
+
+    The end comes first: it is what the convolution wrote last, and the L2 still holds some of it; what reads the result
+    begins at its beginning. ``wide`` is for numbers of pieces beyond 32 bits: a remainder of 64 bits is dear.
+    """
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    if wide:
+        part = part.to(tl.int64)
+    piece = part * block + tl.arange(0, block)
+    lane = tl.arange(0, unit)[None, :]
+    there = (piece < pieces)[:, None]
+    at = piece.to(tl.int64)[:, None] * unit + lane
     value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
     if biased:
-        value += tl.load(bias + at % channels, mask=there, other=0.0).to(tl.float32)
+        value += tl.load(bias + (piece % units)[:, None] * unit + lane, mask=there, other=0.0).to(tl.float32)
     value = finished(value, residual + at, there, added, activation)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
@@ -133,11 +142,11 @@ def epilogue(layer: Conv, y: Tensor, bias: Tensor | None, residual: Tensor | Non
         bias: [channels].
         residual: like y.
     """
-    count = y.numel()
-    grid = (triton.cdiv(count, _ELEMENTS),)
-    _epilogue[grid](
-        y, y if bias is None else bias, y if residual is None else residual, count, *units_of(y.shape[1]),
-        bias is not None, adding(layer, residual), NUMBERS[layer.activation], _ELEMENTS,
+    units, unit = units_of(y.shape[1])
+    pieces, block = y.numel() // unit, _ELEMENTS // unit
+    _epilogue[(triton.cdiv(pieces, block),)](
+        y, y if bias is None else bias, y if residual is None else residual, pieces, units, unit,
+        bias is not None, adding(layer, residual), NUMBERS[layer.activation], block, pieces + block > 1 << 31,
     )  # fmt: skip
     return y
 
