@@ -277,7 +277,8 @@ def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int)
     activation = (layer.activation, adds or layer.residual is not None, layer.adds_behind, gated, layer.norm)
     unit = layer.out_channels if layer.norm is not None else units_of(layer.out_channels)[1]
     if path.startswith("tiles"):
-        return (path, activation, units_of(layer.in_channels)[1], unit, _depth(layer.in_channels, itemsize))
+        depth = _depth(layer.in_channels, itemsize)
+        return (path, activation, units_of(layer.in_channels)[1], unit, depth, layer.in_channels % depth == 0)
     if path.startswith(("gather", "rows")):
         return (path, activation, unit, layer.in_channels, layer.kernel, layer.stride, layer.padding, layer.dilation)
     if path.startswith(("taps", "slide")):
@@ -297,7 +298,8 @@ def _product(
     x, weight, bias, residual, gate, out, pixels, input_units, output_units, row_units,
     input_unit: tl.constexpr, output_unit: tl.constexpr, row_unit: tl.constexpr,
     biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
-    activation: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
+    activation: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, even: tl.constexpr,
+    precision: tl.constexpr,
 ):  # fmt: skip
     """``rows`` pixels of an image and ``columns`` channels of a pointwise convolution; weights [outputs, inputs].
 
@@ -311,16 +313,17 @@ def _product(
     there = (row < pixels)[:, None]
     real = (column < outputs)[None, :]
     at = (image * pixels + row)[:, None]
+    inner = tl.arange(0, depth)
+    left_at, right_at = x + at * inputs + inner[None, :], weight + column[None, :] * inputs + inner[:, None]
+    opened_at = gate + image * inputs + inner
     total = tl.zeros((rows, columns), tl.float32)
     for start in range(0, inputs, depth):
-        inner = start + tl.arange(0, depth)
-        left = tl.load(x + at * inputs + inner[None, :], mask=there & (inner < inputs)[None, :], other=0.0)
+        within = tl.full((depth,), 1, tl.int1) if even else start + inner < inputs
+        left = tl.load(left_at + start, mask=there & within[None, :], other=0.0)
         if gated:
-            opened = tl.load(gate + image * inputs + inner, mask=inner < inputs, other=0.0).to(tl.float32)
+            opened = tl.load(opened_at + start, mask=within, other=0.0).to(tl.float32)
             left = (left.to(tl.float32) * opened[None, :]).to(left.dtype)
-        right = tl.load(
-            weight + column[None, :] * inputs + inner[:, None], mask=(inner < inputs)[:, None] & real, other=0.0
-        )
+        right = tl.load(right_at + start, mask=within[:, None] & real, other=0.0)
         total = tl.dot(left, right, total, input_precision=precision)
     if biased:
         total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
@@ -332,18 +335,30 @@ def _product(
 def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:
     """The tiles (rows, columns) that are worth trying for a pointwise convolution, the most promising first.
 
+    The larger ones read less; of the smaller ones, more fit a multiprocessor, and some load while others store.
+
     Args:
         pixels: of all images.
         outputs: channels.
     """
     wide = 128 if outputs > 64 else max(16, 1 << (outputs - 1).bit_length())
-    tall = 128 if -(-pixels // 128) * -(-outputs // wide) >= 132 else 64
-    return ((tall, wide), (64, min(wide, 64))) if (tall, wide) != (64, min(wide, 64)) else ((tall, wide),)
+    narrow = min(wide, 64)
+    low = (128, narrow) if wide > narrow and 0 < outputs % wide <= narrow else (64, wide)  # no half of a tile is empty
+    many = -(-pixels // 128) * -(-outputs // wide) >= 132
+    return tuple(dict.fromkeys((*(((128, wide),) if many else ()), low, (64, narrow))))
 
 
 def _depth(inputs: int, itemsize: int) -> int:
-    """Input channels that a product takes at a time."""
-    return max(16, min(128 // itemsize, 1 << (inputs - 1).bit_length()))
+    """Input channels that a product takes at a time: 128 bytes, half as many where these leave a third empty."""
+    depth = max(16, min(128 // itemsize, 1 << (inputs - 1).bit_length()))
+    return depth // 2 if depth < inputs < 2 * depth and inputs % (depth // 2) == 0 and depth > 16 else depth
+
+
+def _options(tile: tuple[int, int], depth: int, itemsize: int) -> dict[str, int]:
+    """Of a product's compilation: of the largest tiles two fit a multiprocessor, where 128 registers do."""
+    large = tile[0] * tile[1] >= 128 * 128
+    short = {"num_stages": 4} if depth * itemsize < 128 else {}
+    return {"num_warps": 8 if large else 4, **short, **({"maxnreg": 128} if large and itemsize == 2 else {})}
 
 
 def product(
@@ -380,8 +395,8 @@ def product(
         x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
         pixels, input_units, output_units, row_units, input_unit, output_unit, row_unit,
         bias is not None, adding(layer, residual), gate is not None, NUMBERS[layer.activation],
-        rows, columns, depth, "tf32",
-        num_warps=8 if rows * columns >= 128 * 128 else 4,
+        rows, columns, depth, inputs % depth == 0, "tf32",
+        **_options(tile, depth, x.dtype.itemsize),
     )  # fmt: skip
     return out
 
