@@ -674,8 +674,8 @@ def test_kernels_of_our_own_are_compiled_once_for_all_layers_that_share_them(mon
     compiled: list[tuple[str, str]] = []
     monkeypatch.setattr(builds, "_run_small", lambda segment, path, _: compiled.append((segment.name, path)))
     with torch.device("meta"):
-        layers = [nn.Conv2d(40, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.ReLU6()]
-        graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 40, 9, 9, dtype=torch.bfloat16),))
+        layers = [nn.Conv2d(128, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.ReLU6()]
+        graph = trace(nn.Sequential(*layers).eval().bfloat16(), (torch.empty(2, 128, 9, 9, dtype=torch.bfloat16),))
     segments = [range_segment([unit]) for chain in find_chains(graph)[0] for unit in chain]
     setting = Setting(torch.device("cuda"), "bf16", None, (), True)
     trials = ((one, trial) for one in segments for trial in candidates_of(one, setting))

@@ -124,6 +124,7 @@ def check_products():
         (96, 16, True, None, True, "relu6", (32, 16)),
         (130, 33, False, "before", True, "relu", (64, 16)),
         (16, 20, True, "behind", True, "leaky", (64, 32)),
+        (48, 24, False, None, True, "gelu", (16, 32)),  # three steps of 16 channels
     ):
         layer = Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, adds_behind=adds == "behind")
         x = torch.randn(3, inputs, 7, 9).contiguous(memory_format=torch.channels_last)
