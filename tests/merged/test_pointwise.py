@@ -62,7 +62,8 @@ def check_gelus():
         numbers = torch.arange(1 << 16).to(torch.int16).view(dtype)
         exact = numbers.double() * torch.special.erfc(-numbers.double() / 2**0.5) / 2
         wide = numbers.float()  # what is added, nothing, says the format
-        _epilogue[(32,)](wide, wide, numbers, 8192, 8, 8, False, "nothing", NUMBERS["gelu"], 256, False)
+        long = dtype == torch.bfloat16
+        _epilogue[(32,)](wide, wide, numbers, 8192, 8, 8, False, "nothing", NUMBERS["gelu"], 256, long)
         assert bool(wide[numbers.isnan()].isnan().all())
         assert float(wide[numbers == torch.inf]) == torch.inf
         off, finite = (wide.double() - exact).abs(), numbers.isfinite()
