@@ -277,8 +277,10 @@ def compiled_for(path: str, layer: Conv, adds: bool, gated: bool, itemsize: int)
     activation = (layer.activation, adds or layer.residual is not None, layer.adds_behind, gated, layer.norm)
     unit = layer.out_channels if layer.norm is not None else units_of(layer.out_channels)[1]
     if path.startswith("tiles"):
-        depth = _depth(layer.in_channels, itemsize)
-        return (path, activation, units_of(layer.in_channels)[1], unit, depth, layer.in_channels % depth == 0)
+        inputs = layer.in_channels
+        depth = _depth(inputs, itemsize)
+        steps = (depth, inputs % depth == 0, _stages(inputs, depth, itemsize))
+        return (path, activation, units_of(inputs)[1], unit, steps)
     if path.startswith(("gather", "rows")):
         return (path, activation, unit, layer.in_channels, layer.kernel, layer.stride, layer.padding, layer.dilation)
     if path.startswith(("taps", "slide")):
@@ -354,11 +356,9 @@ def _depth(inputs: int, itemsize: int) -> int:
     return depth // 2 if depth < inputs < 2 * depth and inputs % (depth // 2) == 0 and depth > 16 else depth
 
 
-def _options(tile: tuple[int, int], depth: int, itemsize: int) -> dict[str, int]:
-    """Of a product's compilation: of the largest tiles two fit a multiprocessor, where 128 registers do."""
-    large = tile[0] * tile[1] >= 128 * 128
-    short = {"num_stages": 4} if depth * itemsize < 128 else {}
-    return {"num_warps": 8 if large else 4, **short, **({"maxnreg": 128} if large and itemsize == 2 else {})}
+def _stages(inputs: int, depth: int, itemsize: int) -> int:
+    """Steps of a product that are in shared memory: three of 128 bytes a pixel, more of halved ones."""
+    return 4 if depth < inputs and depth * itemsize < 128 else 3
 
 
 def product(
@@ -390,13 +390,14 @@ def product(
     grid = (images * triton.cdiv(pixels, rows) * triton.cdiv(outputs, columns),)
     (input_units, input_unit), (output_units, output_unit) = units_of(inputs), units_of(outputs)
     row_units, row_unit = units_of(out.stride(-1))
-    depth = _depth(inputs, x.dtype.itemsize)
+    depth, large = _depth(inputs, x.dtype.itemsize), rows * columns >= 128 * 128
     _product[grid](
         x, weight, x if bias is None else bias, x if residual is None else residual, x if gate is None else gate, out,
         pixels, input_units, output_units, row_units, input_unit, output_unit, row_unit,
         bias is not None, adding(layer, residual), gate is not None, NUMBERS[layer.activation],
         rows, columns, depth, inputs % depth == 0, "tf32",
-        **_options(tile, depth, x.dtype.itemsize),
+        num_warps=8 if large else 4, num_stages=_stages(inputs, depth, x.dtype.itemsize),
+        maxnreg=128 if large and x.dtype.itemsize == 2 else None,  # then two of them fit a multiprocessor
     )  # fmt: skip
     return out
 
