@@ -319,6 +319,8 @@ def _product(
     left_at, right_at = x + at * inputs + inner[None, :], weight + column[None, :] * inputs + inner[:, None]
     opened_at = gate + image * inputs + inner
     total = tl.zeros((rows, columns), tl.float32)
+    if biased:
+        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     for start in range(0, inputs, depth):
         within = tl.full((depth,), 1, tl.int1) if even else start + inner < inputs
         left = tl.load(left_at + start, mask=there & within[None, :], other=0.0)
@@ -327,8 +329,6 @@ def _product(
             left = (left.to(tl.float32) * opened[None, :]).to(left.dtype)
         right = tl.load(right_at + start, mask=within[:, None] & real, other=0.0)
         total = tl.dot(left, right, total, input_precision=precision)
-    if biased:
-        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     total = finished(total, residual + at * outputs + column[None, :], there & real, added, activation)
     place = at * (row_units * row_unit) + column[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there & real)
