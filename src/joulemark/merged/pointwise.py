@@ -357,8 +357,14 @@ def _depth(inputs: int, itemsize: int) -> int:
 
 
 def _stages(inputs: int, depth: int, itemsize: int) -> int:
-    """Steps of a product that are in shared memory: three of 128 bytes a pixel, more of halved ones."""
-    return 4 if depth < inputs and depth * itemsize < 128 else 3
+    """Steps of a product that have room in shared memory.
+
+    Three of 128 bytes a pixel, four of halved ones, so that all are on their way. Of a single one just what its copies
+    need to run ahead: more programs fit a multiprocessor.
+    """
+    if inputs <= depth:
+        return 2
+    return 4 if depth * itemsize < 128 else 3
 
 
 def product(
