@@ -481,6 +481,30 @@ class Compiled:
         self.made = importlib.import_module("triton").compile(source, GPUTarget("cuda", 90, 32), options=options)
 
 
+def test_pointwise_kernels_move_sixteen_bytes_at_a_time(monkeypatch, tmp_path):
+    pytest.importorskip("triton.backends.nvidia")
+    from joulemark.merged import pointwise
+    from joulemark.merged.sequence import Conv
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    after, product = Compiled(pointwise._epilogue), Compiled(pointwise._product)
+    monkeypatch.setattr(pointwise, "_epilogue", after)
+    monkeypatch.setattr(pointwise, "_product", product)
+    layer = Conv(96, 384, (1, 1), (1, 1), (0, 0), (1, 1), activation="gelu")
+    zeros = (torch.zeros(2, one, 8, 8, dtype=torch.bfloat16) for one in (96, 384))
+    x, y = (one.contiguous(memory_format=torch.channels_last) for one in zeros)
+    weight = torch.zeros(384, 96, 1, 1, dtype=torch.bfloat16)
+    pointwise.epilogue(layer, y, weight[:, 0, 0, 0], y)
+    pointwise.product(layer, x, weight, weight[:, 0, 0, 0], y, None, y, (128, 128))
+    texts = [one.made.asm["ptx"] for one in (after, product)]
+    moved = [re.findall(r"(ld|st)\.global(\S*)", one) for one in texts]
+    assert set(moved[0]) == {("ld", ".v4.b32"), ("st", ".v4.b32")}
+    assert {form for way, form in moved[1] if way == "st"} == {".v4.b32"}
+    assert "rem.s64" not in texts[0]
+    assert "wgmma.mma_async" in texts[1]
+    assert all("selp.f32" not in one for one in texts)  # an exact error function selects between two polynomials
+
+
 def test_kernels_with_norms_compile_for_a_gpu(monkeypatch, tmp_path):
     """What the interpreter takes, a compiler need not."""
     pytest.importorskip("triton.backends.nvidia")
@@ -515,30 +539,6 @@ def test_kernels_that_write_beside_others_compile_for_a_gpu(monkeypatch, tmp_pat
     weight, out = torch.zeros(4, 8, 8, dtype=torch.bfloat16), torch.zeros(2, 8, 8, 12, dtype=torch.bfloat16)
     spread.spread(x, weight, weight[0, 0], (2, 2), out, "relu", (64, 64))
     assert all(one.made.asm["cubin"] for one in kernels)
-
-
-def test_pointwise_kernels_move_sixteen_bytes_at_a_time(monkeypatch, tmp_path):
-    pytest.importorskip("triton.backends.nvidia")
-    from joulemark.merged import pointwise
-    from joulemark.merged.sequence import Conv
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    after, product = Compiled(pointwise._epilogue), Compiled(pointwise._product)
-    monkeypatch.setattr(pointwise, "_epilogue", after)
-    monkeypatch.setattr(pointwise, "_product", product)
-    layer = Conv(96, 384, (1, 1), (1, 1), (0, 0), (1, 1), activation="gelu")
-    zeros = (torch.zeros(2, one, 8, 8, dtype=torch.bfloat16) for one in (96, 384))
-    x, y = (one.contiguous(memory_format=torch.channels_last) for one in zeros)
-    weight = torch.zeros(384, 96, 1, 1, dtype=torch.bfloat16)
-    pointwise.epilogue(layer, y, weight[:, 0, 0, 0], y)
-    pointwise.product(layer, x, weight, weight[:, 0, 0, 0], y, None, y, (128, 128))
-    texts = [one.made.asm["ptx"] for one in (after, product)]
-    moved = [re.findall(r"(ld|st)\.global(\S*)", one) for one in texts]
-    assert set(moved[0]) == {("ld", ".v4.b32"), ("st", ".v4.b32")}
-    assert {form for way, form in moved[1] if way == "st"} == {".v4.b32"}
-    assert "rem.s64" not in texts[0]
-    assert "wgmma.mma_async" in texts[1]
-    assert all("selp.f32" not in one for one in texts)  # an exact error function selects between two polynomials
 
 
 def test_tiles_are_no_larger_than_what_they_cover():
