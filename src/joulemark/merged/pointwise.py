@@ -351,7 +351,7 @@ def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:
 
 
 def _depth(inputs: int, itemsize: int) -> int:
-    """Input channels that a product takes at a time: 128 bytes, half as many where these leave a third empty."""
+    """Input channels that a product takes at a time: 128 bytes, half as many where these leave a quarter empty."""
     depth = max(16, min(128 // itemsize, 1 << (inputs - 1).bit_length()))
     return depth // 2 if depth < inputs < 2 * depth and inputs % (depth // 2) == 0 and depth > 16 else depth
 
