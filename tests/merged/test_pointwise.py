@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,44 @@ def check_epilogues():
         expected = expected + z.double() if adds == "behind" else expected
         out = epilogue(layer, y.clone(memory_format=torch.preserve_format), bias, added)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    for (dtype, tolerance), activation in itertools.product(FORMATS.items(), ACTIVATIONS):  # pieces of eight channels
+        layer = Conv(24, 24, (1, 1), (1, 1), (0, 0), (1, 1), activation=activation)
+        y, added = (torch.randn(2, 24, 7, 9).to(dtype).contiguous(memory_format=torch.channels_last) for _ in range(2))
+        bias = torch.randn(24).to(dtype)
+        expected = REFERENCE[activation](y.double() + bias.double()[:, None, None] + added.double())
+        torch.testing.assert_close(epilogue(layer, y, bias, added).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def check_gelus():
+    """All numbers of 16 bits: what is rounded is far closer than rounding, which gives the same or a neighbour."""
+    from joulemark.merged.pointwise import NUMBERS, _epilogue
+
+    for dtype in (torch.float16, torch.bfloat16):
+        numbers = torch.arange(1 << 16).to(torch.int16).view(dtype)
+        exact = numbers.double() * torch.special.erfc(-numbers.double() / 2**0.5) / 2
+        wide = numbers.float()  # what is added, nothing, says the format
+        long = dtype == torch.bfloat16
+        _epilogue[(32,)](wide, wide, numbers, 8192, 8, 8, False, "nothing", NUMBERS["gelu"], 256, long)
+        assert bool(wide[numbers.isnan()].isnan().all())
+        assert float(wide[numbers == torch.inf]) == torch.inf
+        off, finite = (wide.double() - exact).abs(), numbers.isfinite()
+        for start, end, relative, absolute in (
+            (-torch.inf, -6.5, 0.0, 2.7e-10),
+            (-6.5, -4.75, 9e-4, 0.0),
+            (-4.75, torch.inf, 3e-5, 1e-44),  # of fp32's subnormal numbers, 1.4e-45 apart
+        ):
+            inside = finite & (numbers >= start) & (numbers < end)
+            assert bool((off <= relative * exact.abs() + absolute)[inside].all())
+        steps = steps_between(wide.to(dtype), exact.to(dtype))[finite & (numbers >= -6.5)]
+        assert int(steps.max()) <= 1
+        assert float((steps > 0).double().mean()) < 0.02
+
+
+def steps_between(left, right):
+    """How many numbers of 16 bits two lie apart; zeros of both signs are one."""
+    places = (one.view(torch.int16).int() for one in (left, right))
+    first, second = (torch.where(one < 0, -(one & 0x7FFF), one) for one in places)
+    return (first - second).abs()
 
 
 def check_depthwise():
@@ -86,6 +125,7 @@ def check_products():
         (96, 16, True, None, True, "relu6", (32, 16)),
         (130, 33, False, "before", True, "relu", (64, 16)),
         (16, 20, True, "behind", True, "leaky", (64, 32)),
+        (48, 24, False, None, True, "gelu", (16, 32)),  # three steps of 16 channels
     ):
         layer = Conv(inputs, outputs, (1, 1), (1, 1), (0, 0), (1, 1), 1, activation, adds_behind=adds == "behind")
         x = torch.randn(3, inputs, 7, 9).contiguous(memory_format=torch.channels_last)
@@ -401,6 +441,7 @@ def check_excitations():
 def test_every_kernel_gives_what_torch_gives():
     run_interpreted(
         "check_epilogues",
+        "check_gelus",
         "check_depthwise",
         "check_slides",
         "check_norms",
@@ -430,14 +471,40 @@ class Compiled:
         from triton.compiler import ASTSource
 
         types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-        signature, constants = {}, {}
+        signature, constants, aligned = {}, {}, {}
         for number, (one, value) in enumerate(zip(self.kernel.params, given, strict=True)):
             kind = types[value.dtype] if isinstance(value, torch.Tensor) else "i32"
             signature[one.name] = "constexpr" if one.is_constexpr else kind
             if one.is_constexpr:
                 constants[(number,)] = value
-        source = ASTSource(self.kernel, signature, constants)
+            if isinstance(value, torch.Tensor):
+                aligned[(number,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, signature, constants, aligned)
         self.made = importlib.import_module("triton").compile(source, GPUTarget("cuda", 90, 32), options=options)
+
+
+def test_pointwise_kernels_move_sixteen_bytes_at_a_time(monkeypatch, tmp_path):
+    pytest.importorskip("triton.backends.nvidia")
+    from joulemark.merged import pointwise
+    from joulemark.merged.sequence import Conv
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    after, product = Compiled(pointwise._epilogue), Compiled(pointwise._product)
+    monkeypatch.setattr(pointwise, "_epilogue", after)
+    monkeypatch.setattr(pointwise, "_product", product)
+    layer = Conv(96, 384, (1, 1), (1, 1), (0, 0), (1, 1), activation="gelu")
+    zeros = (torch.zeros(2, one, 8, 8, dtype=torch.bfloat16) for one in (96, 384))
+    x, y = (one.contiguous(memory_format=torch.channels_last) for one in zeros)
+    weight = torch.zeros(384, 96, 1, 1, dtype=torch.bfloat16)
+    pointwise.epilogue(layer, y, weight[:, 0, 0, 0], y)
+    pointwise.product(layer, x, weight, weight[:, 0, 0, 0], y, None, y, (128, 128))
+    texts = [one.made.asm["ptx"] for one in (after, product)]
+    moved = [re.findall(r"(ld|st)\.global(\S*)", one) for one in texts]
+    assert set(moved[0]) == {("ld", ".v4.b32"), ("st", ".v4.b32")}
+    assert {form for way, form in moved[1] if way == "st"} == {".v4.b32"}
+    assert "rem.s64" not in texts[0]
+    assert "wgmma.mma_async" in texts[1]
+    assert all("selp.f32" not in one for one in texts)  # an exact error function selects between two polynomials
 
 
 def test_kernels_with_norms_compile_for_a_gpu(monkeypatch, tmp_path):
@@ -509,9 +576,12 @@ def test_pooling_is_cut_into_as_many_programs_as_run_at_once():
 
 def test_tiles_are_no_larger_than_what_they_cover():
     pytest.importorskip("triton")
-    from joulemark.merged.pointwise import tiles_for
+    from joulemark.merged.pointwise import _depth, tiles_for
 
-    assert tiles_for(1 << 20, 1280) == ((128, 128), (64, 64))
+    assert [_depth(one, 2) for one in (8, 40, 64, 96, 144, 384)] == [16, 64, 64, 32, 64, 64]
+    assert [_depth(one, 4) for one in (8, 24, 40, 48, 96)] == [16, 32, 32, 16, 32]
+    assert tiles_for(1 << 20, 1280) == ((128, 128), (64, 128), (64, 64))
+    assert tiles_for(1 << 20, 192) == ((128, 128), (128, 64), (64, 64))
     assert tiles_for(49, 1280) == ((64, 128), (64, 64))
     assert tiles_for(1 << 20, 24) == ((128, 32), (64, 32))
     assert tiles_for(49, 24) == ((64, 32),)

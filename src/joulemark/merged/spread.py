@@ -59,7 +59,8 @@ def _spread(
     down = (tap // (taps_y * taps_x)) * out_height + (tap // taps_x) % taps_y
     position = (line * out_width + (pixel % width) * taps_x)[:, None] + (down * out_width + tap % taps_x)[None, :]
     place = position * row + channel[None, :]
-    tl.store(out + place, activate(total, activation).to(out.dtype.element_ty), mask=there & real)
+    total = activate(total, activation, out.dtype.element_ty.primitive_bitwidth)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there & real)
 
 
 def tiles_for(pixels: int, outputs: int) -> tuple[tuple[int, int], ...]:

@@ -77,7 +77,8 @@ def _rows(
     if biased:
         total += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
     position = pixel.to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(out + position, activate(total, activation).to(out.dtype.element_ty), mask=there[:, None] & real[None, :])
+    total = activate(total, activation, out.dtype.element_ty.primitive_bitwidth)
+    tl.store(out + position, total.to(out.dtype.element_ty), mask=there[:, None] & real[None, :])
 
 
 def has_rows(layer: Conv) -> bool:
