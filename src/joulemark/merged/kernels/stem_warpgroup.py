@@ -1,0 +1,337 @@
+"""The first convolution of a network by ``wgmma``: up to four channels, up to eight taps in a row, stride 2 in the row.
+
+Libraries multiply channels in steps of eight and more and waste most of them on three. In lines of four channels a row
+of taps is 32 neighbours in memory, of which 7 taps of 3 channels fill two thirds, and at stride 2 neighbouring outputs
+begin 16 bytes apart: so a product reads it where the line lies (``device/stem_warpgroup.cuh``). Padding and the fourth
+channel are added where lines are brought, from the image as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor
+
+from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels import chain
+from joulemark.merged.kernels.chain import ALIGNMENT, brick_constants, check_room, refuse, registers_for, struct
+from joulemark.merged.kernels.compile import device_text
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
+from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.seconds import Counts, cheapest, varied
+from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
+from joulemark.merged.sequence import Conv, Shape
+
+_CHANNELS, _TAPS, _STRIDE = 4, 8, 2
+"""Of a pixel in shared memory; most of a row; of the row: an output begins 16 bytes behind the one before it."""
+ACTIVATIONS = {**chain.ACTIVATIONS, "silu": "SILU", "hardswish": "HARDSWISH"}
+_COLUMNS = 256
+"""Most of a product."""
+_FEW_REGISTERS, _OTHER_REGISTERS, _MOST_REGISTERS = 56, 36, 240
+"""Of a thread that brings lines; of one that multiplies beside its sums; at most."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a kernel that are free to choose.
+
+    Args:
+        width: outputs of a tile, a multiple of 8.
+        groups: warpgroups that multiply.
+        together: lines of the output in a product.
+        turns: products that a warpgroup makes of the lines in a slot; 1 where there are several planes of taps.
+        slots: for lines that are brought ahead.
+        bringers: warpgroups that bring lines.
+    """
+
+    width: int
+    groups: int = 2
+    together: int = 1
+    turns: int = 1
+    slots: int = 2
+    bringers: int = 1
+
+
+def unsuited(description: Description) -> str | None:
+    """Why there is no such kernel for a sequence; None where there is one."""
+    sequence = description.sequence
+    if len(sequence.layers) != 1 or sequence.dimensions not in (2, 3):
+        return f"{len(sequence.layers)} layers in {sequence.dimensions} dimensions, not 1 in 2 or 3"
+    if description.format not in FORMATS:
+        return f"{description.format}: there is one for bf16 and fp16"
+    layer = sequence.layers[0]
+    if layer.in_channels > _CHANNELS or layer.out_channels > ROWS or layer.groups != 1:
+        return (
+            f"{layer.in_channels} → {layer.out_channels} channels in {layer.groups} groups: "
+            f"at most {_CHANNELS} → {ROWS} in one"
+        )
+    if not 1 < layer.kernel[-1] <= _TAPS or layer.stride[-1] != _STRIDE or set(layer.dilation) != {1}:
+        return f"{layer}: a row of 2 to {_TAPS} taps, stride {_STRIDE} and no dilation"
+    if any(pad >= taps for pad, taps in zip(layer.padding, layer.kernel, strict=True)):
+        return f"padding {layer.padding}: less than the taps"
+    if layer.activation not in ACTIVATIONS or layer.norm is not None:
+        return f"activation {layer.activation}, norm {layer.norm}"
+    if layer.residual is not None or description.adds:
+        return "something is added"
+    return None
+
+
+def _of_three(sizes: Shape, missing: int) -> tuple[int, int, int]:
+    """Sizes of three dimensions, the first of which an image does not have."""
+    first, second, third = (missing,) * (3 - len(sizes)) + tuple(sizes)
+    return first, second, third
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What follows from the layer and the plan."""
+
+    layer: Conv
+    plan: Plan
+
+    @cached_property
+    def taps(self) -> tuple[int, int, int]:
+        return _of_three(self.layer.kernel, 1)
+
+    @cached_property
+    def stride(self) -> tuple[int, int, int]:
+        return _of_three(self.layer.stride, 1)
+
+    @cached_property
+    def padding(self) -> tuple[int, int, int]:
+        return _of_three(self.layer.padding, 0)
+
+    @cached_property
+    def steps(self) -> int:
+        """Products of 16 numbers, four pixels, for a row of taps."""
+        return -(-self.taps[2] // 4)
+
+    @property
+    def pitch(self) -> int:
+        """Of a line of the output, and of one of the input in 16 bytes; what products read behind a tile is in it."""
+        return self.plan.width + 8
+
+    @property
+    def columns(self) -> int:
+        """Of a product."""
+        return (self.plan.together - 1) * self.pitch + self.plan.width
+
+    @property
+    def lines(self) -> int:
+        """Of the output that a brick has."""
+        return self.plan.groups * self.plan.together * self.plan.turns
+
+    @property
+    def rows(self) -> int:
+        """Lines of the input that these need."""
+        return self.stride[1] * (self.lines - 1) + self.taps[1]
+
+    @property
+    def rows_alike(self) -> int:
+        """Places for those whose numbers have the same rest by the stride."""
+        return -(-self.rows // self.stride[1])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a plane of taps."""
+        return self.taps[1] * self.steps * ROWS * 32
+
+    @property
+    def line_bytes(self) -> int:
+        """Of a slot's lines."""
+        return self.stride[1] * self.rows_alike * self.pitch * 16
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of a warpgroup's output on its way."""
+        return -(-self.columns // 16) * 16 * ROWS * 2
+
+    @cached_property
+    def resident(self) -> bool:
+        """Whether all weights stay in shared memory; else a plane of them comes with its lines."""
+        return self.taps[0] == 1 or self._shared(True) <= Device().block_shared
+
+    def _shared(self, resident: bool) -> int:
+        kept = (self.taps[0] if resident else 0) * self.weight_bytes
+        slot = self.line_bytes + (0 if resident else self.weight_bytes)
+        return ALIGNMENT + kept + self.plan.slots * slot + self.plan.groups * self.staged_bytes
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return self._shared(self.resident)
+
+    @property
+    def warpgroups(self) -> int:
+        return self.plan.groups + self.plan.bringers
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies, when those that bring lines have given theirs back."""
+        whole = registers_for(4 * self.warpgroups, 1) // 8 * 8 * self.warpgroups
+        return min(_MOST_REGISTERS, (whole - self.plan.bringers * _FEW_REGISTERS) // self.plan.groups // 8 * 8)
+
+    def check(self) -> None:
+        """ValueError where sizes do not fit together."""
+        plan = self.plan
+        if min(plan.groups, plan.together, plan.turns, plan.bringers) < 1 or plan.slots < 2:
+            raise ValueError(f"{plan}: give one of each at least, and two slots")
+        if plan.width < 8 or plan.width % 8 or self.columns > _COLUMNS:
+            raise ValueError(f"{plan}: a product of {self.columns} columns, at most {_COLUMNS} in eights")
+        if plan.turns > 1 and self.taps[0] > 1:
+            raise ValueError(f"{plan}: sums of several turns at a time, for {self.taps[0]} planes of taps")
+        if 128 * self.warpgroups > chain.MOST_THREADS or self.columns // 2 + _OTHER_REGISTERS > self.registers:
+            raise ValueError(
+                f"{plan}: {self.warpgroups} warpgroups leave a thread {self.registers} registers, "
+                f"{self.columns // 2 + _OTHER_REGISTERS} are needed"
+            )
+        check_room(self.shared)
+
+    def edge(self, dimensions: int) -> Shape:
+        """Of a brick."""
+        return (1, self.lines, self.plan.width)[-dimensions:]
+
+    def counts(self, description: Description, size: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does, in the terms of ``wide``: one block on it takes brick after brick."""
+        out, plan = description.sequence.sizes(size)[-1], self.plan
+        edge = self.edge(len(out))
+        bricks = batch * prod(-(-n // e) for n, e in zip(out, edge, strict=True))
+        rounds = -(-bricks // device.multiprocessors)
+        planes, rows, _ = self.taps
+        products = plan.groups * plan.turns
+        brought = planes * (self.rows * self.pitch + (0 if self.resident else self.weight_bytes // 16))
+        moved = self.lines * min(plan.width, out[-1]) * self.layer.out_channels * description.itemsize / 16
+        return {
+            "product": rounds * products * planes * rows * self.steps * self.columns,
+            "store": rounds * products * self.columns, "chunk": rounds * (brought + moved),
+            "step": rounds * (planes + plan.turns), "round": rounds, "launch": 1,
+        }  # fmt: skip
+
+    def constants(self) -> dict[str, object]:
+        """The F of the kernel's text."""
+        plan, layer = self.plan, self.layer
+        kept = self.taps[0] * self.weight_bytes if self.resident else 0
+        slot = self.line_bytes + (0 if self.resident else self.weight_bytes)
+        return {
+            "TAKEN": layer.in_channels, "MADE": layer.out_channels, "ACTIVATION": ACTIVATIONS[layer.activation],
+            "PLANES": self.taps[0], "TAPS_Y": self.taps[1], "STEPS": self.steps, "STRIDE_Z": self.stride[0],
+            "STRIDE_Y": self.stride[1], "PAD_Z": self.padding[0], "PAD_Y": self.padding[1], "PAD_X": self.padding[2],
+            "TILE_WIDTH": plan.width, "PITCH": self.pitch, "COLUMNS": self.columns, "LINES": self.lines,
+            "ROWS": self.rows, "ROWS_ALIKE": self.rows_alike, "GROUPS": plan.groups, "TOGETHER": plan.together,
+            "TURNS": plan.turns, "SLOTS": plan.slots, "BRINGERS": 128 * plan.bringers,
+            "THREADS": 128 * self.warpgroups, "WEIGHTS": ALIGNMENT, "SLOT": ALIGNMENT + kept, "SLOT_BYTES": slot,
+            "LINE_BYTES": self.line_bytes, "STAGED": ALIGNMENT + kept + plan.slots * slot,
+            "STAGED_BYTES": self.staged_bytes, **brick_constants(None),
+        }  # fmt: skip
+
+
+def pack(description: Description, given: List[Parameters]) -> Tensor:
+    """[plane of taps][row of taps][two taps][64 channels][2 taps × 4 channels], then a bias for each of 64 channels."""
+    layer, one = description.sequence.layers[0], given[0]
+    planes, rows, taps = _of_three(layer.kernel, 1)
+    pixels = -(-taps // 4) * 4
+    weight = torch.zeros(ROWS, planes, rows, pixels, _CHANNELS)
+    own = one.weight.detach().float().cpu().view(layer.out_channels, layer.in_channels, planes, rows, taps)
+    weight[: layer.out_channels, :, :, :taps, : layer.in_channels] = own.movedim(1, -1)
+    packed = weight.view(ROWS, planes, rows, pixels // 2, 8).permute(1, 2, 3, 0, 4).to(description.dtype).contiguous()
+    bias = torch.zeros(ROWS)
+    if one.bias is not None:
+        bias[: layer.out_channels] = one.bias.detach().float().cpu()
+    return torch.cat([packed.flatten().view(torch.uint8), bias.view(torch.uint8)]).to(one.weight.device)
+
+
+def candidates(description: Description, size: Shape, batch: int, device: Device, limit: int = 8) -> list[Plan]:
+    """Plans worth a trial for inputs of ``size``, the most promising first.
+
+    Raises:
+        ValueError: there is no such kernel for this sequence.
+    """
+    refuse(unsuited(description), "kernel of a first layer by warpgroups")
+    layer, out = description.sequence.layers[0], description.sequence.sizes(size)[-1]
+
+    def counts(plan: Plan) -> Counts:
+        made = _Geometry(layer, plan)
+        made.check()
+        check_room(made.shared, 1, device)
+        return made.counts(description, size, batch, device)
+
+    return varied(cheapest("stem_warpgroup", _all_plans(layer, out), counts, limit, _kind), _kind)
+
+
+def _kind(plan: Plan) -> tuple[int, int, int]:
+    return plan.groups, plan.together, plan.bringers
+
+
+def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
+    """Whole lines, or equal parts of them, and bricks of all heights that are about as high as others."""
+    fewest = -(-out[-1] // _COLUMNS)
+    for across, groups, together, bringers in product((fewest, fewest + 1), (4, 3, 2), (4, 3, 2, 1), (1, 2)):
+        width = -(-out[-1] // (8 * across)) * 8
+        most = 1 if _of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
+        for turns, slots in product(range(1, most + 1), (3, 2)):
+            yield Plan(width, groups, together, turns, slots, bringers)
+
+
+def stem_warpgroup(description: Description, plan: Plan) -> Kernel:
+    """The kernel of a first layer by products of warpgroups.
+
+    Raises:
+        ValueError: there is none for this layer or plan.
+    """
+    refuse(unsuited(description), "kernel of a first layer by warpgroups")
+    layer = description.sequence.layers[0]
+    made = _Geometry(layer, plan)
+    made.check()
+    sizes = f"{plan.width}x{made.lines}_g{plan.groups}l{plan.together}s{plan.slots}b{plan.bringers}"
+    name = f"stem_{description}_{_words(layer)}_{sizes}"
+    source = (
+        vocabulary(description.format, shared=[made.columns])
+        + "".join(device_text(f"{part}.cuh") for part in ("rows", "chain", "stem_warpgroup"))
+        + struct("Field", made.constants(), {"RESIDENT": made.resident}, f"using T = {description.format};")
+        + f"KERNEL({name}, {128 * made.warpgroups}, 1) {{\n{_body(made)}}}\n"
+    )
+    return Kernel(
+        name,
+        description,
+        source,
+        128 * made.warpgroups,
+        made.shared,
+        made.edge(description.sequence.dimensions),
+        lambda given: pack(description, given),
+        persistent=1,
+        least=90,
+        only=90,
+        counts=lambda size, batch, device: made.counts(description, size, batch, device),
+    )
+
+
+def _words(layer: Conv) -> str:
+    """What tells layers of the same channels apart, for a name."""
+    parts = (("k", layer.kernel), ("s", layer.stride), ("p", layer.padding))
+    return "".join(key + "x".join(map(str, sizes)) for key, sizes in parts) + f"_{layer.activation}"
+
+
+def _body(made: _Geometry) -> str:
+    """The kernel's body: who does what."""
+    groups = made.plan.groups
+    return (
+        f"    Stem<Field> run(a);\n"
+        f"    if (threadIdx.x == 0) run.prepare();\n"
+        f"    run.keep_weights();\n"
+        f"    block_sync();\n"
+        f"    const int warp = own_warp();\n"
+        f"    if (warp >= {4 * groups}) {{\n"
+        f"        registers_down<{_FEW_REGISTERS}>();\n"
+        f"        run.bring(threadIdx.x - {128 * groups});\n"
+        f"    }} else {{\n"
+        f"        registers_up<{made.registers}>();\n"
+        f"        run.make(warp / 4, warp % 4);\n"
+        f"    }}\n"
+    )
