@@ -34,8 +34,10 @@ _CHANNELS, _TAPS, _STRIDE = 4, 8, 2
 ACTIVATIONS = {**chain.ACTIVATIONS, "silu": "SILU", "hardswish": "HARDSWISH"}
 _COLUMNS = 256
 """Most of a product."""
-_FEW_REGISTERS, _OTHER_REGISTERS, _MOST_REGISTERS = 56, 36, 240
-"""Of a thread that brings lines; of one that multiplies beside its sums; at most."""
+_OTHER_REGISTERS = 36
+"""Of a thread that multiplies beside its sums."""
+_ADDRESSES, _PAIR, _MOST_AT_ONCE = 40, 4, 12
+"""Registers of a thread that brings lines; of a pair of pixels that it has under way; most of these."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,15 @@ class _Geometry:
 
     @property
     def registers(self) -> int:
-        """Of a thread that multiplies, when those that bring lines have given theirs back."""
-        whole = registers_for(4 * self.warpgroups, 1) // 8 * 8 * self.warpgroups
-        return min(_MOST_REGISTERS, (whole - self.plan.bringers * _FEW_REGISTERS) // self.plan.groups // 8 * 8)
+        """Of a thread."""
+        return registers_for(4 * self.warpgroups, 1)
+
+    @property
+    def at_once(self) -> int:
+        """Pairs of pixels that a thread has under way: equal turns of as many as registers hold."""
+        items, most = self.rows * (self.pitch + self.padding[2] % 2), min(_MOST_AT_ONCE, (self.registers - _ADDRESSES) // _PAIR)
+        turns = -(-items // (128 * self.plan.bringers * most))
+        return -(-items // (128 * self.plan.bringers * turns))
 
     def check(self) -> None:
         """ValueError where sizes do not fit together."""
@@ -187,10 +195,12 @@ class _Geometry:
             raise ValueError(f"{plan}: a product of {self.columns} columns, at most {_COLUMNS} in eights")
         if plan.turns > 1 and self.taps[0] > 1:
             raise ValueError(f"{plan}: sums of several turns at a time, for {self.taps[0]} planes of taps")
-        if 128 * self.warpgroups > chain.MOST_THREADS or self.columns // 2 + _OTHER_REGISTERS > self.registers:
+        if 128 * self.warpgroups > chain.MOST_THREADS:
+            raise ValueError(f"{plan}: {self.warpgroups} warpgroups, {chain.MOST_THREADS // 128} are a block's most")
+        wanted = max(self.columns // 2 + _OTHER_REGISTERS, _ADDRESSES + _PAIR)
+        if wanted > self.registers:
             raise ValueError(
-                f"{plan}: {self.warpgroups} warpgroups leave a thread {self.registers} registers, "
-                f"{self.columns // 2 + _OTHER_REGISTERS} are needed"
+                f"{plan}: {self.warpgroups} warpgroups leave a thread {self.registers} registers, {wanted} are needed"
             )
         check_room(self.shared)
 
@@ -225,7 +235,7 @@ class _Geometry:
             "STRIDE_Y": self.stride[1], "PAD_Z": self.padding[0], "PAD_Y": self.padding[1], "PAD_X": self.padding[2],
             "TILE_WIDTH": plan.width, "PITCH": self.pitch, "COLUMNS": self.columns, "LINES": self.lines,
             "ROWS": self.rows, "ROWS_ALIKE": self.rows_alike, "GROUPS": plan.groups, "TOGETHER": plan.together,
-            "TURNS": plan.turns, "SLOTS": plan.slots, "BRINGERS": 128 * plan.bringers,
+            "TURNS": plan.turns, "AT_ONCE": self.at_once, "SLOTS": plan.slots, "BRINGERS": 128 * plan.bringers,
             "THREADS": 128 * self.warpgroups, "WEIGHTS": ALIGNMENT, "SLOT": ALIGNMENT + kept, "SLOT_BYTES": slot,
             "LINE_BYTES": self.line_bytes, "STAGED": ALIGNMENT + kept + plan.slots * slot,
             "STAGED_BYTES": self.staged_bytes, **brick_constants(None),
@@ -327,11 +337,6 @@ def _body(made: _Geometry) -> str:
         f"    run.keep_weights();\n"
         f"    block_sync();\n"
         f"    const int warp = own_warp();\n"
-        f"    if (warp >= {4 * groups}) {{\n"
-        f"        registers_down<{_FEW_REGISTERS}>();\n"
-        f"        run.bring(threadIdx.x - {128 * groups});\n"
-        f"    }} else {{\n"
-        f"        registers_up<{made.registers}>();\n"
-        f"        run.make(warp / 4, warp % 4);\n"
-        f"    }}\n"
+        f"    if (warp < {4 * groups}) run.make(warp / 4, warp % 4);\n"
+        f"    else run.bring(threadIdx.x - {128 * groups});\n"
     )

@@ -23,7 +23,7 @@ template <class T, int ACTIVATION> DEVICE u32 finished(float low, float high) {
     else return packed<T, ACTIVATION>(low, high);
 }
 
-// Two neighbouring pixels of four channels.
+// Two neighbouring pixels as they come from memory: of three channels in three words, where they begin at one; else as stored.
 struct PixelPair { u32 w[4]; };
 
 template <class F> struct Stem {
@@ -95,7 +95,7 @@ template <class F> struct Stem {
     // Lines from the plane that begins at `from`: pairs of pixels that begin at even columns, so that where lines have even
     // lengths a pair is inside of the image or outside, and begins at a multiple of 4 bytes.
     template <bool EVEN> DEVICE void bring_lines(const char* from, u32 to, int thread) const {
-        constexpr int PAIRS = F::PITCH + F::PAD_X % 2, ITEMS = F::ROWS * PAIRS, AT_ONCE = 8;
+        constexpr int PAIRS = F::PITCH + F::PAD_X % 2, ITEMS = F::ROWS * PAIRS, AT_ONCE = EVEN ? F::AT_ONCE : (F::AT_ONCE + 3) / 4;
         const int top = y0 * F::STRIDE_Y - F::PAD_Y, left = 2 * x0 - F::PAD_X - F::PAD_X % 2;
         NO_UNROLL for (int begin = thread; begin < ITEMS; begin += AT_ONCE * F::BRINGERS) {
             PixelPair pairs[AT_ONCE];
@@ -107,7 +107,8 @@ template <class F> struct Stem {
                 const int item = begin + k * F::BRINGERS, row = item / PAIRS, pair = item % PAIRS;
                 if (item >= ITEMS) continue;
                 const u32 at = to + (row % F::STRIDE_Y * F::ROWS_ALIKE + row / F::STRIDE_Y) * LINE + pair * 16;
-                const u32 (&w)[4] = pairs[k].w;
+                const PixelPair both = spread<EVEN>(pairs[k]);
+                const u32 (&w)[4] = both.w;
                 if constexpr (F::PAD_X % 2 == 0) store_shared_4(at, uint4{w[0], w[1], w[2], w[3]});
                 else {  // half a pair lies before the line, and half a one behind it
                     if (pair > 0) store_shared_2(at - 8, w[0], w[1]);
@@ -126,14 +127,20 @@ template <class F> struct Stem {
             out.w[0] = four.x, out.w[1] = four.y, out.w[2] = four.z, out.w[3] = four.w;
         } else if constexpr (EVEN && F::TAKEN == 3) {
             if (!there || !within(x, a.size[2])) return out;
-            const u32 low = load_global(at), middle = load_global(at + 4), high = load_global(at + 8);
-            out.w[0] = low, out.w[1] = middle & 0xffff, out.w[2] = middle >> 16 | high << 16, out.w[3] = high >> 16;
+            UNROLL for (int i = 0; i < 3; i++) out.w[i] = load_global(at + 4 * i);
         } else UNROLL for (int p = 0; p < 2; p++) {
             if (!there || !within(x + p, a.size[2])) continue;
             UNROLL for (int c = 0; c < F::TAKEN; c++)
                 out.w[2 * p + c / 2] |= (u32)((const u16*)at)[p * F::TAKEN + c] << (16 * (c % 2));
         }
         return out;
+    }
+
+    // Four channels of each.
+    template <bool EVEN> DEVICE static PixelPair spread(const PixelPair& given) {
+        const u32 (&w)[4] = given.w;
+        if constexpr (EVEN && F::TAKEN == 3) return {{w[0], w[1] & 0xffff, w[1] >> 16 | w[2] << 16, w[2] >> 16}};
+        else return given;
     }
 
     // A warpgroup's lines of brick after brick.
