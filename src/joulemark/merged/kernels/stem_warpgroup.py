@@ -209,7 +209,10 @@ class _Geometry:
         return (1, self.lines, self.plan.width)[-dimensions:]
 
     def counts(self, description: Description, size: Shape, batch: int, device: Device) -> Counts:
-        """What the busiest multiprocessor does, in the terms of ``wide``: one block on it takes brick after brick."""
+        """What the busiest multiprocessor does, in the terms of ``wide``: one block on it takes brick after brick.
+
+        What comes before the first product counts as one brick's lines more.
+        """
         out, plan = description.sequence.sizes(size)[-1], self.plan
         edge = self.edge(len(out))
         bricks = batch * prod(-(-n // e) for n, e in zip(out, edge, strict=True))
@@ -220,7 +223,7 @@ class _Geometry:
         moved = self.lines * min(plan.width, out[-1]) * self.layer.out_channels * description.itemsize / 16
         return {
             "product": rounds * products * planes * rows * self.steps * self.columns,
-            "store": rounds * products * self.columns, "chunk": rounds * (brought + moved),
+            "store": rounds * products * self.columns, "chunk": (rounds + 1) * brought + rounds * moved,
             "step": rounds * (planes + plan.turns), "round": rounds, "launch": 1,
         }  # fmt: skip
 
@@ -236,7 +239,7 @@ class _Geometry:
             "TILE_WIDTH": plan.width, "PITCH": self.pitch, "COLUMNS": self.columns, "LINES": self.lines,
             "ROWS": self.rows, "ROWS_ALIKE": self.rows_alike, "GROUPS": plan.groups, "TOGETHER": plan.together,
             "TURNS": plan.turns, "AT_ONCE": self.at_once, "SLOTS": plan.slots, "BRINGERS": 128 * plan.bringers,
-            "THREADS": 128 * self.warpgroups, "WEIGHTS": ALIGNMENT, "SLOT": ALIGNMENT + kept, "SLOT_BYTES": slot,
+            "WEIGHTS": ALIGNMENT, "SLOT": ALIGNMENT + kept, "SLOT_BYTES": slot,
             "LINE_BYTES": self.line_bytes, "STAGED": ALIGNMENT + kept + plan.slots * slot,
             "STAGED_BYTES": self.staged_bytes, **brick_constants(None),
         }  # fmt: skip
@@ -282,7 +285,7 @@ def _kind(plan: Plan) -> tuple[int, int, int]:
 def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
     """Whole lines, or equal parts of them, and bricks of all heights that are about as high as others."""
     fewest = -(-out[-1] // _COLUMNS)
-    for across, groups, together, bringers in product((fewest, fewest + 1), (4, 3, 2), (4, 3, 2, 1), (1, 2)):
+    for across, groups, together, bringers in product((fewest, fewest + 1), (2, 3, 4), (1, 2, 3, 4), (2, 1)):
         width = -(-out[-1] // (8 * across)) * 8
         most = 1 if _of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
         for turns, slots in product(range(1, most + 1), (3, 2)):
@@ -334,7 +337,6 @@ def _body(made: _Geometry) -> str:
     return (
         f"    Stem<Field> run(a);\n"
         f"    if (threadIdx.x == 0) run.prepare();\n"
-        f"    run.keep_weights();\n"
         f"    block_sync();\n"
         f"    const int warp = own_warp();\n"
         f"    if (warp < {4 * groups}) run.make(warp / 4, warp % 4);\n"

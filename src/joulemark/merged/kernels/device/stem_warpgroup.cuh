@@ -65,12 +65,13 @@ template <class F> struct Stem {
         for (int i = thread * 16; i < bytes; i += THREADS * 16) copy_async(to + i, packed + i, true);
         copy_commit();
     }
-    // By all threads of the block, before a barrier of them all.
+    // By all threads that multiply: the others bring lines already.
     DEVICE void keep_weights() const {
         if constexpr (F::RESIDENT) {
-            copy_weights<F::THREADS>(shared + F::WEIGHTS, 0, F::PLANES * WEIGHT_BYTES, threadIdx.x);
+            copy_weights<128 * F::GROUPS>(shared + F::WEIGHTS, 0, F::PLANES * WEIGHT_BYTES, threadIdx.x);
             copy_wait<0>();
             fence_async();
+            named_sync(1 + F::GROUPS, 128 * F::GROUPS);
         }
     }
 
@@ -149,6 +150,7 @@ template <class F> struct Stem {
         float bias[2];
         UNROLL for (int h = 0; h < 2; h++)
             bias[h] = load_float((const char*)a.weights + F::PLANES * WEIGHT_BYTES + (warp * 16 + (lane >> 2) + 8 * h) * 4);
+        keep_weights();
         int number = 0;
         Sums d;
         NO_UNROLL for (int brick = blockIdx.x; brick < a.count; brick += gridDim.x) {
