@@ -98,11 +98,13 @@ template <class F> struct Stem {
     template <bool EVEN> DEVICE void bring_lines(const char* from, u32 to, int thread) const {
         constexpr int PAIRS = F::PITCH + F::PAD_X % 2, ITEMS = F::ROWS * PAIRS, AT_ONCE = EVEN ? F::AT_ONCE : (F::AT_ONCE + 3) / 4;
         const int top = y0 * F::STRIDE_Y - F::PAD_Y, left = 2 * x0 - F::PAD_X - F::PAD_X % 2;
+        from += ((long long)top * a.size[2] + left) * (F::TAKEN * T::bytes);  // perhaps outside of the tensor
         NO_UNROLL for (int begin = thread; begin < ITEMS; begin += AT_ONCE * F::BRINGERS) {
             PixelPair pairs[AT_ONCE];
             UNROLL for (int k = 0; k < AT_ONCE; k++) {
-                const int item = begin + k * F::BRINGERS, y = top + item / PAIRS, x = left + item % PAIRS * 2;
-                pairs[k] = load_pair<EVEN>(from, y, x, item < ITEMS && within(y, a.size[1]));
+                const int item = begin + k * F::BRINGERS, row = item / PAIRS, x = item % PAIRS * 2;
+                const char* at = from + (row * a.size[2] + x) * (F::TAKEN * T::bytes);
+                pairs[k] = load_pair<EVEN>(at, left + x, item < ITEMS && within(top + row, a.size[1]));
             }
             UNROLL for (int k = 0; k < AT_ONCE; k++) {
                 const int item = begin + k * F::BRINGERS, row = item / PAIRS, pair = item % PAIRS;
@@ -118,10 +120,10 @@ template <class F> struct Stem {
             }
         }
     }
-    // Pixels x and x + 1 of line y, zeros where they are outside of it; x is even. Nothing is read outside of the tensor.
-    template <bool EVEN> DEVICE PixelPair load_pair(const char* from, int y, int x, bool there) const {
+    // Pixels x and x + 1 of a line, which lie at `at`, zeros where they are outside of it; x is even. Nothing is read that is
+    // outside, nor anything of a line that is not there: all reads are inside of the tensor.
+    template <bool EVEN> DEVICE PixelPair load_pair(const char* at, int x, bool there) const {
         PixelPair out = {};
-        const char* at = from + ((long long)y * a.size[2] + x) * (F::TAKEN * T::bytes);
         if constexpr (EVEN && F::TAKEN == 4) {
             if (!there || !within(x, a.size[2])) return out;
             const uint4 four = load_global_4(at);
@@ -201,15 +203,20 @@ template <class F> struct Stem {
         copy_out(staged, y0 + line);
     }
     DEVICE void copy_out(u32 staged, int y) const {
-        constexpr int CHUNKS = (F::MADE + 7) / 8, BYTES = F::MADE * T::bytes;
+        constexpr int CHUNKS = (F::MADE + 7) / 8, BYTES = F::MADE * T::bytes, ITEMS = N * CHUNKS, AT_ONCE = 8;
         using Out = GlobalPiece<T, 4, F::MADE, CHANNELS>;
         char* to = (char*)a.output + ((((size_t)image * a.out[0] + z) * a.out[1] + y) * a.out[2] + x0) * BYTES;
-        _Pragma("unroll 4") for (int item = threadIdx.x & 127; item < N * CHUNKS; item += 128) {
-            const int pixel = item / CHUNKS, chunk = item % CHUNKS, row = pixel / F::PITCH, x = pixel % F::PITCH;
-            if (x >= F::TILE_WIDTH || x0 + x >= a.out[2] || y + row >= a.out[1]) continue;
-            u32 w[4];
-            load_piece(w, staged + offset<8>(pixel, chunk));
-            Out::store(to + ((size_t)row * a.out[2] + x) * BYTES, chunk * 8, w);
+        NO_UNROLL for (int begin = threadIdx.x & 127; begin < ITEMS; begin += 128 * AT_ONCE) {
+            u32 w[AT_ONCE][4];
+            UNROLL for (int k = 0; k < AT_ONCE; k++) {  // loads do not wait for stores
+                const int item = begin + k * 128 < ITEMS ? begin + k * 128 : 0;
+                load_piece(w[k], staged + offset<8>(item / CHUNKS, item % CHUNKS));
+            }
+            UNROLL for (int k = 0; k < AT_ONCE; k++) {
+                const int item = begin + k * 128, pixel = item / CHUNKS, row = pixel / F::PITCH, x = pixel % F::PITCH;
+                const bool there = x < F::TILE_WIDTH && x0 + x < a.out[2] && y + row < a.out[1] && item < ITEMS;
+                if (there) Out::store(to + (u32)(row * a.out[2] + x) * BYTES, item % CHUNKS * 8, w[k]);
+            }
         }
     }
 };
