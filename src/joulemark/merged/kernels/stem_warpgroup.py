@@ -34,6 +34,8 @@ _CHANNELS, _TAPS, _STRIDE = 4, 8, 2
 ACTIVATIONS = {**chain.ACTIVATIONS, "silu": "SILU", "hardswish": "HARDSWISH"}
 _COLUMNS = 256
 """Most of a product."""
+_SLOTS = (3, 2)
+"""The deepest first: lines that are under way hide the latency of memory."""
 _OTHER_REGISTERS = 36
 """Of a thread that multiplies beside its sums."""
 _ADDRESSES, _PAIR, _MOST_AT_ONCE = 40, 4, 12
@@ -283,13 +285,24 @@ def _kind(plan: Plan) -> tuple[int, int, int]:
 
 
 def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
-    """Whole lines, or equal parts of them, and bricks of all heights that are about as high as others."""
+    """Whole lines, or equal parts of them, and bricks of all heights."""
     fewest = -(-out[-1] // _COLUMNS)
     for across, groups, together, bringers in product((fewest, fewest + 1), (2, 3, 4), (1, 2, 3, 4), (2, 1)):
         width = -(-out[-1] // (8 * across)) * 8
         most = 1 if _of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
-        for turns, slots in product(range(1, most + 1), (3, 2)):
-            yield Plan(width, groups, together, turns, slots, bringers)
+        for turns in range(1, most + 1):
+            deepest = next((n for n in _SLOTS if _fits(layer, Plan(width, groups, together, turns, n, bringers))), None)
+            if deepest is not None:
+                yield Plan(width, groups, together, turns, deepest, bringers)
+
+
+def _fits(layer: Conv, plan: Plan) -> bool:
+    """Whether sizes fit together and a block finds room."""
+    try:
+        _Geometry(layer, plan).check()
+    except ValueError:
+        return False
+    return True
 
 
 def stem_warpgroup(description: Description, plan: Plan) -> Kernel:
