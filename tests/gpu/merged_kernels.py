@@ -385,8 +385,8 @@ def front_checks(format_: Format) -> Iterator[Check]:
 
 
 def stem_checks(format_: Format) -> Iterator[Check]:
-    """First layers of one format: images and volumes, odd lines, cut lines, plans of one turn and of several, activations;
-    the last but one has more bricks than blocks. Behind them the best ranked plans of the sizes that networks have."""
+    """First layers of one format: images and volumes, odd lines, cut lines, plans of one turn and of several; the fifth
+    has more bricks than blocks. Behind them the best ranked plans of the sizes that networks have."""
     if format_ in ("tf32", "fp32"):
         return
     seven, volume, three = (7, 7), (7, 7, 7), (3, 3)

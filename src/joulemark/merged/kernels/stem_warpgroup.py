@@ -184,9 +184,9 @@ class _Geometry:
     @property
     def at_once(self) -> int:
         """Pairs of pixels that a thread has under way: equal turns of as many as registers hold."""
-        items, most = self.rows * (self.pitch + self.padding[2] % 2), min(_MOST_AT_ONCE, (self.registers - _ADDRESSES) // _PAIR)
-        turns = -(-items // (128 * self.plan.bringers * most))
-        return -(-items // (128 * self.plan.bringers * turns))
+        threads, items = 128 * self.plan.bringers, self.rows * (self.pitch + self.padding[2] % 2)
+        most = min(_MOST_AT_ONCE, (self.registers - _ADDRESSES) // _PAIR)
+        return -(-items // (threads * -(-items // (threads * most))))
 
     def check(self) -> None:
         """ValueError where sizes do not fit together."""
