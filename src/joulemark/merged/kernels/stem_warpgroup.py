@@ -280,8 +280,8 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     return varied(cheapest("stem_warpgroup", _all_plans(layer, out), counts, limit, _kind), _kind)
 
 
-def _kind(plan: Plan) -> tuple[int, int, int]:
-    return plan.groups, plan.together, plan.bringers
+def _kind(plan: Plan) -> tuple[int, int]:
+    return plan.groups, plan.together
 
 
 def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
