@@ -76,7 +76,7 @@ def test_names_tell_layers_of_the_same_channels_apart() -> None:
 @pytest.mark.parametrize(
     ("description", "said"),
     [
-        (described(layer(3, 64, (7, 7), stride=(2, 1))), "stride 2"),
+        (described(layer(3, 64, (7, 7), stride=(2, 1))), "stride 2 in them"),
         (described(layer(3, 64, (9, 9))), "2 to 8 taps"),
         (described(layer(3, 64, (7, 7), padding=(7, 3))), "less than the taps"),
         (described(layer(8, 64, (7, 7))), "at most 4"),

@@ -27,7 +27,7 @@ from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.seconds import Counts, cheapest, varied
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
-from joulemark.merged.sequence import Conv, Shape
+from joulemark.merged.sequence import Conv, Shape, of_three
 
 _CHANNELS, _TAPS, _STRIDE = 4, 8, 2
 """Of a pixel in shared memory; most of a row; of the row: an output begins 16 bytes behind the one before it."""
@@ -77,7 +77,10 @@ def unsuited(description: Description) -> str | None:
             f"at most {_CHANNELS} → {ROWS} in one"
         )
     if not 1 < layer.kernel[-1] <= _TAPS or layer.stride[-1] != _STRIDE or set(layer.dilation) != {1}:
-        return f"{layer}: a row of 2 to {_TAPS} taps, stride {_STRIDE} and no dilation"
+        return (
+            f"kernel {layer.kernel}, stride {layer.stride}, dilation {layer.dilation}: "
+            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, dilation 1"
+        )
     if any(pad >= taps for pad, taps in zip(layer.padding, layer.kernel, strict=True)):
         return f"padding {layer.padding}: less than the taps"
     if layer.activation not in ACTIVATIONS or layer.norm is not None:
@@ -85,12 +88,6 @@ def unsuited(description: Description) -> str | None:
     if layer.residual is not None or description.adds:
         return "something is added"
     return None
-
-
-def _of_three(sizes: Shape, missing: int) -> tuple[int, int, int]:
-    """Sizes of three dimensions, the first of which an image does not have."""
-    first, second, third = (missing,) * (3 - len(sizes)) + tuple(sizes)
-    return first, second, third
 
 
 @dataclass(frozen=True)
@@ -102,15 +99,15 @@ class _Geometry:
 
     @cached_property
     def taps(self) -> tuple[int, int, int]:
-        return _of_three(self.layer.kernel, 1)
+        return of_three(self.layer.kernel, 1)
 
     @cached_property
     def stride(self) -> tuple[int, int, int]:
-        return _of_three(self.layer.stride, 1)
+        return of_three(self.layer.stride, 1)
 
     @cached_property
     def padding(self) -> tuple[int, int, int]:
-        return _of_three(self.layer.padding, 0)
+        return of_three(self.layer.padding, 0)
 
     @cached_property
     def steps(self) -> int:
@@ -250,7 +247,7 @@ class _Geometry:
 def pack(description: Description, given: List[Parameters]) -> Tensor:
     """[plane of taps][row of taps][two taps][64 channels][2 taps × 4 channels], then a bias for each of 64 channels."""
     layer, one = description.sequence.layers[0], given[0]
-    planes, rows, taps = _of_three(layer.kernel, 1)
+    planes, rows, taps = of_three(layer.kernel, 1)
     pixels = -(-taps // 4) * 4
     weight = torch.zeros(ROWS, planes, rows, pixels, _CHANNELS)
     own = one.weight.detach().float().cpu().view(layer.out_channels, layer.in_channels, planes, rows, taps)
@@ -289,7 +286,7 @@ def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
     fewest = -(-out[-1] // _COLUMNS)
     for across, groups, together, bringers in product((fewest, fewest + 1), (2, 3, 4), (1, 2, 3, 4), (2, 1)):
         width = -(-out[-1] // (8 * across)) * 8
-        most = 1 if _of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
+        most = 1 if of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
         for turns in range(1, most + 1):
             deepest = next((n for n in _SLOTS if _fits(layer, Plan(width, groups, together, turns, n, bringers))), None)
             if deepest is not None:
