@@ -398,15 +398,17 @@ def stem_checks(format_: Format) -> Iterator[Check]:
         ((4, 64), three, "hardswish", (150, 33, 130), (64, 2, 1, 2, 2, 2)),
         ((3, 64), volume, "none", (2, 9, 40, 61), (32, 2, 2, 1)),
         ((3, 24), (3, 5, 5), "relu", (3, 5, 37, 48), (24, 4, 1, 1, 3)),
+        ((16, 64), seven, "relu", (3, 61, 101), (32, 3, 2, 1, 2, 2)),
     ):
         description = Description(Sequence((first_layer(*channels, kernel, activation),)), format_)  # type: ignore[arg-type]
         yield Check(Variant("stem_warpgroup", description, stems.Plan(*plan)), shape)
-    for kernel, outputs, size, batch in (
-        (seven, 64, (224, 224), 32),
-        (three, 32, (224, 224), 32),
-        (volume, 64, (16, 112, 112), 32),
+    for inputs, kernel, outputs, size, batch in (
+        (3, seven, 64, (224, 224), 32),
+        (3, three, 32, (224, 224), 32),
+        (3, volume, 64, (16, 112, 112), 32),
+        (16, seven, 64, (768, 1152), 32),
     ):
-        description = Description(Sequence((first_layer(3, outputs, kernel, "relu"),)), format_)  # type: ignore[arg-type]
+        description = Description(Sequence((first_layer(inputs, outputs, kernel, "relu"),)), format_)  # type: ignore[arg-type]
         for plan in stems.candidates(description, size, batch, Device(), limit=4):  # type: ignore[arg-type]
             yield Check(Variant("stem_warpgroup", description, plan), (3, *size))  # type: ignore[arg-type]
 

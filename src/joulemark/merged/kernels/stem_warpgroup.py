@@ -1,9 +1,9 @@
-"""The first convolution of a network by ``wgmma``: up to four channels, up to eight taps in a row, stride 2 in the row.
+"""The first convolution of a network by ``wgmma``: few channels, up to eight taps in a row, stride 2 in the row.
 
 Libraries multiply channels in steps of eight and more and waste most of them on three. In lines of four channels a row
 of taps is 32 neighbours in memory, of which 7 taps of 3 channels fill two thirds, and at stride 2 neighbouring outputs
 begin 16 bytes apart: so a product reads it where the line lies (``device/stem_warpgroup.cuh``). Padding and the fourth
-channel are added where lines are brought, from the image as it is.
+channel are added where lines are brought, from the image as it is. Of 16 channels a tap is a product's depth.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from joulemark.merged.kernels.seconds import Counts, cheapest, varied
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Conv, Shape, of_three
 
-_CHANNELS, _TAPS, _STRIDE = 4, 8, 2
+_CHANNELS, _TAPS, _STRIDE = (4, 16), 8, 2
 """Of a pixel in shared memory; most of a row; of the row: an output begins 16 bytes behind the one before it."""
+_WIDTHS = (128, 64, 32)
+"""Of tiles, beside the widest: narrow ones leave room for many channels."""
 ACTIVATIONS = {**chain.ACTIVATIONS, "silu": "SILU", "hardswish": "HARDSWISH"}
 _COLUMNS = 256
 """Most of a product."""
@@ -71,10 +73,11 @@ def unsuited(description: Description) -> str | None:
     if description.format not in FORMATS:
         return f"{description.format}: there is one for bf16 and fp16"
     layer = sequence.layers[0]
-    if layer.in_channels > _CHANNELS or layer.out_channels > ROWS or layer.groups != 1:
+    few, many = _CHANNELS
+    if not (layer.in_channels <= few or layer.in_channels == many) or layer.out_channels > ROWS or layer.groups != 1:
         return (
             f"{layer.in_channels} → {layer.out_channels} channels in {layer.groups} groups: "
-            f"at most {_CHANNELS} → {ROWS} in one"
+            f"up to {few}, or {many}, → {ROWS} in one"
         )
     if not 1 < layer.kernel[-1] <= _TAPS or layer.stride[-1] != _STRIDE or set(layer.dilation) != {1}:
         return (
@@ -88,6 +91,11 @@ def unsuited(description: Description) -> str | None:
     if layer.residual is not None or description.adds:
         return "something is added"
     return None
+
+
+def channels_of(layer: Conv) -> int:
+    """Channels of a pixel in shared memory."""
+    return next(n for n in _CHANNELS if layer.in_channels <= n)
 
 
 @dataclass(frozen=True)
@@ -110,9 +118,19 @@ class _Geometry:
         return of_three(self.layer.padding, 0)
 
     @cached_property
+    def channels(self) -> int:
+        """Of a pixel in shared memory."""
+        return channels_of(self.layer)
+
+    @property
+    def octets(self) -> int:
+        """Of channels, that lie apart; 0 where all of a pixel lie together."""
+        return self.channels // 8
+
+    @cached_property
     def steps(self) -> int:
-        """Products of 16 numbers, four pixels, for a row of taps."""
-        return -(-self.taps[2] // 4)
+        """Products of 16 numbers, four pixels or one, for a row of taps."""
+        return -(-self.taps[2] * self.channels // 16)
 
     @property
     def pitch(self) -> int:
@@ -145,9 +163,19 @@ class _Geometry:
         return self.taps[1] * self.steps * ROWS * 32
 
     @property
+    def _plane(self) -> int:
+        """Bytes of lines of which a pair of columns takes 16."""
+        return self.stride[1] * self.rows_alike * self.pitch * 16
+
+    @property
+    def octet_bytes(self) -> int:
+        """From an octet of channels to the next; the same of neighbouring pixels fall on different banks."""
+        return self._plane + 32
+
+    @property
     def line_bytes(self) -> int:
         """Of a slot's lines."""
-        return self.stride[1] * self.rows_alike * self.pitch * 16
+        return 2 * self.octets * self.octet_bytes if self.octets else self._plane
 
     @property
     def staged_bytes(self) -> int:
@@ -210,7 +238,8 @@ class _Geometry:
     def counts(self, description: Description, size: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does, in the terms of ``wide``: one block on it takes brick after brick.
 
-        What comes before the first product counts as one brick's lines more.
+        What comes before the first product counts as one brick's lines more. A product reads its 64 rows and its columns
+        from shared memory, 128 bytes a cycle, and takes half a cycle a column: with few columns the former takes longer.
         """
         out, plan = description.sequence.sizes(size)[-1], self.plan
         edge = self.edge(len(out))
@@ -218,10 +247,12 @@ class _Geometry:
         rounds = -(-bricks // device.multiprocessors)
         planes, rows, _ = self.taps
         products = plan.groups * plan.turns
-        brought = planes * (self.rows * self.pitch + (0 if self.resident else self.weight_bytes // 16))
+        brought = planes * (
+            self.rows * self.pitch * max(1, 2 * self.octets) + (0 if self.resident else self.weight_bytes // 16)
+        )
         moved = self.lines * min(plan.width, out[-1]) * self.layer.out_channels * description.itemsize / 16
         return {
-            "product": rounds * products * planes * rows * self.steps * self.columns,
+            "product": rounds * products * planes * rows * self.steps * max(self.columns, ROWS // 2 + self.columns / 2),
             "store": rounds * products * self.columns, "chunk": (rounds + 1) * brought + rounds * moved,
             "step": rounds * (planes + plan.turns), "round": rounds, "launch": 1,
         }  # fmt: skip
@@ -238,6 +269,7 @@ class _Geometry:
             "TILE_WIDTH": plan.width, "PITCH": self.pitch, "COLUMNS": self.columns, "LINES": self.lines,
             "ROWS": self.rows, "ROWS_ALIKE": self.rows_alike, "GROUPS": plan.groups, "TOGETHER": plan.together,
             "TURNS": plan.turns, "AT_ONCE": self.at_once, "SLOTS": plan.slots, "BRINGERS": 128 * plan.bringers,
+            "OCTETS": self.octets, "OCTET_BYTES": self.octet_bytes,
             "WEIGHTS": ALIGNMENT, "SLOT": ALIGNMENT + kept, "SLOT_BYTES": slot,
             "LINE_BYTES": self.line_bytes, "STAGED": ALIGNMENT + kept + plan.slots * slot,
             "STAGED_BYTES": self.staged_bytes, **brick_constants(None),
@@ -245,14 +277,23 @@ class _Geometry:
 
 
 def pack(description: Description, given: List[Parameters]) -> Tensor:
-    """[plane of taps][row of taps][two taps][64 channels][2 taps × 4 channels], then a bias for each of 64 channels."""
+    """[plane of taps][row of taps][8 numbers of it][64 channels][8], then a bias for each of 64 channels.
+
+    A row's numbers are [tap][4 or 16 channels], zeros behind those that are there.
+    """
     layer, one = description.sequence.layers[0], given[0]
     planes, rows, taps = of_three(layer.kernel, 1)
-    pixels = -(-taps // 4) * 4
-    weight = torch.zeros(ROWS, planes, rows, pixels, _CHANNELS)
+    channels = channels_of(layer)
+    pixels = -(-taps * channels // 16) * 16 // channels
+    weight = torch.zeros(ROWS, planes, rows, pixels, channels)
     own = one.weight.detach().float().cpu().view(layer.out_channels, layer.in_channels, planes, rows, taps)
     weight[: layer.out_channels, :, :, :taps, : layer.in_channels] = own.movedim(1, -1)
-    packed = weight.view(ROWS, planes, rows, pixels // 2, 8).permute(1, 2, 3, 0, 4).to(description.dtype).contiguous()
+    packed = (
+        weight.view(ROWS, planes, rows, pixels * channels // 8, 8)
+        .permute(1, 2, 3, 0, 4)
+        .to(description.dtype)
+        .contiguous()
+    )
     bias = torch.zeros(ROWS)
     if one.bias is not None:
         bias[: layer.out_channels] = one.bias.detach().float().cpu()
@@ -284,7 +325,8 @@ def _kind(plan: Plan) -> tuple[int, int]:
 def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
     """Whole lines, or equal parts of them, and bricks of all heights."""
     fewest = -(-out[-1] // _COLUMNS)
-    for across, groups, together, bringers in product((fewest, fewest + 1), (2, 3, 4), (1, 2, 3, 4), (2, 1)):
+    cuts = sorted({fewest, fewest + 1, *(-(-out[-1] // width) for width in _WIDTHS if width < out[-1])})
+    for across, groups, together, bringers in product(cuts, (2, 3, 4), (1, 2, 3, 4), (2, 1)):
         width = -(-out[-1] // (8 * across)) * 8
         most = 1 if of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
         for turns in range(1, most + 1):

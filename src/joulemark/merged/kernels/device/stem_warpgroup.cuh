@@ -1,4 +1,5 @@
-// The first convolution of a network by products of warpgroups: up to four channels and eight taps in a row, stride 2 there.
+// The first convolution of a network by products of warpgroups: up to four channels, or 16, up to eight taps in a row, and
+// stride 2 there.
 //
 // A product's rows are output channels, its columns pixels of the output, its depth a row of taps. Lines of the image lie in
 // shared memory with four channels of 16 bits, a pixel in 8 bytes: at stride 2 neighbouring outputs begin 16 bytes apart, and
@@ -6,6 +7,9 @@
 // in 128 contiguous bytes, each at a distance of its own from the one for the next 8 rows and the one for the next 8 numbers
 // (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout": stride and leading dimension byte offsets). Here these
 // are 128 and 16 bytes: blocks overlap, and nothing is copied to gather the taps.
+//
+// Of 16 channels a tap is a product's depth. Even columns of a line lie apart from odd ones, and octets of channels from each
+// other, OCTET_BYTES on: so at stride 2 neighbouring outputs want neighbours again, of 16 bytes each.
 //
 // A line has PITCH times 16 bytes, a multiple of 128, and lines whose numbers have the same rest by the stride follow each
 // other: so do a product's columns from one output line into the next. Products go TILE_WIDTH, rounded up to eights, into
@@ -28,7 +32,7 @@ struct PixelPair { u32 w[4]; };
 
 template <class F> struct Stem {
     using T = typename F::T;
-    static constexpr int N = F::COLUMNS, LINE = F::PITCH * 16, CHANNELS = 64;
+    static constexpr int N = F::COLUMNS, LINE = F::PITCH * 16, CHANNELS = 64, PIXEL = F::TAKEN * T::bytes;
     static constexpr int WEIGHT_BYTES = F::TAPS_Y * F::STEPS * CHANNELS * 32;  // of a plane of taps
     using Sums = float[N / 8][4];
     const Arguments& a;
@@ -84,32 +88,48 @@ template <class F> struct Stem {
                 if (number >= F::SLOTS) barrier_wait(empty(number), (number / F::SLOTS - 1) & 1);
                 if constexpr (!F::RESIDENT)
                     copy_weights<F::BRINGERS>(slot(number) + F::LINE_BYTES, plane * WEIGHT_BYTES, WEIGHT_BYTES, thread);
-                const char* from = pixel_of(a.input, a, image, z * F::STRIDE_Z - F::PAD_Z + plane, 0, 0, F::TAKEN * T::bytes);
-                if (a.size[2] % 2 == 0) bring_lines<true>(from, slot(number), thread);
+                const char* from = pixel_of(a.input, a, image, z * F::STRIDE_Z - F::PAD_Z + plane, 0, 0, PIXEL);
+                if constexpr (F::OCTETS > 0) copy_lines(from, slot(number), thread);
+                else if (a.size[2] % 2 == 0) bring_lines<true>(from, slot(number), thread);
                 else bring_lines<false>(from, slot(number), thread);
-                if constexpr (!F::RESIDENT) copy_wait<0>();
+                if constexpr (!F::RESIDENT || F::OCTETS > 0) copy_wait<0>();
                 fence_async();
                 barrier_arrive(full(number));
             }
         }
+    }
+    // Where a line of the input begins among those of its brick: behind others with the same rest by the stride.
+    DEVICE static constexpr int place_of(int row) { return (row % F::STRIDE_Y * F::ROWS_ALIKE + row / F::STRIDE_Y) * LINE; }
+    // Lines of octets of channels from the plane that begins at `from`; nothing is read outside of the image.
+    DEVICE void copy_lines(const char* from, u32 to, int thread) const {
+        constexpr int PIECES = 2 * F::PITCH * F::OCTETS;
+        const int top = y0 * F::STRIDE_Y - F::PAD_Y, left = 2 * x0 - F::PAD_X;
+        from += ((long long)top * a.size[2] + left) * PIXEL;  // perhaps outside of the tensor
+        _Pragma("unroll 4") for (int item = thread; item < F::ROWS * PIECES; item += F::BRINGERS) {
+            const int row = item / PIECES, x = item % PIECES / F::OCTETS, octet = item % F::OCTETS;
+            const u32 at = to + (x % 2 * F::OCTETS + octet) * F::OCTET_BYTES + place_of(row) + x / 2 * 16;
+            const bool there = within(top + row, a.size[1]) && within(left + x, a.size[2]);
+            copy_async(at, from + (row * a.size[2] + x) * PIXEL + octet * 16, there);
+        }
+        copy_commit();
     }
     // Lines from the plane that begins at `from`: pairs of pixels that begin at even columns, so that where lines have even
     // lengths a pair is inside of the image or outside, and begins at a multiple of 4 bytes.
     template <bool EVEN> DEVICE void bring_lines(const char* from, u32 to, int thread) const {
         constexpr int PAIRS = F::PITCH + F::PAD_X % 2, ITEMS = F::ROWS * PAIRS, AT_ONCE = EVEN ? F::AT_ONCE : (F::AT_ONCE + 3) / 4;
         const int top = y0 * F::STRIDE_Y - F::PAD_Y, left = 2 * x0 - F::PAD_X - F::PAD_X % 2;
-        from += ((long long)top * a.size[2] + left) * (F::TAKEN * T::bytes);  // perhaps outside of the tensor
+        from += ((long long)top * a.size[2] + left) * PIXEL;  // perhaps outside of the tensor
         NO_UNROLL for (int begin = thread; begin < ITEMS; begin += AT_ONCE * F::BRINGERS) {
             PixelPair pairs[AT_ONCE];
             UNROLL for (int k = 0; k < AT_ONCE; k++) {
                 const int item = begin + k * F::BRINGERS, row = item / PAIRS, x = item % PAIRS * 2;
-                const char* at = from + (row * a.size[2] + x) * (F::TAKEN * T::bytes);
+                const char* at = from + (row * a.size[2] + x) * PIXEL;
                 pairs[k] = load_pair<EVEN>(at, left + x, item < ITEMS && within(top + row, a.size[1]));
             }
             UNROLL for (int k = 0; k < AT_ONCE; k++) {
                 const int item = begin + k * F::BRINGERS, row = item / PAIRS, pair = item % PAIRS;
                 if (item >= ITEMS) continue;
-                const u32 at = to + (row % F::STRIDE_Y * F::ROWS_ALIKE + row / F::STRIDE_Y) * LINE + pair * 16;
+                const u32 at = to + place_of(row) + pair * 16;
                 const PixelPair both = spread<EVEN>(pairs[k]);
                 const u32 (&w)[4] = both.w;
                 if constexpr (F::PAD_X % 2 == 0) store_shared_4(at, uint4{w[0], w[1], w[2], w[3]});
@@ -177,11 +197,12 @@ template <class F> struct Stem {
         }
     }
     DEVICE void multiply(Sums& d, u32 weights, u32 lines) const {
-        const u64 given = plain_matrix(weights, CHANNELS * 16, 128), pixels = plain_matrix(lines, 16, 128);
+        const u64 given = plain_matrix(weights, CHANNELS * 16, 128);
+        const u64 pixels = plain_matrix(lines, F::OCTETS ? F::OCTET_BYTES : 16, 128);
         group_fence();
         UNROLL for (int tap = 0; tap < F::TAPS_Y; tap++) UNROLL for (int k = 0; k < F::STEPS; k++) {
-            const int row = tap % F::STRIDE_Y * F::ROWS_ALIKE + tap / F::STRIDE_Y;
-            wgmma<T, N>(d, matrix_behind(given, (tap * F::STEPS + k) * CHANNELS * 32), matrix_behind(pixels, row * LINE + k * 32));
+            const int tap_x = F::OCTETS ? k % 2 * F::OCTETS * F::OCTET_BYTES + k / 2 * 16 : k * 32;
+            wgmma<T, N>(d, matrix_behind(given, (tap * F::STEPS + k) * CHANNELS * 32), matrix_behind(pixels, place_of(tap) + tap_x));
         }
         group_commit();
     }
