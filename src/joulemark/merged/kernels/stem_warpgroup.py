@@ -238,8 +238,8 @@ class _Geometry:
     def counts(self, description: Description, size: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does, in the terms of ``wide``: one block on it takes brick after brick.
 
-        What comes before the first product counts as one brick's lines more. A product reads its 64 rows and its columns
-        from shared memory, 128 bytes a cycle, and takes half a cycle a column: with few columns the former takes longer.
+        What comes before the first product counts as one brick's lines more. A product reads its 64 rows and its
+        columns from shared memory, 128 bytes a cycle, and takes half a cycle a column: of few columns that is less.
         """
         out, plan = description.sequence.sizes(size)[-1], self.plan
         edge = self.edge(len(out))
