@@ -31,16 +31,20 @@ LAYERS: list[tuple[Conv, str, Plan, Shape]] = [
     (layer(3, 40, (7, 7, 7), "none"), "fp16", Plan(8, 1, 2, 1, 3), (1, 3, 14, 16)),
     # Four channels, an even window with an even padding, other strides, channels that are no whole pieces.
     (layer(4, 20, (4, 8), "leaky", stride=(3, 2), padding=(0, 2)), "bf16", Plan(24, 2, 1), (2, 17, 42)),
+    # Two neighbouring outputs of stride 1 as one, lines of odd lengths.
+    (layer(3, 16, (7, 7), stride=(1, 1)), "bf16", Plan(16, 2, 2, 2), (2, 9, 69)),
     # Octets of channels apart.
     (layer(16, 64, (7, 7)), "bf16", Plan(16, 2, 2), (2, 13, 37)),
     (layer(16, 24, (2, 3, 4), "relu6", padding=(1, 1, 1)), "fp16", Plan(16, 2, 1), (1, 3, 9, 30)),
+    (layer(3, 32, (3, 3), "leaky", stride=(1, 1)), "fp16", Plan(24, 2, 1), (1, 5, 50)),
+    (layer(4, 8, (3, 3, 3), "none", stride=(2, 1, 1)), "bf16", Plan(16, 1, 2), (2, 5, 6, 31)),
     (layer(3, 32, (3, 3), "silu"), "fp16", Plan(16, 1, 2, 1, 2, 2), (1, 9, 62)),
     (layer(1, 24, (2, 5), "hardswish"), "bf16", Plan(16, 2, 1), (1, 9, 40)),
     (layer(2, 16, (3, 3, 3), "relu6"), "bf16", Plan(16, 1, 3), (2, 4, 9, 30)),
 ]
 
 
-@pytest.mark.parametrize(("case", "descending"), crossed(first(4, LAYERS), [False, True]))
+@pytest.mark.parametrize(("case", "descending"), crossed(first(5, LAYERS), [False, True]))
 def test_first_layers(case: tuple[Conv, str, Plan, Shape], descending: bool) -> None:
     one, format_, plan, shape = case
     kernel = stem_warpgroup(described(one, format_), plan)
@@ -79,7 +83,10 @@ def test_names_tell_layers_of_the_same_channels_apart() -> None:
 @pytest.mark.parametrize(
     ("description", "said"),
     [
-        (described(layer(3, 64, (7, 7), stride=(2, 1))), "stride 2 in them"),
+        (described(layer(3, 64, (7, 7), stride=(2, 3))), "stride 2 in them"),
+        (described(layer(3, 16, (7, 8), stride=(1, 1))), "to 7, stride 1"),
+        (described(layer(3, 40, (7, 7), stride=(1, 1))), "up to 4 → 32 in eights"),
+        (described(layer(16, 16, (7, 7), stride=(1, 1))), "up to 4 → 32 in eights"),
         (described(layer(3, 64, (9, 9))), "2 to 8 taps"),
         (described(layer(3, 64, (7, 7), padding=(7, 3))), "less than the taps"),
         (described(layer(8, 64, (7, 7))), "up to 4, or 16"),

@@ -1,9 +1,10 @@
-"""The first convolution of a network by ``wgmma``: few channels, up to eight taps in a row, stride 2 in the row.
+"""The first convolution of a network by ``wgmma``: few channels, up to eight taps in a row, stride 2 or 1 in the row.
 
 Libraries multiply channels in steps of eight and more and waste most of them on three. In lines of four channels a row
 of taps is 32 neighbours in memory, of which 7 taps of 3 channels fill two thirds, and at stride 2 neighbouring outputs
 begin 16 bytes apart: so a product reads it where the line lies (``device/stem_warpgroup.cuh``). Padding and the fourth
-channel are added where lines are brought, from the image as it is. Of 16 channels a tap is a product's depth.
+channel are added where lines are brought, from the image as it is. Of 16 channels a tap is a product's depth. At
+stride 1 two neighbouring outputs of few channels are one of twice as many.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Conv, Shape, of_three
 
 _CHANNELS, _TAPS, _STRIDE = (4, 16), 8, 2
-"""Of a pixel in shared memory; most of a row; of the row: an output begins 16 bytes behind the one before it."""
+"""Of a pixel in shared memory; most of a row; pixels from where an output begins to the next: 16 bytes."""
 _WIDTHS = (128, 64, 32)
 """Of tiles, beside the widest: narrow ones leave room for many channels."""
 ACTIVATIONS = {**chain.ACTIVATIONS, "silu": "SILU", "hardswish": "HARDSWISH"}
@@ -49,7 +50,7 @@ class Plan:
     """Sizes of a kernel that are free to choose.
 
     Args:
-        width: outputs of a tile, a multiple of 8.
+        width: outputs of a tile, or pairs of them at stride 1; a multiple of 8.
         groups: warpgroups that multiply.
         together: lines of the output in a product.
         turns: products that a warpgroup makes of the lines in a slot; 1 where there are several planes of taps.
@@ -79,11 +80,13 @@ def unsuited(description: Description) -> str | None:
             f"{layer.in_channels} → {layer.out_channels} channels in {layer.groups} groups: "
             f"up to {few}, or {many}, → {ROWS} in one"
         )
-    if not 1 < layer.kernel[-1] <= _TAPS or layer.stride[-1] != _STRIDE or set(layer.dilation) != {1}:
+    if layer.stride[-1] not in (1, _STRIDE) or not 1 < _taps(layer)[2] <= _TAPS or set(layer.dilation) != {1}:
         return (
             f"kernel {layer.kernel}, stride {layer.stride}, dilation {layer.dilation}: "
-            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, dilation 1"
+            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, or to {_TAPS - 1}, stride 1; dilation 1"
         )
+    if _fold(layer) > 1 and (layer.in_channels > few or layer.out_channels % 8 or 2 * layer.out_channels > ROWS):
+        return f"stride 1, {layer.in_channels} → {layer.out_channels} channels: up to {few} → {ROWS // 2} in eights"
     if any(pad >= taps for pad, taps in zip(layer.padding, layer.kernel, strict=True)):
         return f"padding {layer.padding}: less than the taps"
     if layer.activation not in ACTIVATIONS or layer.norm is not None:
@@ -91,6 +94,17 @@ def unsuited(description: Description) -> str | None:
     if layer.residual is not None or description.adds:
         return "something is added"
     return None
+
+
+def _fold(layer: Conv) -> int:
+    """Neighbouring outputs that are one."""
+    return _STRIDE // layer.stride[-1]
+
+
+def _taps(layer: Conv) -> tuple[int, int, int]:
+    """Of neighbouring outputs that are one."""
+    planes, rows, taps = of_three(layer.kernel, 1)
+    return planes, rows, taps + _fold(layer) - 1
 
 
 def channels_of(layer: Conv) -> int:
@@ -107,7 +121,12 @@ class _Geometry:
 
     @cached_property
     def taps(self) -> tuple[int, int, int]:
-        return of_three(self.layer.kernel, 1)
+        return _taps(self.layer)
+
+    @property
+    def fold(self) -> int:
+        """Neighbouring outputs that are one."""
+        return _fold(self.layer)
 
     @cached_property
     def stride(self) -> tuple[int, int, int]:
@@ -233,7 +252,7 @@ class _Geometry:
 
     def edge(self, dimensions: int) -> Shape:
         """Of a brick."""
-        return (1, self.lines, self.plan.width)[-dimensions:]
+        return (1, self.lines, self.plan.width * self.fold)[-dimensions:]
 
     def counts(self, description: Description, size: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does, in the terms of ``wide``: one block on it takes brick after brick.
@@ -250,7 +269,7 @@ class _Geometry:
         brought = planes * (
             self.rows * self.pitch * max(1, 2 * self.octets) + (0 if self.resident else self.weight_bytes // 16)
         )
-        moved = self.lines * min(plan.width, out[-1]) * self.layer.out_channels * description.itemsize / 16
+        moved = self.lines * min(edge[-1], out[-1]) * self.layer.out_channels * description.itemsize / 16
         return {
             "product": rounds * products * planes * rows * self.steps * max(self.columns, ROWS // 2 + self.columns / 2),
             "store": rounds * products * self.columns, "chunk": (rounds + 1) * brought + rounds * moved,
@@ -263,7 +282,8 @@ class _Geometry:
         kept = self.taps[0] * self.weight_bytes if self.resident else 0
         slot = self.line_bytes + (0 if self.resident else self.weight_bytes)
         return {
-            "TAKEN": layer.in_channels, "MADE": layer.out_channels, "ACTIVATION": ACTIVATIONS[layer.activation],
+            "TAKEN": layer.in_channels, "MADE": layer.out_channels * self.fold, "FOLD": self.fold,
+            "ACTIVATION": ACTIVATIONS[layer.activation],
             "PLANES": self.taps[0], "TAPS_Y": self.taps[1], "STEPS": self.steps, "STRIDE_Z": self.stride[0],
             "STRIDE_Y": self.stride[1], "PAD_Z": self.padding[0], "PAD_Y": self.padding[1], "PAD_X": self.padding[2],
             "TILE_WIDTH": plan.width, "PITCH": self.pitch, "COLUMNS": self.columns, "LINES": self.lines,
@@ -282,21 +302,22 @@ def pack(description: Description, given: List[Parameters]) -> Tensor:
     A row's numbers are [tap][4 or 16 channels], zeros behind those that are there.
     """
     layer, one = description.sequence.layers[0], given[0]
-    planes, rows, taps = of_three(layer.kernel, 1)
+    planes, rows, taps = _taps(layer)
     channels = channels_of(layer)
     pixels = -(-taps * channels // 16) * 16 // channels
-    weight = torch.zeros(ROWS, planes, rows, pixels, channels)
-    own = one.weight.detach().float().cpu().view(layer.out_channels, layer.in_channels, planes, rows, taps)
-    weight[: layer.out_channels, :, :, :taps, : layer.in_channels] = own.movedim(1, -1)
+    weight, bias = torch.zeros(ROWS, planes, rows, pixels, channels), torch.zeros(ROWS)
+    own = one.weight.detach().float().cpu().view(layer.out_channels, layer.in_channels, planes, rows, -1).movedim(1, -1)
+    for number in range(_fold(layer)):
+        its = slice(number * layer.out_channels, (number + 1) * layer.out_channels)
+        weight[its, :, :, number : number + layer.kernel[-1], : layer.in_channels] = own
+        if one.bias is not None:
+            bias[its] = one.bias.detach().float().cpu()
     packed = (
         weight.view(ROWS, planes, rows, pixels * channels // 8, 8)
         .permute(1, 2, 3, 0, 4)
         .to(description.dtype)
         .contiguous()
     )
-    bias = torch.zeros(ROWS)
-    if one.bias is not None:
-        bias[: layer.out_channels] = one.bias.detach().float().cpu()
     return torch.cat([packed.flatten().view(torch.uint8), bias.view(torch.uint8)]).to(one.weight.device)
 
 
@@ -315,20 +336,25 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
         check_room(made.shared, 1, device)
         return made.counts(description, size, batch, device)
 
-    return varied(cheapest("stem_warpgroup", _all_plans(layer, out), counts, limit, _kind), _kind)
+    plans = _all_plans(layer, out[-2], -(-out[-1] // _fold(layer)))
+    return varied(cheapest("stem_warpgroup", plans, counts, limit, _kind), _kind)
 
 
 def _kind(plan: Plan) -> tuple[int, int]:
     return plan.groups, plan.together
 
 
-def _all_plans(layer: Conv, out: Shape) -> Iterator[Plan]:
-    """Whole lines, or equal parts of them, and bricks of all heights."""
-    fewest = -(-out[-1] // _COLUMNS)
-    cuts = sorted({fewest, fewest + 1, *(-(-out[-1] // width) for width in _WIDTHS if width < out[-1])})
+def _all_plans(layer: Conv, height: int, length: int) -> Iterator[Plan]:
+    """Whole lines, or equal parts of them, and bricks of all heights.
+
+    Args:
+        height, length: of the output, in lines and in tiles' outputs.
+    """
+    fewest = -(-length // _COLUMNS)
+    cuts = sorted({fewest, fewest + 1, *(-(-length // width) for width in _WIDTHS if width < length)})
     for across, groups, together, bringers in product(cuts, (2, 3, 4), (1, 2, 3, 4), (2, 1)):
-        width = -(-out[-1] // (8 * across)) * 8
-        most = 1 if of_three(layer.kernel, 1)[0] > 1 else max(1, min(8, -(-out[-2] // (groups * together))))
+        width = -(-length // (8 * across)) * 8
+        most = 1 if _taps(layer)[0] > 1 else max(1, min(8, -(-height // (groups * together))))
         for turns in range(1, most + 1):
             deepest = next((n for n in _SLOTS if _fits(layer, Plan(width, groups, together, turns, n, bringers))), None)
             if deepest is not None:

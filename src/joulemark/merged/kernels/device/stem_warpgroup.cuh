@@ -15,8 +15,13 @@
 // other: so do a product's columns from one output line into the next. Products go TILE_WIDTH, rounded up to eights, into
 // the last of its lines, and a tap at most 64 bytes further than where its output begins: eight outputs behind the tile
 // (PITCH is 8 more) keep all that is read inside the lines of a slot, and bring() writes all of them, zeros outside of the
-// image: no product reads what nobody wrote. Taps and channels that fill up have weights of zero; with an infinity or a NaN
-// in the image one more output to the left of it is none either.
+// image: no product reads what nobody wrote.
+//
+// At stride 1 FOLD = 2 neighbouring outputs are one of twice the channels: both see the same taps and one more, a product's
+// rows are the one's channels, then the other's, and so they lie in the output.
+//
+// Taps and channels that fill up have weights of zero; with an infinity or a NaN in the image an output beside those that
+// see it is none either.
 #pragma once
 enum FurtherActivation { SILU = LEAKY + 1, HARDSWISH };
 template <class T, int ACTIVATION> DEVICE u32 finished(float low, float high) {
@@ -224,9 +229,9 @@ template <class F> struct Stem {
         copy_out(staged, y0 + line);
     }
     DEVICE void copy_out(u32 staged, int y) const {
-        constexpr int CHUNKS = (F::MADE + 7) / 8, BYTES = F::MADE * T::bytes, ITEMS = N * CHUNKS, AT_ONCE = 8;
+        constexpr int CHUNKS = (F::MADE + 7) / 8, OWN = F::MADE / F::FOLD, BYTES = OWN * T::bytes, ITEMS = N * CHUNKS, AT_ONCE = 8;
         using Out = GlobalPiece<T, 4, F::MADE, CHANNELS>;
-        char* to = (char*)a.output + ((((size_t)image * a.out[0] + z) * a.out[1] + y) * a.out[2] + x0) * BYTES;
+        char* to = (char*)a.output + ((((size_t)image * a.out[0] + z) * a.out[1] + y) * a.out[2] + x0 * F::FOLD) * BYTES;
         NO_UNROLL for (int begin = threadIdx.x & 127; begin < ITEMS; begin += 128 * AT_ONCE) {
             u32 w[AT_ONCE][4];
             UNROLL for (int k = 0; k < AT_ONCE; k++) {  // loads do not wait for stores
@@ -235,8 +240,9 @@ template <class F> struct Stem {
             }
             UNROLL for (int k = 0; k < AT_ONCE; k++) {
                 const int item = begin + k * 128, pixel = item / CHUNKS, row = pixel / F::PITCH, x = pixel % F::PITCH;
-                const bool there = x < F::TILE_WIDTH && x0 + x < a.out[2] && y + row < a.out[1] && item < ITEMS;
-                if (there) Out::store(to + (u32)(row * a.out[2] + x) * BYTES, item % CHUNKS * 8, w[k]);
+                const int column = (x0 + x) * F::FOLD + (F::FOLD > 1 ? item % CHUNKS * 8 / OWN : 0);
+                const bool there = x < F::TILE_WIDTH && column < a.out[2] && y + row < a.out[1] && item < ITEMS;
+                if (there) Out::store(to + (u32)(row * a.out[2] + x * F::FOLD) * BYTES, item % CHUNKS * 8, w[k]);
             }
         }
     }
