@@ -402,15 +402,19 @@ def stem_checks(format_: Format) -> Iterator[Check]:
     ):
         description = Description(Sequence((first_layer(*channels, kernel, activation),)), format_)  # type: ignore[arg-type]
         yield Check(Variant("stem_warpgroup", description, stems.Plan(*plan)), shape)
-    for inputs, kernel, outputs, size, batch in (
-        (3, seven, 64, (224, 224), 32),
-        (3, three, 32, (224, 224), 32),
-        (3, volume, 64, (16, 112, 112), 32),
-        (16, seven, 64, (768, 1152), 32),
+    one, two = (1, 1), (2, 2)
+    for inputs, outputs, kernel, stride, size in (
+        (3, 64, seven, two, (224, 224)),
+        (3, 32, three, two, (224, 224)),
+        (3, 64, volume, (1, 2, 2), (16, 112, 112)),
+        (16, 64, seven, two, (768, 1152)),
+        (3, 16, seven, one, (224, 224)),
+        (3, 32, three, one, (256, 256)),
     ):
-        description = Description(Sequence((first_layer(inputs, outputs, kernel, "relu"),)), format_)  # type: ignore[arg-type]
-        for plan in stems.candidates(description, size, batch, Device(), limit=4):  # type: ignore[arg-type]
-            yield Check(Variant("stem_warpgroup", description, plan), (3, *size))  # type: ignore[arg-type]
+        layer = replace(first_layer(inputs, outputs, kernel, "relu"), stride=stride)
+        description = Description(Sequence((layer,)), format_)
+        for plan in stems.candidates(description, size, 32, Device(), limit=4):
+            yield Check(Variant("stem_warpgroup", description, plan), (3, *size))
 
 
 def first_layer(inputs: int, outputs: int, kernel: Shape, activation: str) -> Conv:
