@@ -47,6 +47,7 @@ from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
 from joulemark.merged.kernels import planes as volumes
 from joulemark.merged.kernels import planes_warpgroup as slices
+from joulemark.merged.kernels import stem_warpgroup as stems
 from joulemark.merged.kernels import stream as streams
 from joulemark.merged.kernels import stream_warpgroup as thirds
 from joulemark.merged.kernels import wide as wides
@@ -131,6 +132,7 @@ FAMILIES: dict[str, Callable[[Description, Any], Kernel]] = {
     "expand_depthwise": expand_depthwise.expand_depthwise,
     "bottleneck": bottleneck.bottleneck,
     "bottleneck_warpgroup": bottleneck_warpgroup.bottleneck_warpgroup,
+    "stem_warpgroup": stems.stem_warpgroup,
 }
 
 
@@ -382,6 +384,45 @@ def front_checks(format_: Format) -> Iterator[Check]:
             yield Check(Variant("expand_depthwise", description, plan), shape)
 
 
+def stem_checks(format_: Format) -> Iterator[Check]:
+    """First layers of one format: images and volumes, odd lines, cut lines, plans of one turn and of several; the fifth
+    has more bricks than blocks. Behind them the best ranked plans of the sizes that networks have."""
+    if format_ in ("tf32", "fp32"):
+        return
+    seven, volume, three = (7, 7), (7, 7, 7), (3, 3)
+    for channels, kernel, activation, shape, plan in (
+        ((3, 64), seven, "relu", (3, 131, 227), (56, 2, 1, 3)),
+        ((3, 64), seven, "leaky", (2, 90, 150), (40, 2, 2, 2, 3, 2)),
+        ((3, 32), three, "silu", (3, 61, 77), (40, 3, 1, 2)),
+        ((1, 20), (5, 6), "relu6", (2, 40, 50), (24, 2, 3)),
+        ((4, 64), three, "hardswish", (150, 33, 130), (64, 2, 1, 2, 2, 2)),
+        ((3, 64), volume, "none", (2, 9, 40, 61), (32, 2, 2, 1)),
+        ((3, 24), (3, 5, 5), "relu", (3, 5, 37, 48), (24, 4, 1, 1, 3)),
+        ((16, 64), seven, "relu", (3, 61, 101), (32, 3, 2, 1, 2, 2)),
+    ):
+        description = Description(Sequence((first_layer(*channels, kernel, activation),)), format_)  # type: ignore[arg-type]
+        yield Check(Variant("stem_warpgroup", description, stems.Plan(*plan)), shape)
+    one, two = (1, 1), (2, 2)
+    for inputs, outputs, kernel, stride, size in (
+        (3, 64, seven, two, (224, 224)),
+        (3, 32, three, two, (224, 224)),
+        (3, 64, volume, (1, 2, 2), (16, 112, 112)),
+        (16, 64, seven, two, (768, 1152)),
+        (3, 16, seven, one, (224, 224)),
+        (3, 32, three, one, (256, 256)),
+    ):
+        layer = replace(first_layer(inputs, outputs, kernel, "relu"), stride=stride)
+        description = Description(Sequence((layer,)), format_)
+        for plan in stems.candidates(description, size, 32, Device(), limit=4):
+            yield Check(Variant("stem_warpgroup", description, plan), (3, *size))
+
+
+def first_layer(inputs: int, outputs: int, kernel: Shape, activation: str) -> Conv:
+    """A network's first convolution, stride 2 in a plane."""
+    stride, half = (1, 2, 2)[-len(kernel) :], tuple(taps // 2 for taps in kernel)
+    return Conv(inputs, outputs, kernel, stride, half, (1,) * len(kernel), 1, activation)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Block:
     """A chain to be timed: channels per tensor, shape [batch, *size], plans of both families."""
@@ -559,6 +600,7 @@ def everything(only: str = "") -> list[Item]:
         plane_checks,
         slice_checks,
         block_checks,
+        stem_checks,
     )
     for checks in families:
         for format_ in LIMITS:

@@ -106,6 +106,16 @@ SEQUENCES = {
         (56, 56),
         {"chain", "memoized", "stream", "wide"},
     ),
+    "first layer": (
+        Sequence((conv(3, 64, 7, stride=2, activation="relu"),)),
+        (224, 224),
+        {"stem_warpgroup"},
+    ),
+    "first layer of volumes": (
+        Sequence((Conv(3, 64, (7, 7, 7), (1, 2, 2), (3, 3, 3), (1, 1, 1), activation="relu"),)),
+        (16, 112, 112),
+        {"stem_warpgroup"},
+    ),
     "too wide": (Sequence((conv(512, 512), conv(512, 512))), (14, 14), set()),
 }
 

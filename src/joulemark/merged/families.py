@@ -122,6 +122,7 @@ _SCHEDULES: dict[str, How] = {
     "planes_warpgroup": "rows",
     "bottleneck": "padded",
     "bottleneck_warpgroup": "padded",
+    "stem_warpgroup": "padded",
 }
 """Module of ``joulemark.merged.kernels`` → its schedule.
 

@@ -155,3 +155,9 @@ class Sequence:
         return sum(
             layer.flops_per_position * prod(out) for layer, out in zip(self.layers, self.sizes(size)[1:], strict=True)
         )
+
+
+def of_three(sizes: Shape, missing: int) -> tuple[int, int, int]:
+    """Sizes of three dimensions, the first of which an image does not have."""
+    first, second, third = (missing,) * (3 - len(sizes)) + tuple(sizes)
+    return first, second, third

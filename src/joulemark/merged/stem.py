@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joulemark.merged.pointwise import NUMBERS, activate, units_of
-from joulemark.merged.sequence import Conv, Shape
+from joulemark.merged.sequence import Conv, Shape, of_three
 
 _CHANNELS = 4
 _PIXELS = 8
@@ -115,9 +115,9 @@ def stem(layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tenso
     """
     batch, inputs = x.shape[:2]
     pad, stride, taps = (
-        _of_three(one, empty) for one, empty in ((layer.padding, 0), (layer.stride, 1), (layer.kernel, 1))
+        of_three(one, empty) for one, empty in ((layer.padding, 0), (layer.stride, 1), (layer.kernel, 1))
     )
-    size, out_size = (_of_three(tuple(one.shape[2:]), 1) for one in (x, out))
+    size, out_size = (of_three(tuple(one.shape[2:]), 1) for one in (x, out))
     wide = tuple(edge + 2 * around for edge, around in zip(size, pad, strict=True))
     padded = torch.empty((batch, *wide, _CHANNELS), dtype=x.dtype, device=x.device)
     count = padded.numel() // _CHANNELS
@@ -136,9 +136,3 @@ def stem(layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tenso
 def _step(taps: int) -> int:
     """Elements of a row of taps that a product takes, some of them zeros."""
     return 16 if _CHANNELS * taps <= 16 else 32
-
-
-def _of_three(sizes: Shape, missing: int) -> tuple[int, int, int]:
-    """Sizes of three dimensions, the first of which an image does not have."""
-    first, second, third = (missing,) * (3 - len(sizes)) + tuple(sizes)
-    return first, second, third
