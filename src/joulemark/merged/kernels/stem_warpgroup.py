@@ -74,6 +74,21 @@ def unsuited(description: Description) -> str | None:
     if description.format not in FORMATS:
         return f"{description.format}: there is one for bf16 and fp16"
     layer = sequence.layers[0]
+    if any(pad >= taps for pad, taps in zip(layer.padding, layer.kernel, strict=True)):
+        return f"padding {layer.padding}: less than the taps"
+    if layer.activation not in ACTIVATIONS or layer.norm is not None:
+        return f"activation {layer.activation}, norm {layer.norm}"
+    if layer.residual is not None or description.adds:
+        return "something is added"
+    return _unsuited_sizes(layer)
+
+
+def _unsuited_sizes(layer: Conv) -> str | None:
+    if layer.stride[-1] not in (1, _STRIDE) or not 1 < _taps(layer)[2] <= _TAPS or set(layer.dilation) != {1}:
+        return (
+            f"kernel {layer.kernel}, stride {layer.stride}, dilation {layer.dilation}: "
+            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, or to {_TAPS - 1}, stride 1; dilation 1"
+        )
     few, many = _CHANNELS
     most = 2 * ROWS // _fold(layer)
     if not (layer.in_channels <= few or layer.in_channels == many) or layer.out_channels > most or layer.groups != 1:
@@ -81,19 +96,8 @@ def unsuited(description: Description) -> str | None:
             f"{layer.in_channels} → {layer.out_channels} channels in {layer.groups} groups: "
             f"up to {few}, or {many}, → {most} in one"
         )
-    if layer.stride[-1] not in (1, _STRIDE) or not 1 < _taps(layer)[2] <= _TAPS or set(layer.dilation) != {1}:
-        return (
-            f"kernel {layer.kernel}, stride {layer.stride}, dilation {layer.dilation}: "
-            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, or to {_TAPS - 1}, stride 1; dilation 1"
-        )
     if _fold(layer) > 1 and (layer.in_channels > few or layer.out_channels % 8):
         return f"stride 1, {layer.in_channels} → {layer.out_channels} channels: up to {few}, whole eights of the output"
-    if any(pad >= taps for pad, taps in zip(layer.padding, layer.kernel, strict=True)):
-        return f"padding {layer.padding}: less than the taps"
-    if layer.activation not in ACTIVATIONS or layer.norm is not None:
-        return f"activation {layer.activation}, norm {layer.norm}"
-    if layer.residual is not None or description.adds:
-        return "something is added"
     return None
 
 

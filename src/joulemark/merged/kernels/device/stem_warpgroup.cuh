@@ -1,12 +1,13 @@
 // The first convolution of a network by products of warpgroups: up to four channels, or 16, up to eight taps in a row, and
 // stride 2 there.
 //
-// A product's 64 rows are output channels, of which there may be twice as many, its columns pixels of the output, its depth a row of taps. Lines of the image lie in
-// shared memory with four channels of 16 bits, a pixel in 8 bytes: at stride 2 neighbouring outputs begin 16 bytes apart, and
-// so do the next two taps. Without swizzle a matrix of 16-bit numbers, depth innermost, is made of blocks of 8 rows × 16 bytes
-// in 128 contiguous bytes, each at a distance of its own from the one for the next 8 rows and the one for the next 8 numbers
-// (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout": stride and leading dimension byte offsets). Here these
-// are 128 and 16 bytes: blocks overlap, and nothing is copied to gather the taps.
+// A product's 64 rows are output channels, of which there may be twice as many, its columns pixels of the output, its depth
+// a row of taps. Lines of the image lie in shared memory with four channels of 16 bits, a pixel in 8 bytes: at stride 2
+// neighbouring outputs begin 16 bytes apart, and so do the next two taps. Without swizzle a matrix of 16-bit numbers, depth
+// innermost, is made of blocks of 8 rows × 16 bytes in 128 contiguous bytes, each at a distance of its own from the one for
+// the next 8 rows and the one for the next 8 numbers (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout":
+// stride and leading dimension byte offsets). Here these are 128 and 16 bytes: blocks overlap, and nothing is copied to
+// gather the taps.
 //
 // Of 16 channels a tap is a product's depth. Even columns of a line lie apart from odd ones, and octets of channels from each
 // other, OCTET_BYTES on: so at stride 2 neighbouring outputs want neighbours again, of 16 bytes each.
