@@ -410,6 +410,7 @@ def stem_checks(format_: Format) -> Iterator[Check]:
         (16, 64, seven, two, (768, 1152)),
         (3, 16, seven, one, (224, 224)),
         (3, 32, three, one, (256, 256)),
+        (3, 64, three, one, (224, 224)),
     ):
         layer = replace(first_layer(inputs, outputs, kernel, "relu"), stride=stride)
         description = Description(Sequence((layer,)), format_)

@@ -111,6 +111,7 @@ SEQUENCES = {
         (224, 224),
         {"stem_warpgroup"},
     ),
+    "first layer of patches": (Sequence((conv(3, 96, 4, stride=4),)), (224, 224), set()),
     "first layer of volumes": (
         Sequence((Conv(3, 64, (7, 7, 7), (1, 2, 2), (3, 3, 3), (1, 1, 1), activation="relu"),)),
         (16, 112, 112),

@@ -33,6 +33,7 @@ LAYERS: list[tuple[Conv, str, Plan, Shape]] = [
     (layer(4, 20, (4, 8), "leaky", stride=(3, 2), padding=(0, 2)), "bf16", Plan(24, 2, 1), (2, 17, 42)),
     # Two neighbouring outputs of stride 1 as one, lines of odd lengths.
     (layer(3, 16, (7, 7), stride=(1, 1)), "bf16", Plan(16, 2, 2, 2), (2, 9, 69)),
+    (layer(3, 56, (3, 3), stride=(1, 1)), "bf16", Plan(16, 2, 1), (2, 5, 45)),
     # Octets of channels apart.
     (layer(16, 64, (7, 7)), "bf16", Plan(16, 2, 2), (2, 13, 37)),
     (layer(16, 24, (2, 3, 4), "relu6", padding=(1, 1, 1)), "fp16", Plan(16, 2, 1), (1, 3, 9, 30)),
@@ -44,7 +45,7 @@ LAYERS: list[tuple[Conv, str, Plan, Shape]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "descending"), crossed(first(5, LAYERS), [False, True]))
+@pytest.mark.parametrize(("case", "descending"), crossed(first(6, LAYERS), [False, True]))
 def test_first_layers(case: tuple[Conv, str, Plan, Shape], descending: bool) -> None:
     one, format_, plan, shape = case
     kernel = stem_warpgroup(described(one, format_), plan)
@@ -85,12 +86,13 @@ def test_names_tell_layers_of_the_same_channels_apart() -> None:
     [
         (described(layer(3, 64, (7, 7), stride=(2, 3))), "stride 2 in them"),
         (described(layer(3, 16, (7, 8), stride=(1, 1))), "to 7, stride 1"),
-        (described(layer(3, 40, (7, 7), stride=(1, 1))), "up to 4 → 32 in eights"),
-        (described(layer(16, 16, (7, 7), stride=(1, 1))), "up to 4 → 32 in eights"),
+        (described(layer(3, 72, (7, 7), stride=(1, 1))), "64 in one"),
+        (described(layer(3, 20, (7, 7), stride=(1, 1))), "whole eights"),
+        (described(layer(16, 16, (7, 7), stride=(1, 1))), "up to 4, whole eights"),
         (described(layer(3, 64, (9, 9))), "2 to 8 taps"),
         (described(layer(3, 64, (7, 7), padding=(7, 3))), "less than the taps"),
         (described(layer(8, 64, (7, 7))), "up to 4, or 16"),
-        (described(layer(3, 96, (7, 7))), "64 in one"),
+        (described(layer(3, 136, (7, 7))), "128 in one"),
         (described(layer(3, 64, (7, 7), "gelu")), "gelu"),
         (described(layer(3, 64, (7, 7)), "tf32"), "tf32"),
         (replace(described(layer(3, 64, (7, 7))), adds=True), "added"),

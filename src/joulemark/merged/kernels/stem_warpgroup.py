@@ -74,31 +74,41 @@ def unsuited(description: Description) -> str | None:
     if description.format not in FORMATS:
         return f"{description.format}: there is one for bf16 and fp16"
     layer = sequence.layers[0]
-    few, many = _CHANNELS
-    if not (layer.in_channels <= few or layer.in_channels == many) or layer.out_channels > ROWS or layer.groups != 1:
-        return (
-            f"{layer.in_channels} → {layer.out_channels} channels in {layer.groups} groups: "
-            f"up to {few}, or {many}, → {ROWS} in one"
-        )
-    if layer.stride[-1] not in (1, _STRIDE) or not 1 < _taps(layer)[2] <= _TAPS or set(layer.dilation) != {1}:
-        return (
-            f"kernel {layer.kernel}, stride {layer.stride}, dilation {layer.dilation}: "
-            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, or to {_TAPS - 1}, stride 1; dilation 1"
-        )
-    if _fold(layer) > 1 and (layer.in_channels > few or layer.out_channels % 8 or 2 * layer.out_channels > ROWS):
-        return f"stride 1, {layer.in_channels} → {layer.out_channels} channels: up to {few} → {ROWS // 2} in eights"
     if any(pad >= taps for pad, taps in zip(layer.padding, layer.kernel, strict=True)):
         return f"padding {layer.padding}: less than the taps"
     if layer.activation not in ACTIVATIONS or layer.norm is not None:
         return f"activation {layer.activation}, norm {layer.norm}"
     if layer.residual is not None or description.adds:
         return "something is added"
+    return _unsuited_sizes(layer)
+
+
+def _unsuited_sizes(layer: Conv) -> str | None:
+    if layer.stride[-1] not in (1, _STRIDE) or not 1 < _taps(layer)[2] <= _TAPS or set(layer.dilation) != {1}:
+        return (
+            f"kernel {layer.kernel}, stride {layer.stride}, dilation {layer.dilation}: "
+            f"rows of 2 to {_TAPS} taps, stride {_STRIDE} in them, or to {_TAPS - 1}, stride 1; dilation 1"
+        )
+    few, many = _CHANNELS
+    most = 2 * ROWS // _fold(layer)
+    if not (layer.in_channels <= few or layer.in_channels == many) or layer.out_channels > most or layer.groups != 1:
+        return (
+            f"{layer.in_channels} → {layer.out_channels} channels in {layer.groups} groups: "
+            f"up to {few}, or {many}, → {most} in one"
+        )
+    if _fold(layer) > 1 and (layer.in_channels > few or layer.out_channels % 8):
+        return f"stride 1, {layer.in_channels} → {layer.out_channels} channels: up to {few}, whole eights of the output"
     return None
 
 
 def _fold(layer: Conv) -> int:
     """Neighbouring outputs that are one."""
     return _STRIDE // layer.stride[-1]
+
+
+def _halves(layer: Conv) -> int:
+    """Products of 64 channels for those of the output."""
+    return -(-layer.out_channels * _fold(layer) // ROWS)
 
 
 def _taps(layer: Conv) -> tuple[int, int, int]:
@@ -135,6 +145,11 @@ class _Geometry:
     @cached_property
     def padding(self) -> tuple[int, int, int]:
         return of_three(self.layer.padding, 0)
+
+    @cached_property
+    def halves(self) -> int:
+        """Products of 64 channels for those of the output."""
+        return _halves(self.layer)
 
     @cached_property
     def channels(self) -> int:
@@ -179,7 +194,7 @@ class _Geometry:
     @property
     def weight_bytes(self) -> int:
         """Of a plane of taps."""
-        return self.taps[1] * self.steps * ROWS * 32
+        return self.taps[1] * self.steps * self.halves * ROWS * 32
 
     @property
     def _plane(self) -> int:
@@ -199,7 +214,7 @@ class _Geometry:
     @property
     def staged_bytes(self) -> int:
         """Of a warpgroup's output on its way."""
-        return -(-self.columns // 16) * 16 * ROWS * 2
+        return -(-self.columns // 16) * 16 * self.halves * ROWS * 2
 
     @cached_property
     def resident(self) -> bool:
@@ -243,7 +258,7 @@ class _Geometry:
             raise ValueError(f"{plan}: sums of several turns at a time, for {self.taps[0]} planes of taps")
         if 128 * self.warpgroups > chain.MOST_THREADS:
             raise ValueError(f"{plan}: {self.warpgroups} warpgroups, {chain.MOST_THREADS // 128} are a block's most")
-        wanted = max(self.columns // 2 + _OTHER_REGISTERS, _ADDRESSES + _PAIR)
+        wanted = max(self.halves * self.columns // 2 + _OTHER_REGISTERS, _ADDRESSES + _PAIR)
         if wanted > self.registers:
             raise ValueError(
                 f"{plan}: {self.warpgroups} warpgroups leave a thread {self.registers} registers, {wanted} are needed"
@@ -265,7 +280,7 @@ class _Geometry:
         bricks = batch * prod(-(-n // e) for n, e in zip(out, edge, strict=True))
         rounds = -(-bricks // device.multiprocessors)
         planes, rows, _ = self.taps
-        products = plan.groups * plan.turns
+        products = plan.groups * plan.turns * self.halves
         brought = planes * (
             self.rows * self.pitch * max(1, 2 * self.octets) + (0 if self.resident else self.weight_bytes // 16)
         )
@@ -283,7 +298,7 @@ class _Geometry:
         slot = self.line_bytes + (0 if self.resident else self.weight_bytes)
         return {
             "TAKEN": layer.in_channels, "MADE": layer.out_channels * self.fold, "FOLD": self.fold,
-            "ACTIVATION": ACTIVATIONS[layer.activation],
+            "HALVES": self.halves, "ACTIVATION": ACTIVATIONS[layer.activation],
             "PLANES": self.taps[0], "TAPS_Y": self.taps[1], "STEPS": self.steps, "STRIDE_Z": self.stride[0],
             "STRIDE_Y": self.stride[1], "PAD_Z": self.padding[0], "PAD_Y": self.padding[1], "PAD_X": self.padding[2],
             "TILE_WIDTH": plan.width, "PITCH": self.pitch, "COLUMNS": self.columns, "LINES": self.lines,
@@ -297,7 +312,7 @@ class _Geometry:
 
 
 def pack(description: Description, given: List[Parameters]) -> Tensor:
-    """[plane of taps][row of taps][8 numbers of it][64 channels][8], then a bias for each of 64 channels.
+    """[plane of taps][row of taps][8 numbers of it][64 or 128 channels][8], then a bias for each of these channels.
 
     A row's numbers are [tap][4 or 16 channels], zeros behind those that are there.
     """
@@ -305,7 +320,8 @@ def pack(description: Description, given: List[Parameters]) -> Tensor:
     planes, rows, taps = _taps(layer)
     channels = channels_of(layer)
     pixels = -(-taps * channels // 16) * 16 // channels
-    weight, bias = torch.zeros(ROWS, planes, rows, pixels, channels), torch.zeros(ROWS)
+    made = ROWS * _halves(layer)
+    weight, bias = torch.zeros(made, planes, rows, pixels, channels), torch.zeros(made)
     own = one.weight.detach().float().cpu().view(layer.out_channels, layer.in_channels, planes, rows, -1).movedim(1, -1)
     for number in range(_fold(layer)):
         its = slice(number * layer.out_channels, (number + 1) * layer.out_channels)
@@ -313,7 +329,7 @@ def pack(description: Description, given: List[Parameters]) -> Tensor:
         if one.bias is not None:
             bias[its] = one.bias.detach().float().cpu()
     packed = (
-        weight.view(ROWS, planes, rows, pixels * channels // 8, 8)
+        weight.view(made, planes, rows, pixels * channels // 8, 8)
         .permute(1, 2, 3, 0, 4)
         .to(description.dtype)
         .contiguous()

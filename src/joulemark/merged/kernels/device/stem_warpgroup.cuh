@@ -1,12 +1,13 @@
 // The first convolution of a network by products of warpgroups: up to four channels, or 16, up to eight taps in a row, and
 // stride 2 there.
 //
-// A product's rows are output channels, its columns pixels of the output, its depth a row of taps. Lines of the image lie in
-// shared memory with four channels of 16 bits, a pixel in 8 bytes: at stride 2 neighbouring outputs begin 16 bytes apart, and
-// so do the next two taps. Without swizzle a matrix of 16-bit numbers, depth innermost, is made of blocks of 8 rows × 16 bytes
-// in 128 contiguous bytes, each at a distance of its own from the one for the next 8 rows and the one for the next 8 numbers
-// (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout": stride and leading dimension byte offsets). Here these
-// are 128 and 16 bytes: blocks overlap, and nothing is copied to gather the taps.
+// A product's 64 rows are output channels, of which there may be twice as many, its columns pixels of the output, its depth
+// a row of taps. Lines of the image lie in shared memory with four channels of 16 bits, a pixel in 8 bytes: at stride 2
+// neighbouring outputs begin 16 bytes apart, and so do the next two taps. Without swizzle a matrix of 16-bit numbers, depth
+// innermost, is made of blocks of 8 rows × 16 bytes in 128 contiguous bytes, each at a distance of its own from the one for
+// the next 8 rows and the one for the next 8 numbers (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout":
+// stride and leading dimension byte offsets). Here these are 128 and 16 bytes: blocks overlap, and nothing is copied to
+// gather the taps.
 //
 // Of 16 channels a tap is a product's depth. Even columns of a line lie apart from odd ones, and octets of channels from each
 // other, OCTET_BYTES on: so at stride 2 neighbouring outputs want neighbours again, of 16 bytes each.
@@ -37,9 +38,9 @@ struct PixelPair { u32 w[4]; };
 
 template <class F> struct Stem {
     using T = typename F::T;
-    static constexpr int N = F::COLUMNS, LINE = F::PITCH * 16, CHANNELS = 64, PIXEL = F::TAKEN * T::bytes;
+    static constexpr int N = F::COLUMNS, LINE = F::PITCH * 16, CHANNELS = 64 * F::HALVES, PIXEL = F::TAKEN * T::bytes;
     static constexpr int WEIGHT_BYTES = F::TAPS_Y * F::STEPS * CHANNELS * 32;  // of a plane of taps
-    using Sums = float[N / 8][4];
+    using Sums = float[F::HALVES][N / 8][4];
     const Arguments& a;
     u32 shared;
     int image, z, y0, x0, first, last;  // of the present brick, in the output; planes of taps that meet the volume
@@ -174,9 +175,11 @@ template <class F> struct Stem {
     // A warpgroup's lines of brick after brick.
     DEVICE void make(int group, int warp) {
         const int lane = threadIdx.x & 31;
-        float bias[2];
-        UNROLL for (int h = 0; h < 2; h++)
-            bias[h] = load_float((const char*)a.weights + F::PLANES * WEIGHT_BYTES + (warp * 16 + (lane >> 2) + 8 * h) * 4);
+        float bias[2 * F::HALVES];
+        UNROLL for (int i = 0; i < 2 * F::HALVES; i++) {
+            const int channel = i / 2 * 64 + warp * 16 + (lane >> 2) + i % 2 * 8;
+            bias[i] = load_float((const char*)a.weights + F::PLANES * WEIGHT_BYTES + channel * 4);
+        }
         keep_weights();
         int number = 0;
         Sums d;
@@ -184,7 +187,8 @@ template <class F> struct Stem {
             open(brick);
             NO_UNROLL for (int turn = 0; turn < F::TURNS; turn++) {
                 const int line = (turn * F::GROUPS + group) * F::TOGETHER;
-                UNROLL for (int i = 0; i < N / 2; i++) d[i / 4][i % 4] = bias[i / 2 % 2];
+                UNROLL for (int half = 0; half < F::HALVES; half++) UNROLL for (int i = 0; i < N / 2; i++)
+                    d[half][i / 4][i % 4] = bias[2 * half + i / 2 % 2];
                 NO_UNROLL for (int plane = first; plane < last; plane++) {
                     const int present = number + plane - first;
                     wait_full(present);
@@ -194,7 +198,7 @@ template <class F> struct Stem {
                         give_back(present - 1);
                     }
                 }
-                group_finish(d);
+                UNROLL for (int half = 0; half < F::HALVES; half++) group_finish(d[half]);
                 if (turn == F::TURNS - 1) give_back(number + last - first - 1);
                 put(d, group, warp, line);
             }
@@ -207,7 +211,9 @@ template <class F> struct Stem {
         group_fence();
         UNROLL for (int tap = 0; tap < F::TAPS_Y; tap++) UNROLL for (int k = 0; k < F::STEPS; k++) {
             const int tap_x = F::OCTETS ? k % 2 * F::OCTETS * F::OCTET_BYTES + k / 2 * 16 : k * 32;
-            wgmma<T, N>(d, matrix_behind(given, (tap * F::STEPS + k) * CHANNELS * 32), matrix_behind(pixels, place_of(tap) + tap_x));
+            UNROLL for (int half = 0; half < F::HALVES; half++)
+                wgmma<T, N>(d[half], matrix_behind(given, (tap * F::STEPS + k) * CHANNELS * 32 + half * 64 * 16),
+                            matrix_behind(pixels, place_of(tap) + tap_x));
         }
         group_commit();
     }
@@ -215,15 +221,18 @@ template <class F> struct Stem {
     DEVICE void put(const Sums& d, int group, int warp, int line) const {
         const u32 staged = shared + F::STAGED + group * F::STAGED_BYTES;
         const int lane = threadIdx.x & 31, matrix = lane >> 3;
-        const u32 place = staged + offset<8>(matrix / 2 * 8 + (lane & 7), 2 * warp + matrix % 2);
         named_sync(1 + group, 128);  // what was there has been copied out
-        if (warp * 16 < F::MADE) UNROLL for (int q = 0; q < N; q += 16) {
-            u32 w[4] = {};
-            UNROLL for (int m = 0; m < 4; m++) {
-                const int tile = q / 8 + m / 2;
-                if (tile < N / 8) w[m] = finished<T, F::ACTIVATION>(d[tile][2 * (m % 2)], d[tile][2 * (m % 2) + 1]);
+        UNROLL for (int half = 0; half < F::HALVES; half++) {
+            if (half * 64 + warp * 16 >= F::MADE) continue;
+            const u32 place = staged + offset<CHANNELS / 8>(matrix / 2 * 8 + (lane & 7), half * 8 + 2 * warp + matrix % 2);
+            UNROLL for (int q = 0; q < N; q += 16) {
+                u32 w[4] = {};
+                UNROLL for (int m = 0; m < 4; m++) {
+                    const int tile = q / 8 + m / 2, first = 2 * (m % 2);
+                    if (tile < N / 8) w[m] = finished<T, F::ACTIVATION>(d[half][tile][first], d[half][tile][first + 1]);
+                }
+                store_matrix_4t(place + q * CHANNELS * 2, w[0], w[1], w[2], w[3]);
             }
-            store_matrix_4t(place + q * 128, w[0], w[1], w[2], w[3]);
         }
         named_sync(1 + group, 128);
         copy_out(staged, y0 + line);
@@ -236,7 +245,7 @@ template <class F> struct Stem {
             u32 w[AT_ONCE][4];
             UNROLL for (int k = 0; k < AT_ONCE; k++) {  // loads do not wait for stores
                 const int item = begin + k * 128 < ITEMS ? begin + k * 128 : 0;
-                load_piece(w[k], staged + offset<8>(item / CHUNKS, item % CHUNKS));
+                load_piece(w[k], staged + offset<CHANNELS / 8>(item / CHUNKS, item % CHUNKS));
             }
             UNROLL for (int k = 0; k < AT_ONCE; k++) {
                 const int item = begin + k * 128, pixel = item / CHUNKS, row = pixel / F::PITCH, x = pixel % F::PITCH;
