@@ -36,15 +36,14 @@ _TAIL = tl.constexpr(6.5)
 """From where on a GELU of 16 bits takes what the normal distribution has beyond as it is there: 4e-11."""
 _ELEMENTS = 2048
 _OCTET = 8
-_POOL_ROWS, _POOL_STEPS, _POOL_LANES = 32, 2, 64
+_POOL_ROWS, _POOL_STEPS, _POOL_LANES = 32, 4, 64
 """Pixels that a pooling adds to its sums at a time, how many times as many are on their way at once, and channels."""
-_POOLED = 8 * 132
-"""Programs that a pooling is cut into at most, where its images are fewer: eight for each multiprocessor of an H200,
-whose registers hold seven to nine (for sm_90 Triton 3.6 gives a thread 56 to 72 of them in bf16)."""
+_POOLED = 4 * 132
+"""Programs that a pooling is cut into at most, where its images are fewer: four for each multiprocessor of an H200."""
 _SQUEEZED = 64
 """Squeezed channels that an excitation takes at a time: more than that are rare."""
-_EXCITED, _EXCITED_WARPS = 128, 4
-"""Channels whose gates a program makes, and its warps: with 64 squeezed ones 64 weights for each thread."""
+_EXCITED, _EXCITED_WARPS = 64, 2
+"""Channels whose gates a program makes, and its warps: the fastest of five on an H200, at batch 1, 32 and 128 alike."""
 _ADDED = 2048
 """Numbers of the first product that such a program has on their way at once, 16 for each thread."""
 
