@@ -333,12 +333,14 @@ def test_only_paths_that_know_norms_are_offered_for_one(layer, paths):
 
 
 @needs_triton
-def test_a_layer_of_several_rows_of_taps_without_a_norm_is_offered_both_kernels():
-    layer = depthwise(96, norm=None)
-    paths = library_paths(layer, False, torch.device("cuda"), "bf16", batch=1, size=(56, 56))
-    assert paths == ("taps 2x32", "taps 2x16", "taps 1x16", "slide 8x4", "slide 4x8", "slide 2x8", "library")
-    paths = library_paths(depthwise(96, 5, norm=None), False, torch.device("cuda"), "bf16", batch=1, size=(56, 56))
-    assert [one for one in paths if one.startswith("slide")] == ["slide 8x4", "slide 4x8"]
+def test_a_depthwise_layer_slides_where_it_has_rows_to_share():
+    def paths(kernel, **more):
+        layer = depthwise(96, kernel, norm=None, **more)
+        return library_paths(layer, False, torch.device("cuda"), "bf16", batch=1, size=(56, 56))
+
+    assert paths(7) == ("slide 8x4", "slide 4x8", "slide 2x8", "library")
+    assert paths(5) == ("slide 8x4", "slide 4x8", "library")
+    assert paths(3, dilation=2) == ("taps 1x32", "taps 1x16", "library")
 
 
 @needs_triton

@@ -7,9 +7,9 @@ A path is a string. Those of a library execute one layer:
   ReLU;
 - ``product``: a pointwise convolution as a matrix product whose epilogue adds the bias;
 - ``epilogue``: the convolution alone, then bias, norm, addition and activation in one kernel of our own;
-- ``taps LxP``: a depthwise convolution, bias, addition and activation in one kernel of our own, L lines and P positions
-  of each at a time;
-- ``slide LxP``: one of many taps or with a norm, with all that follows, so too (:mod:`joulemark.merged.sliding`);
+- ``slide LxP``: a depthwise convolution, bias, norm, addition and activation in one kernel of our own, L lines and P
+  positions of each at a time (:mod:`joulemark.merged.sliding`);
+- ``taps LxP``: one with distances between its taps, or a single row of them, without a norm, so too;
 - ``gather RxC``: a convolution of few channels and taps, bias, norm, addition and activation in one kernel of our own,
   R positions and C channels at a time;
 - ``rows RxC``: a convolution of three channels, say, and more taps, bias and activation in two kernels of our own
@@ -151,15 +151,14 @@ def library_paths(
         from joulemark.merged.pointwise import tiles_for
 
         sized += [f"tiles {rows}x{columns}" for rows, columns in tiles_for(batch * prod(size), layer.out_channels)]
-    if own and depthwise and not normed:
-        from joulemark.merged.pointwise import strips_for
-
-        sized += [f"taps {lines}x{columns}" for lines, columns in strips_for(layer, size[-1])]
     if own and depthwise:
         from joulemark.merged import sliding
+        from joulemark.merged.pointwise import strips_for
 
         if sliding.slides(layer):
             sized += [f"slide {lines}x{pixels}" for lines, pixels in sliding.strips_for(layer, batch, size)]
+        elif not normed:
+            sized += [f"taps {lines}x{columns}" for lines, columns in strips_for(layer, size[-1])]
     if own and form != "fp32" and not gated:
         from joulemark.merged import gather
 

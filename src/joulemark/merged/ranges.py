@@ -85,7 +85,9 @@ class Ranges:
     def leave(self, segment: Segment) -> list[Trial]:
         """Its candidates, which count as tried from now on: nothing more is measured of them."""
         key = self.key(segment)
-        trials = self.candidates.pop(key, None) or candidates_of(segment, self.setting)
+        trials = self.candidates.pop(key, None)
+        if trials is None:  # none at all is an answer too, which took time to find
+            trials = candidates_of(segment, self.setting)
         self.found[key], self.segments[key] = trials, segment
         return trials
 
