@@ -40,6 +40,7 @@ from joulemark.merged.questions import relative_error
 from joulemark.merged_bench.subjects import NETWORKS, images, network
 from joulemark.workloads.precision import set_fp32
 
+SCHEMA = "joulemark/merged-outputs/1"
 LIMITS = {"bf16": 2e-2, "fp16": 2e-2, "tf32": 5e-3, "fp32": 1e-4}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 ODD = {
@@ -200,7 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=6.0, help="of merging by auto, in s: outputs count, not times")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     options = parser.parse_args(arguments)
-    document: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": {}}
+    facts = {"schema": SCHEMA, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    document: dict[str, Any] = {**facts, "cases": {}}
     if options.out.exists():
         document = json.loads(options.out.read_text())
     begin = time.perf_counter()
