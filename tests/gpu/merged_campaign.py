@@ -52,7 +52,7 @@ FIRST = (
 )  # fmt: skip
 """What comes next, padded alone of the schedules by itself: those of kinds with a bar first."""
 SAMPLE = (
-    r"^numerics (expand_depthwise|planes|planes_warpgroup|stream_warpgroup|wide|memoized|inverted|bottleneck"
+    r"^numerics (expand_depthwise|planes|planes_warpgroup|stream_warpgroup|stem|wide|memoized|inverted|bottleneck"
     r"|chain .*(tf32|fp32)|stream .*bf16)"
 )
 """What of the numerics was not run on a GPU before, and some of what was."""
@@ -64,15 +64,16 @@ SANITIZED = (
     r"|^numerics inverted.* 2d_32_192_192_32_bf16"
     r"|^numerics inverted_residual_warpgroup 2d_160_960_960_320_bf16 .*groups=2, halves=True, early=True"
     r"|^numerics bottleneck.*_bf16"
+    r"|^numerics stem_warpgroup .*_bf16 .* on (2x40x50|2x9x40x61|3x61x101)$"
 )
 """Some of each family, clusters and early launches among them: a check takes about 3 s."""
 RACED = (
-    r"(?!.* adds behind)(?:"
+    r"(?!.* adds (behind|from))(?:"
     r"^numerics chain 2d_16_16_16_bf16|^numerics stream 2d_16_16_16_bf16 Plan\(width=32, rows=13,"
     r"|^numerics (memoized|wide) 2d_16_16_16_bf16|^numerics planes(_warpgroup)? 3d_16_16_16_bf16"
     r"|^numerics inverted.* 2d_32_192_192_32_bf16 (?!.*(early=True|groups=[234], halves=False))"
     r"|^numerics bottleneck.* 2d_256_64_64_256_bf16"
-    r"|^numerics expand_depthwise 2d_16_96_96_bf16 .*narrow=True"
+    r"|^numerics expand_depthwise 2d_16_96_96_bf16 .*narrow=True|^numerics stem_warpgroup .*_bf16 .* on 2x40x50$"
     r")"
 )
 """Of those one or two of each family, on small inputs: a race check takes a hundred times as long as a run."""
