@@ -18,7 +18,7 @@ from joulemark.merged_bench.document import FIRST_S, Attempts, Document
 from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.gains import gains_of, line_of
 from joulemark.merged_bench.options import Options
-from joulemark.merged_bench.prepare import arranged, inputs_of, prepare, reference_of
+from joulemark.merged_bench.prepare import arranged, inputs_of, prepare, reference_of, weighted
 from joulemark.merged_bench.rows import holds_figures
 from joulemark.merged_bench.stage import Act, Poisoned, Stage
 from joulemark.merged_bench.subjects import Subject
@@ -64,10 +64,9 @@ def measure_subject(
     end = min(begin + options.limit_s, options.ends_s - options.measuring_s)
     precision.check(options.dtype, stage.device)
     torch.backends.cudnn.benchmark = True
-    torch.manual_seed(1)
     shape = subject.tiny if options.tiny else subject.shape
     stage.share_memory()
-    reference = subject.build().eval()
+    reference = weighted(subject)
     xs = inputs_of(shape, options, stage.device)
     model = arranged(reference, options.dtype, stage.device)
     precision.set_fp32(tf32=False)
