@@ -11,9 +11,9 @@ shown. ``--batches`` are groups apart by spaces: "32,128 1" measures all network
 both, so that it starts, and its compilers do, once. Compilers' and our own caches are kept beside, so that a job that
 is begun again finds what it has compiled.
 
-While a job has the GPU, the next one's process gets ready beside it: its imports, compilers' processes and weights need
-none. A job begins where there is time for a row with a compiler that tunes; what has less waits for the next start. XLA has
-its turn where BrickDL's table has figures to stand beside. What follows the script's own options goes to
+While a job has the GPU, the next one's process gets ready beside it: its imports, compilers' processes and weights
+need none. A job begins where there is time for a row with a compiler that tunes; what has less waits for the next
+start. XLA has its turn where BrickDL's table has figures to stand beside. What follows the script's own options goes to
 ``bench_merged.py``. Ended by SIGTERM or Ctrl-C it ends the commands too.
 """
 
@@ -285,7 +285,13 @@ class Child:
     def __init__(self, command: tuple[str, ...], variables: Mapping[str, str], log: Path) -> None:
         with log.open("a") as words:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=words, stderr=subprocess.STDOUT, text=True
+                command,
+                cwd=ROOT,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=words,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
 
     def go(self, limits: Sequence[str]) -> None:

@@ -368,7 +368,9 @@ def test_the_next_job_gets_ready_beside_the_one_that_has_the_gpu(tmp_path):
 def test_what_got_ready_in_vain_is_ended(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Played, "code", lambda one, seconds: now.__setitem__(0, now[0] + seconds))  # none ends by itself
+    monkeypatch.setattr(
+        Played, "code", lambda one, seconds: now.__setitem__(0, now[0] + seconds)
+    )  # none ends by itself
     told, _ = work(tmp_path, [], groups="32")
     assert all_that("goes", told) == ["unet-b32"]
     assert all_that("ended", told) == ["unet-b32", "vgg16-b32"]

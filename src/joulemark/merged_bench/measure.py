@@ -19,6 +19,7 @@ from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.gains import gains_of, line_of
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prepare import arranged, inputs_of, prepare, reference_of, weighted
+from joulemark.merged_bench.provenance import measured_now
 from joulemark.merged_bench.rows import holds_figures
 from joulemark.merged_bench.stage import Act, Poisoned, Stage
 from joulemark.merged_bench.subjects import Subject
@@ -93,6 +94,7 @@ def measure_subject(
         "gains": gains_of(found),
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
         "cut": bool(late) and end < begin + options.limit_s,
+        "measured": measured_now(),
         "took_s": time.perf_counter() - begin,
         "spent_s": spent,
     }
