@@ -65,7 +65,8 @@ _TUNING_S = 180.0
 _STARTING_S = 20.0
 """Of a job, until its clock runs, and from its last row to its end."""
 _MERGING_S = 45.0
-"""Of a job, about, in which its processors are its own: its time of merging is a result. Then the next gets ready."""
+"""Of a job, in which its processors are its own: its time of merging is a result. Then, while its rival is compiled and
+well before its bursts (67 s after the begin at the earliest, on an H200), the next gets ready."""
 _WORKERS = 32
 """Processes of torch's compiler, at most: as many as it starts by itself."""
 

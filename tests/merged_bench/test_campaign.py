@@ -7,6 +7,7 @@ import math
 import queue
 import re
 import runpy
+import signal
 import sys
 import time
 from itertools import pairwise
@@ -459,6 +460,34 @@ def test_rows_of_an_earlier_file_are_not_measured_again(tmp_path):
     assert all_that("begun", told) == ["unet-b32-1"]  # of which a row was cut
     with pytest.raises(ConfigurationError, match=r"no row of 'unet-b7'"):
         NETWORKS["begin_parts"](planned, out, earlier, ["unet-b7"])
+
+
+def networks(monkeypatch, out, *arguments):
+    """The script's exit code, with nothing shown."""
+    main = NETWORKS["main"]
+    monkeypatch.setitem(main.__globals__, "show", lambda out: None)
+    monkeypatch.setattr(sys, "argv", ["merged_networks.py", str(out), "--gpus", "1", "--networks", "unet", *arguments])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return main()
+    except SystemExit as ended:
+        return ended.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_script_starts_nothing_where_every_row_is_there(tmp_path, monkeypatch, capsys):
+    earlier = tmp_path / "merged.json"
+    rows = [{"subject": f"unet-b{n}", "rivals": {"eager": {"burst_s": 1e-3}}} for n in (32, 1)]
+    earlier.write_text(json.dumps({"gpu_uuid": "u", "rows": rows}))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    begun = ("--begin", str(earlier), "--batches", "32 1")
+    assert networks(monkeypatch, tmp_path / "out", *begun) == 0
+    assert networks(monkeypatch, tmp_path / "again", *begun, "--again", "unet-b1", "--seconds", "100") == 3
+    assert networks(monkeypatch, tmp_path / "wrong", *begun, "--again", "unet-b7") == 2
+    assert "no row of 'unet-b7' to measure again" in capsys.readouterr().err
+    assert networks(monkeypatch, tmp_path / "wrong", "--again", "unet-b1") == 2
+    assert "name it by --begin" in capsys.readouterr().err
 
 
 def test_what_a_part_has_measured_stays_and_what_was_cut_there_gives_way(tmp_path):
