@@ -685,7 +685,7 @@ def test_the_table_of_gains_says_what_a_whole_without_merging_takes_and_of_which
     assert [row[at] for row in table.rows] == ["1.5 ×", "2.5 ×"]
     assert any("merged itself takes 0.90 to 0.90 of its burst" in note for note in table.notes)
     assert "over unmerged without a compiled one, which was not built: vgg16-b32." in table.notes
-    assert any(f"over_unmerged_variants {(1.5 * 2.5) ** 0.5:.3f}× (2)" in note for note in table.notes)
+    assert any(f"over unmerged {(1.5 * 2.5) ** 0.5:.3f}× (2)" in note for note in table.notes)
     assert table.notes[-2:] == (
         "Measured at an unknown time by unknown code: unet-b32.",
         "Measured 2026-11-30 by joulemark 1.2 (commit 01234567, changed; merged abcdefgh): vgg16-b32.",

@@ -25,6 +25,7 @@ _FLOOR = (
     "100 % merging went below what layers one by one can reach."
 )
 
+_CALLED = {"over_unmerged_variants": "over unmerged"}
 _OVER_UNMERGED = (
     "the fastest whole without merging that merge itself timed (folded batch norms, cuDNN's fused kernels, a compiler "
     "without tuning) over merged's burst. It is no rival, and only about comparable: these are replays back to back on "
@@ -159,7 +160,7 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in ("burst", "sustained", "over_unmerged_variants", "energy", "dram_bytes"):
             known = [row["gains"][name] for row in rows if row["shape"][0] == batch and row["gains"][name]]
             if known:
-                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.3f}× ({len(known)})")
+                told.append(f"{_CALLED.get(name, name)} {exp(sum(map(log, known)) / len(known)):.3f}× ({len(known)})")
         asked = f"; {MEAN}× is asked for over eleven" if batch > 1 else ""
         lines.append(f"batch {batch}, geometric means (of so many networks): {', '.join(told) or 'none'}{asked}.")
     return lines
