@@ -64,9 +64,10 @@ _TUNING_S = 180.0
 """Most that a rival may take to be built."""
 _STARTING_S = 20.0
 """Of a job, until its clock runs, and from its last row to its end."""
-_MERGING_S = 45.0
-"""Of a job, in which its processors are its own: its time of merging is a result. Then, while its rival is compiled and
-well before its bursts (67 s after the begin at the earliest, on an H200), the next gets ready."""
+_READY_S, _MERGING_S = 26.0, 45.0
+"""Of a job, until it is ready, and then while its processors are its own, for its time of merging is a result. After
+that, while its rival is compiled and well before its bursts (67 s after it is ready at the earliest, on an H200), the
+next one gets ready."""
 _WORKERS = 32
 """Processes of torch's compiler, at most: as many as it starts by itself."""
 
@@ -207,13 +208,14 @@ class Lane:
     def run(self) -> None:
         """All jobs."""
         while self.left_s > _WHOLE_S and (begun := self.ahead or self._next()) is not None:
+            alone_s = _MERGING_S + (_READY_S if self.ahead is None else 0.0)
             self.ahead = None
             job, command = begun
             begin = time.monotonic()
-            code = self._code(command)
+            code = self._code(command, alone_s)
             if code == _CUDA_ERROR and self.left_s > _WHOLE_S:
                 # The part knows which rival it was; a new process goes on behind it.
-                code = self._code(self._begun(job))
+                code = self._code(self._begun(job), _MERGING_S + _READY_S)
             print(f"== {job.name} on GPU {self.gpu}: {code}, {time.monotonic() - begin:.0f} s", flush=True)
         if self.ahead is not None:
             self.ahead[1].end()
@@ -228,10 +230,10 @@ class Lane:
     def _begun(self, job: Job) -> Command:
         return self.begin(job, command_of(job, self.out, self.more), self.gpu)
 
-    def _code(self, command: Command) -> int | None:
-        """Its exit code, None when it was ended; behind its merging the next job gets ready."""
+    def _code(self, command: Command, alone_s: float) -> int | None:
+        """Its exit code, None when it was ended; after the seconds that it has for itself the next job gets ready."""
         command.go(limits_of(self.left_s))
-        code = command.code(min(_MERGING_S, self.left_s))
+        code = command.code(min(alone_s, self.left_s))
         if code is None and self.ahead is None and self.left_s > 2 * _WHOLE_S and self.waiting.qsize() >= self.gpus:
             self.ahead = self._next()  # the last jobs are left to who is free first
         if code is None and (code := command.code(max(self.left_s, 0.0))) is None:
@@ -359,15 +361,15 @@ def main() -> int:
     begin = Commands(options.out, gpus)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     lanes = [Lane(gpu, waiting, options.out, end - 15, begin, more, gpus) for gpu in range(gpus)]
-    workers = [Thread(target=one.run) for one in lanes]
+    workers = [Thread(target=lane.run) for lane in lanes]
     try:
         for one in workers:
             one.start()
         for one in workers:
             one.join()
     finally:
-        for one in lanes:
-            one.end = 0.0
+        for lane in lanes:
+            lane.end = 0.0
         begin.end()
     show(options.out)
     return 0 if all(done(job, options.out) for job in planned) else 3

@@ -359,6 +359,9 @@ def test_the_next_job_gets_ready_beside_the_one_that_has_the_gpu(tmp_path):
     assert [one[:2] for one in told if one[1] != "waited for"] == [
         *(("unet-b32", "begun"), ("unet-b32", "goes"), ("vgg16-b32", "begun"), ("vgg16-b32", "goes")),
     ]  # fmt: skip
+    # The first has its time of getting ready too; each has the processors for itself until it has merged.
+    waits = [round(seconds) for name, what, seconds in told if what == "waited for"]
+    assert waits[::2] == [71, 45]
     # What comes last is left to the GPU that is free first; without time for another row nothing gets ready.
     for alone in ({"gpus": 2}, {"seconds": 290.0}):
         told, _ = work(tmp_path, [], groups="32", **alone)

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -568,7 +569,12 @@ def test_an_interrupt_ends_the_command_in_words(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(("told", "code"), [("--rounds 7 --limit 12\n", 0), ("", 3)], ids=["goes on", "ends"])
 def test_a_command_that_waits_is_ready_before_it_is_told_the_rest(tmp_path, monkeypatch, told, code):
     built, ran = [], []
-    subjects = [replace(one, build=lambda one=one: built.append(one.name) or one.build()) for one in BLOCKS[:2]]
+
+    def failing(name):
+        built.append(name)
+        raise RuntimeError("what its row will tell")
+
+    subjects = [replace(one, build=partial(failing, one.name)) for one in BLOCKS[:2]]
     out = tmp_path / "blocks.json"
     out.write_text(json.dumps({"rows": [block_row(subjects[0].name)]}))
     monkeypatch.setattr("sys.stdin", io.StringIO(told))

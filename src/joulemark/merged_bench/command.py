@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,10 @@ def _ready_and_told(subjects: Sequence[Subject], args: argparse.Namespace) -> li
     there = measured_in(args.out, args.dtype)
     first = next((one for one in subjects if one.name not in there), None)
     if first is not None:
-        weighted(first)
+        with suppress(
+            Exception
+        ):  # whatever a model's code raises, it does again where its row is measured and tells it
+            weighted(first)
     line = sys.stdin.readline()
     return line.split() if line else None
 
