@@ -761,7 +761,7 @@ def test_a_compiler_that_does_not_tune_stands_in_for_one_that_was_not_built(monk
     assert ("burst_s" in found["compile_default"]) is not works
     assert ("burst_s" in found["compile"]) is works
     if works:
-        assert found["compile_default"]["missing"]["all"] == "compile was built, which is stronger"
+        assert found["compile_default"]["missing"]["all"] == "compile was built, the same compiler with tuning"
 
 
 def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):

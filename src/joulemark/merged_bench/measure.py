@@ -143,8 +143,8 @@ def _prepare_all(
 
 def _needless(name: str, acts: Sequence[Act]) -> str | None:
     """Why a rival needs not be built; None where it does."""
-    stronger = rivals.INSTEAD.get(name)
-    return f"{stronger} was built, which is stronger" if any(one.name == stronger for one in acts) else None
+    tuned = rivals.INSTEAD.get(name)
+    return f"{tuned} was built, the same compiler with tuning" if any(one.name == tuned for one in acts) else None
 
 
 def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> dict[str, float]:
