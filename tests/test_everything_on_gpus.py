@@ -162,3 +162,16 @@ def test_an_unknown_step_and_a_folder_in_the_checkout_are_refused(everything, tm
     with pytest.raises(SystemExit):
         everything.main((), [str(tmp_path), "--work", str(SCRIPT.parent / "w")])
     assert "lies in the checkout" in capsys.readouterr().err
+
+
+def test_networks_go_on_with_the_rows_that_are_there(everything, tmp_path, monkeypatch):
+    def begun():
+        commands = [
+            command for step in everything.steps() if step.name.startswith("networks") for command in step.commands
+        ]
+        return [command[command.index("--begin") + 1] if "--begin" in command else None for command in commands]
+
+    monkeypatch.setattr(everything, "MERGED", tmp_path / "merged.json")
+    assert begun() == [None, None]
+    everything.MERGED.write_text("{}")
+    assert begun() == [str(everything.MERGED)] * 2

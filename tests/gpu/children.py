@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _GRACE_S = 5.0
@@ -27,7 +28,7 @@ def compilers() -> dict[str, str]:
     return {name: os.environ.get(name, f"/var/tmp/{folder}") for name, folder in _CACHES.items()}
 
 
-def end_process(child: subprocess.Popen[bytes]) -> None:
+def end_process(child: subprocess.Popen[Any]) -> None:
     """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
     child.terminate()
     try:

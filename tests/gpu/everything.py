@@ -289,6 +289,8 @@ def steps() -> tuple[Step, ...]:
 BLOCKS = ROOT / "results" / "nvidia-h200" / "merged-blocks.json"
 AGAIN = "chain-2x64-56-b1,bottleneck-256-64-56-b1"
 """Blocks of it whose choice was made by another rule than today's."""
+MERGED = ROOT / "results" / "nvidia-h200" / "merged.json"
+"""Networks whose rows are not measured again."""
 RECORDINGS = "resnet50-record,mobilenet_v2-record,bert_base-record"
 """What the two instruments cost; then the comparison with Nsight Compute."""
 NETWORKS = (
@@ -319,9 +321,10 @@ def _training(collect: str) -> tuple[str, ...]:
 
 
 def _networks(names: Sequence[str]) -> tuple[str, ...]:
-    """All rivals of some networks."""
+    """All rivals of some networks, those that are measured already left out."""
     chosen = ("--networks", ",".join(names), "--gpus", "1")
-    return _script("merged_networks.py", "{dir}", "--seconds", "{left}", *chosen)
+    begun = ("--begin", str(MERGED)) if MERGED.exists() else ()
+    return _script("merged_networks.py", "{dir}", "--seconds", "{left}", *chosen, *begun)
 
 
 _TURNS = _bench("bench_inference/bench_tandem.py::bench_issue_in_turns", "--bench-collect", "timing")

@@ -620,7 +620,9 @@ def test_what_a_compiler_took_says_what_the_next_one_takes():
 
 def test_what_merging_spent_is_told_by_its_parts_and_a_plan_from_the_disk_has_none(simulated_gpu):
     merged = merged_there(*model_and_input())
-    assert {"ranking", "layers", "ranges", "launches", "graph", "compiled", "judging"} <= set(merged.spent_s)
+    assert {"ranking", "own kernels", "layers", "ranges", "launches", "graph", "compiled", "judging"} <= set(
+        merged.spent_s
+    )
     assert all(seconds >= 0 for seconds in merged.spent_s.values())
     again = merged_there(*model_and_input())
     assert again.cached

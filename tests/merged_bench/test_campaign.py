@@ -7,15 +7,16 @@ import math
 import queue
 import re
 import runpy
+import signal
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from joulemark.errors import ConfigurationError
 from joulemark.merged.families import known_families
 
 SCRIPTS = Path(__file__).parents[1] / "gpu"
@@ -300,30 +301,83 @@ def test_compilers_share_their_caches(monkeypatch):
 NETWORKS = runpy.run_path(str(SCRIPTS / "merged_networks.py"))
 
 
-def work(out, codes, seconds=600.0, groups="32 1"):
-    """The jobs that were run on one GPU of a stand-in."""
-    ran = []
+class Played:
+    """A job's command of a stand-in, which ends with a code; None: it does not end."""
 
-    def run(job, command, gpu, left):
-        ran.append((job.name, command, gpu, left))
-        return codes.pop(0) if codes else 0
+    def __init__(self, told, name, code):
+        self.told, self.name, self.ends_with, self.looks = told, name, code, 0
+
+    def go(self, limits):
+        self.told.append((self.name, "goes", limits))
+
+    def code(self, seconds):
+        self.looks += 1
+        self.told.append((self.name, "waited for", seconds))
+        return self.ends_with if self.looks > 1 else None  # it is at work while the next gets ready
+
+    def end(self):
+        self.told.append((self.name, "ended", None))
+
+
+def work(out, codes, seconds=600.0, groups="32 1", gpus=1, names=("unet", "vgg16")):
+    """What the commands of one GPU of a stand-in were told, and the words that they were started with."""
+    told, commands = [], []
+
+    def begin(job, command, gpu):
+        assert gpu == 3
+        commands.append(command)
+        told.append((job.name, "begun", None))
+        return Played(told, job.name, codes.pop(0) if codes else 0)
 
     waiting = queue.Queue()
-    for job in NETWORKS["jobs"](["unet", "vgg16"], groups):
+    for job in NETWORKS["jobs"](names, groups):
         if not NETWORKS["done"](job, out):
             waiting.put(job)
-    NETWORKS["work"](waiting, 3, out, time.monotonic() + seconds, run, ("--no-counters",))
-    return ran
+    end = time.monotonic() + seconds
+    NETWORKS["Lane"](3, waiting, out, end, begin, ("--no-counters",), gpus).run()
+    return told, commands
+
+
+def all_that(did, told):
+    return [name for name, what, _ in told if what == did]
 
 
 def test_networks_wait_in_order_and_a_cuda_error_is_tried_once_more(tmp_path):
-    ran = work(tmp_path, [4, 0, None, 4, 4])
-    assert [name for name, *_ in ran] == ["unet-b32", "unet-b32", "vgg16-b32", "unet-b1", "unet-b1", "vgg16-b1"]
-    _, command, gpu, left = ran[0]
-    assert gpu == 3
-    assert command[command.index("--out") + 1] == str(tmp_path / "parts" / "unet-b32.json")
-    assert float(command[command.index("--limit") + 1]) < left <= 600
-    assert command[-1] == "--no-counters"
+    # Whose command meets a CUDA error is begun behind the next one, which got ready beside it.
+    told, commands = work(tmp_path, [4, 0, 0, None, 4, 4])
+    assert all_that("goes", told) == ["unet-b32", "unet-b32", "vgg16-b32", "unet-b1", "vgg16-b1", "vgg16-b1"]
+    assert all_that("ended", told) == ["unet-b1"]
+    (limits,) = (one for name, what, one in told if what == "goes" and name == "unet-b1")
+    assert limits[0] == "--limit"
+    assert 500 < float(limits[1]) < 600
+    assert commands[0][commands[0].index("--out") + 1] == str(tmp_path / "parts" / "unet-b32.json")
+    assert commands[0][-2:] == ("--no-counters", "--wait")
+
+
+def test_the_next_job_gets_ready_beside_the_one_that_has_the_gpu(tmp_path):
+    told, _ = work(tmp_path, [], groups="32")
+    assert [one[:2] for one in told if one[1] != "waited for"] == [
+        *(("unet-b32", "begun"), ("unet-b32", "goes"), ("vgg16-b32", "begun"), ("vgg16-b32", "goes")),
+    ]  # fmt: skip
+    # The first has its time of getting ready too; each has the processors for itself until it has merged.
+    waits = [round(seconds) for name, what, seconds in told if what == "waited for"]
+    assert waits[::2] == [71, 45]
+    # What comes last is left to the GPU that is free first; without time for another row nothing gets ready.
+    for alone in ({"gpus": 2}, {"seconds": 290.0}):
+        told, _ = work(tmp_path, [], groups="32", **alone)
+        at_work = [n for n, one in enumerate(told) if one[:2] == ("unet-b32", "waited for")]
+        assert told.index(("vgg16-b32", "begun", None)) > max(at_work)
+
+
+def test_what_got_ready_in_vain_is_ended(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        Played, "code", lambda one, seconds: now.__setitem__(0, now[0] + seconds)
+    )  # none ends by itself
+    told, _ = work(tmp_path, [], groups="32")
+    assert all_that("goes", told) == ["unet-b32"]
+    assert all_that("ended", told) == ["unet-b32", "vgg16-b32"]
 
 
 def test_networks_with_a_bar_go_first_through_all_batches_and_what_may_fail_comes_last():
@@ -338,28 +392,44 @@ def test_networks_with_a_bar_go_first_through_all_batches_and_what_may_fail_come
 def test_a_compiler_may_tune_for_what_the_others_do_not_need(tmp_path, seconds, tuning):
     for name, xla in (("resnet50", True), ("unet", False)):
         (job,) = NETWORKS["jobs"]([name], "32")
-        command = NETWORKS["command_of"](job, tmp_path, seconds, ())
-        assert command[command.index("--rival-limit") + 1] == tuning
+        command = NETWORKS["command_of"](job, tmp_path, ())
+        assert NETWORKS["limits_of"](seconds)[2:] == ("--rival-limit", tuning)
         assert ("xla" in command[command.index("--rivals") + 1].split(",")) is xla
 
 
 def test_no_job_begins_without_time_for_a_row(tmp_path):
-    assert [name for name, *_ in work(tmp_path, [], seconds=155.0)] == ["unet-b32", "vgg16-b32", "unet-b1", "vgg16-b1"]
-    assert work(tmp_path, [], seconds=145.0) == []
+    told, _ = work(tmp_path, [], seconds=155.0)
+    assert all_that("goes", told) == ["unet-b32", "vgg16-b32", "unet-b1", "vgg16-b1"]
+    assert work(tmp_path, [], seconds=145.0) == ([], [])
 
 
-def test_commands_end_when_they_are_asked_to_and_none_begins_behind_them(tmp_path):
-    (tmp_path / "logs").mkdir()
-    run = NETWORKS["Commands"](tmp_path, 2)
-    job = NETWORKS["jobs"](["unet"], "1")[0]
-    with ThreadPoolExecutor(2) as pool:
-        begun = time.monotonic()
-        told = [pool.submit(run, job, (sys.executable, "-c", "import time; time.sleep(60)"), gpu, 60) for gpu in (0, 1)]
-        while len(run.running) < 2:
-            time.sleep(0.01)
-        run.end()
-        assert [one.result() for one in told] == [-15, -15]
-    assert run(job, ("no such command",), 0, 60) is None
+def commands_of(out, gpus=2):
+    (out / "logs").mkdir(exist_ok=True)
+    return NETWORKS["Commands"](out, gpus), NETWORKS["jobs"](["unet"], "1")[0]
+
+
+def test_a_command_is_told_its_limits_when_the_gpu_is_free(tmp_path):
+    begin, job = commands_of(tmp_path)
+    child = begin(job, (sys.executable, "-c", "print('told', input()); raise SystemExit(3)"), 1)
+    assert child.code(0.0) is None
+    child.go(("--limit", "30"))
+    assert child.code(60.0) == 3
+    child.end()
+    ended = begin(job, (sys.executable, "-c", "raise SystemExit(2)"), 0)
+    assert ended.code(60.0) == 2
+    ended.go(("--limit", "30"))  # to nobody
+    assert ended.code(0.0) == 2
+    assert (tmp_path / "logs" / "unet-b1.log").read_text() == "told --limit 30\n"
+
+
+def test_commands_end_when_they_are_asked_to_and_none_goes_on_behind_them(tmp_path):
+    begin, job = commands_of(tmp_path)
+    sleeps = (sys.executable, "-c", "import time; time.sleep(60)")
+    begun = time.monotonic()
+    children = [begin(job, sleeps, gpu) for gpu in (0, 1)]
+    begin.end()
+    assert [one.code(30.0) for one in children] == [-15, -15]
+    assert begin(job, sleeps, 0).code(30.0) == -15
     assert time.monotonic() - begun < 30
 
 
@@ -369,8 +439,70 @@ def test_jobs_whose_rows_are_there_are_not_begun_again(tmp_path):
     rows = {"rows": [{"subject": "unet-b32", **measured}, {"subject": "unet-b1", **measured}]}
     (tmp_path / "parts" / "unet-b32-1.json").write_text(json.dumps(rows))
     (tmp_path / "parts" / "vgg16-b32-1.json").write_text(json.dumps({"rows": [{"subject": "vgg16-b32", **measured}]}))
-    assert [name for name, *_ in work(tmp_path, [], groups="32,1")] == ["vgg16-b32-1"]
-    assert work(tmp_path, [], seconds=30.0) == []
+    told, _ = work(tmp_path, [], groups="32,1")
+    assert all_that("begun", told) == ["vgg16-b32-1"]
+
+
+def test_rows_of_an_earlier_file_are_not_measured_again(tmp_path):
+    def row(name, **more):
+        return {"subject": name, "dtype": "bf16", "rivals": {"eager": {"burst_s": 1e-3}}, **more}
+
+    rows = [row("unet-b32"), row("unet-b1", cut=True), row("vgg16-b32", gpu_uuid="other"), row("vgg16-b1"), row("x-b1")]
+    earlier = tmp_path / "merged.json"
+    facts = {"kind": "networks", "gpu_uuid": "first", "failed": {"unet-b1": "why"}}
+    earlier.write_text(json.dumps({**facts, "rows": rows}))
+    out = tmp_path / "out"
+    planned = NETWORKS["jobs"](["unet", "vgg16"], "32,1")
+    for _ in range(2):  # whoever begins again with the same words changes nothing
+        NETWORKS["begin_parts"](planned, out, earlier, ["vgg16-b1"])
+        parts = {one.stem: json.loads(one.read_text()) for one in (out / "parts").glob("*.json")}
+        assert parts["unet-b32-1"] == {**facts, "failed": {}, "rows": [row("unet-b32", gpu_uuid="first")]}
+        assert parts["vgg16-b32-1"]["rows"] == [row("vgg16-b32", gpu_uuid="other")]
+    NETWORKS["begin_parts"](planned, out, earlier, [])
+    told, _ = work(out, [], groups="32,1")
+    assert all_that("begun", told) == ["unet-b32-1"]  # of which a row was cut
+    with pytest.raises(ConfigurationError, match=r"no row of 'unet-b7'"):
+        NETWORKS["begin_parts"](planned, out, earlier, ["unet-b7"])
+
+
+def networks(monkeypatch, out, *arguments):
+    """The script's exit code, with nothing shown."""
+    main = NETWORKS["main"]
+    monkeypatch.setitem(main.__globals__, "show", lambda out: None)
+    monkeypatch.setattr(sys, "argv", ["merged_networks.py", str(out), "--gpus", "1", "--networks", "unet", *arguments])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return main()
+    except SystemExit as ended:
+        return ended.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_script_starts_nothing_where_every_row_is_there(tmp_path, monkeypatch, capsys):
+    earlier = tmp_path / "merged.json"
+    rows = [{"subject": f"unet-b{n}", "rivals": {"eager": {"burst_s": 1e-3}}} for n in (32, 1)]
+    earlier.write_text(json.dumps({"gpu_uuid": "u", "rows": rows}))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    begun = ("--begin", str(earlier), "--batches", "32 1")
+    assert networks(monkeypatch, tmp_path / "out", *begun) == 0
+    assert networks(monkeypatch, tmp_path / "again", *begun, "--again", "unet-b1", "--seconds", "100") == 3
+    assert networks(monkeypatch, tmp_path / "wrong", *begun, "--again", "unet-b7") == 2
+    assert "no row of 'unet-b7' to measure again" in capsys.readouterr().err
+    assert networks(monkeypatch, tmp_path / "wrong", "--again", "unet-b1") == 2
+    assert "name it by --begin" in capsys.readouterr().err
+
+
+def test_what_a_part_has_measured_stays_and_what_was_cut_there_gives_way(tmp_path):
+    def row(name, seconds, **more):
+        return {"subject": name, "rivals": {"eager": {"burst_s": seconds}}, "gpu_uuid": "u", **more}
+
+    (tmp_path / "parts").mkdir()
+    part, earlier = tmp_path / "parts" / "unet-b32-1.json", tmp_path / "merged.json"
+    part.write_text(json.dumps({"rows": [row("unet-b32", 1e-3), row("unet-b1", 1e-3, cut=True)]}))
+    earlier.write_text(json.dumps({"gpu_uuid": "u", "rows": [row("unet-b32", 2e-3), row("unet-b1", 2e-3)]}))
+    NETWORKS["begin_parts"](NETWORKS["jobs"](["unet"], "32,1"), tmp_path, earlier, [])
+    assert json.loads(part.read_text())["rows"] == [row("unet-b32", 1e-3), row("unet-b1", 2e-3)]
 
 
 def test_all_networks_of_the_bench_are_in_the_order():

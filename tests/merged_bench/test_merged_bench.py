@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import json
 import os
@@ -12,6 +13,8 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -26,7 +29,7 @@ from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
 from joulemark.merged_bench.document import Document  # noqa: E402
-from joulemark.merged_bench.gains import gains_of, group_gains, line_of, over_best  # noqa: E402
+from joulemark.merged_bench.gains import gains_of, group_gains, line_of, over_best, replayed_over_burst  # noqa: E402
 from joulemark.merged_bench.judge import judge, measured_of  # noqa: E402
 from joulemark.merged_bench.measure import _perform, _steady, measure_all, measure_subject  # noqa: E402
 from joulemark.merged_bench.options import Options  # noqa: E402
@@ -65,6 +68,9 @@ def test_a_row_says_what_was_measured_and_why_the_rest_is_missing():
     assert row["gains"]["burst"] > 0
     assert row["gains"]["energy"] is None
     assert row["rivals"]["merged"]["explain"]
+    assert datetime.fromisoformat(row["measured"]["at"]) <= datetime.now(UTC)
+    assert len(row["measured"]["merged_code"]) == 32
+    assert (row["measured"]["commit"] is None) is ("commit" in row["measured"]["missing"])
 
 
 @pytest.mark.parametrize("subject", BLOCKS, ids=lambda one: one.name)
@@ -439,6 +445,22 @@ def test_the_gain_is_over_the_best_rival():
     assert over_best(figures, "merged", ["c"], "burst_s") is None
 
 
+def test_the_gain_over_wholes_without_merging_is_of_what_merge_itself_timed():
+    times = {"graph": 2.0, "folded graph": 9.0, "folded compiled graph": 3.0, "compiled graph": 1.0}
+    merged = {"burst_s": 2.0, "device_times": times, "captured": "compiled graph"}
+    gains = gains_of({"merged": merged, "compile": {"burst_s": 5.0}})
+    assert (gains["burst"], gains["over_unmerged_variants"], gains["missing"]) == (2.5, 1.5, {})
+    assert gains_of({"merged": {**merged, "device_times": {"fused graph": 4.0}}})["over_unmerged_variants"] == 2.0
+    assert replayed_over_burst({"merged": merged}) == 0.5
+    for lacking, why in (
+        ({"burst_s": None}, "no time of bursts"),
+        ({"device_times": {"graph": 2.0}}, "timed no graph"),
+    ):
+        gains = gains_of({"merged": {**merged, **lacking}})
+        assert gains["over_unmerged_variants"] is None
+        assert why in gains["missing"]["over_unmerged_variants"]
+
+
 def conv(channels, **more):
     return Conv(channels, channels, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu", **more)
 
@@ -544,6 +566,25 @@ def test_an_interrupt_ends_the_command_in_words(tmp_path, capsys, monkeypatch):
     assert "rows that are done are kept" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("told", "code"), [("--rounds 7 --limit 12\n", 0), ("", 3)], ids=["goes on", "ends"])
+def test_a_command_that_waits_is_ready_before_it_is_told_the_rest(tmp_path, monkeypatch, told, code):
+    built, ran = [], []
+
+    def failing(name):
+        built.append(name)
+        raise RuntimeError("what its row will tell")
+
+    subjects = [replace(one, build=partial(failing, one.name)) for one in BLOCKS[:2]]
+    out = tmp_path / "blocks.json"
+    out.write_text(json.dumps({"rows": [block_row(subjects[0].name)]}))
+    monkeypatch.setattr("sys.stdin", io.StringIO(told))
+    monkeypatch.setattr(command, "_run", lambda kind, chosen, args: ran.append((kind, chosen, args)) or 0)
+    arguments = ["--out", str(out), "--device", "cpu", "--tiny", "--dtype", "bf16", "--limit", "5", "--wait"]
+    assert command.main("blocks", lambda _: subjects, rivals.EVERY, arguments) == code
+    assert built == [subjects[1].name]  # the first that the file lacks
+    assert [(args.rounds, args.limit) for _, _, args in ran] == ([(7, 12.0)] if told else [])
+
+
 def test_the_command_refuses_an_unknown_rival(tmp_path, capsys):
     arguments = ["--out", str(tmp_path / "x.json"), "--rivals", "eagre", "--device", "cpu"]
     assert command.main("blocks", lambda _: BLOCKS, rivals.EVERY, arguments) == 2
@@ -620,6 +661,7 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     assert cells["vgg16-b1"][-1] == "0.98×: missed by 0.48"
     assert cells["drn_26-b32"][-1] == "0.98×: not measured"
     assert any("batch 32" in note and "1.219× (2)" in note for note in table.notes)
+    assert not any("over unmerged" in note for note in table.notes)
     assert "deepcam-b128: out of memory" in table.notes
     assert not any("time was up" in note for note in table.notes)
     cut = gains_table(network_document({**rows[1], "cut": True}))
@@ -633,6 +675,27 @@ def test_the_table_of_gains_says_where_the_best_rival_was_found_without_a_tuning
     rows[1]["rivals"]["compile"] = {"missing": {"all": "it was not built within 60 s"}}
     told = [one for one in gains_table(network_document(*rows)).notes if "tunes" in one]
     assert told == ["vgg16-b32: no compiler that tunes among the rivals: it was not built within 60 s."]
+
+
+def test_the_table_of_gains_says_what_a_whole_without_merging_takes_and_of_which_code_rows_are():
+    from joulemark.merged_bench.networks import gains_table
+
+    rows = [network_row("unet", 1.0, compile=3.0), network_row("vgg16", 2.0, compile=3.0)]
+    rows[0]["rivals"]["merged"] |= {"device_times": {"graph": 0.9, "folded compiled graph": 1.5}, "captured": "graph"}
+    rows[1]["rivals"]["merged"] |= {"device_times": {"fused graph": 5.0}, "captured": None}
+    known = {"joulemark": "1.2", "commit": "0123456789", "dirty": True, "merged_code": "abcdefghij", "missing": {}}
+    rows[1]["measured"] = {"at": "2026-11-30T15:00:00+00:00", **known}
+    del rows[0]["gains"]["over_unmerged_variants"]  # as in older files
+    table = gains_table(network_document(*rows))
+    at = table.columns.index("over unmerged")
+    assert [row[at] for row in table.rows] == ["1.5 ×", "2.5 ×"]
+    assert any("merged itself takes 0.90 to 0.90 of its burst" in note for note in table.notes)
+    assert "over unmerged without a compiled one, which was not built: vgg16-b32." in table.notes
+    assert any(f"over unmerged {(1.5 * 2.5) ** 0.5:.3f}× (2)" in note for note in table.notes)
+    assert table.notes[-2:] == (
+        "Measured at an unknown time by unknown code: unet-b32.",
+        "Measured 2026-11-30 by joulemark 1.2 (commit 01234567, changed; merged abcdefgh): vgg16-b32.",
+    )
 
 
 def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(tmp_path, capsys):
@@ -674,6 +737,7 @@ def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsy
     whole = json.loads(out.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(whole)
     assert [row["gpu_uuid"] for row in whole["rows"]] == ["GPU-0", "GPU-1"]
+    assert all(row["measured"]["commit"] is None and row["measured"]["missing"]["all"] for row in whole["rows"])
     assert whole["gpu_uuid"] is None
     paths[1].write_text(json.dumps(network_document(*rows, gpu_uuid="GPU-1") | {"rows": [rows[0] | {"again": True}]}))
     for order in (paths[:2], paths[1::-1]):  # what was measured again, in whichever file
@@ -697,7 +761,7 @@ def test_a_compiler_that_does_not_tune_stands_in_for_one_that_was_not_built(monk
     assert ("burst_s" in found["compile_default"]) is not works
     assert ("burst_s" in found["compile"]) is works
     if works:
-        assert found["compile_default"]["missing"]["all"] == "compile was built, which is stronger"
+        assert found["compile_default"]["missing"]["all"] == "compile was built, the same compiler with tuning"
 
 
 def test_a_rival_that_takes_too_long_costs_itself_alone(monkeypatch):

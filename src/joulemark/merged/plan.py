@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf, prod
 
@@ -47,7 +47,8 @@ class Planner:
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
         proved: range and path of what was run once and not measured.
-        spent_s: seconds of ranking kernels, of measuring layers alone and of measuring ranges.
+        spent_s: seconds of ranking kernels, of waiting for our own of layers alone that are compiled beside (``own
+            kernels``), of measuring layers alone and of measuring ranges.
     """
 
     setting: Setting
@@ -78,12 +79,15 @@ class Planner:
         alone = [one for chain in chains for unit in chain if (one := range_segment([unit])) is not None]
         with builds_for(self.setting) as builds:
             if self.setting.measured:
-                with self._timed("ranking"):
-                    builds.add(self.ranges.promised(alone))
-                    found = self.ranges.candidates
-                    own = ((one, trial) for one in alone for trial in found.get(self.ranges.key(one), ()))
-                    with compiling_own(own, self.setting):
+                with ExitStack() as compiling:
+                    with self._timed("ranking"):
+                        builds.add(self.ranges.promised(alone))
+                        found = self.ranges.candidates
+                        own = ((one, trial) for one in alone for trial in found.get(self.ranges.key(one), ()))
+                        compiling.enter_context(compiling_own(own, self.setting))
                         self._rank(chains, builds)
+                    with self._timed("own kernels"):
+                        compiling.close()
             with self._timed("layers"):
                 self._measure_alone(_heaviest_first(alone), builds)
                 singles = [[self._single(unit) for unit in chain] for chain in chains]

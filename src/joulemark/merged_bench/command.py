@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.measure import measure_all
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prebuild import prebuild
+from joulemark.merged_bench.prepare import weighted
 from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
@@ -67,7 +69,8 @@ def main(
     """
     parser = _parser(kind, names, about)
     more(parser)
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(words)
     try:
         every = subjects(args)
         chosen = chosen_of(every, args.only, args.first, args.share)
@@ -85,6 +88,12 @@ def main(
             chosen = [one for one in chosen if one.name not in there]
             print("\n".join(prebuild(chosen, args.dtype, args.kernels, args.build, forced=kind == "blocks")))
             return 0
+        _start_compilers(args.device)
+        if args.wait:
+            told = _ready_and_told(chosen, args)
+            if told is None:
+                return _CUT
+            args = parser.parse_args([*words, *told])
         with ends_when_asked(_CUT):
             return _run(kind, chosen, args)
     except JoulemarkError as error:
@@ -143,6 +152,11 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
         "--kernels", type=positive, default=rivals.EVERY_KERNEL, metavar="N", help="that a schedule tries for a range"
     )
     parser.add_argument("--build", metavar="ARCHITECTURE", help="only compile what will be tried, as sm_90a; no GPU")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="do what needs no GPU, then wait for a line of further options on the input, which ends where none comes",
+    )
     parser.add_argument("--no-counters", action="store_true", help="leave bytes by hardware counters out")
     parser.add_argument("--device", default="cuda:0", help="as torch calls it; cpu with --tiny tests the command")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes")
@@ -191,6 +205,32 @@ def _words(text: str) -> list[str]:
     return [one for one in text.split(",") if one]
 
 
+def _start_compilers(device: str) -> None:
+    """First of all, and with one assembler: they take long to be there."""
+    assembler = use_torchs_assembler()
+    if assembler is not None:
+        print(f"Triton assembles by {assembler}", flush=True)
+    if device != "cpu":
+        start_workers()
+
+
+def _ready_and_told(subjects: Sequence[Subject], args: argparse.Namespace) -> list[str] | None:
+    """Further options, which come when the GPU is free; until then the first subject's weights are made.
+
+    Returns:
+        None where the input ended instead: nothing is to be measured.
+    """
+    there = measured_in(args.out, args.dtype)
+    first = next((one for one in subjects if one.name not in there), None)
+    if first is not None:
+        with suppress(
+            Exception
+        ):  # whatever a model's code raises, it does again where its row is measured and tells it
+            weighted(first)
+    line = sys.stdin.readline()
+    return line.split() if line else None
+
+
 def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> int:
     without = _words(args.without)
     chosen = tuple(one for one in _words(args.rivals) if one not in without)
@@ -200,11 +240,6 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
     if not chosen:
         raise ConfigurationError("no rival is left to measure", f"there are {', '.join(rivals.EVERY)}")
     ends_s = time.perf_counter() + args.limit
-    assembler = use_torchs_assembler()
-    if assembler is not None:
-        print(f"Triton assembles by {assembler}", flush=True)
-    if args.device != "cpu":
-        start_workers()
     stage, facts = _stage(args)
     options = Options(
         args.dtype,

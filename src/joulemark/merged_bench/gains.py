@@ -8,9 +8,15 @@ from typing import Any
 
 from joulemark.merged_bench.rivals import OURS
 
+_UNMERGED = ("folded", "fused")
+"""How variants of the whole are called in which nothing is merged: batch norms folded, cuDNN's fused kernels."""
+
 
 def gains_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Best rival over merged, for time, energy and DRAM bytes; unmerged over merged."""
+    """Best rival over merged, for time, energy and DRAM bytes; unmerged over merged.
+
+    Why a gain over rivals is missing stands at the rivals; of what ``merge`` itself timed it stands here.
+    """
     others = [name for name in found if name not in OURS]
     dram = {
         name: {"dram_bytes": row["dram_read_bytes"] + row["dram_write_bytes"]}
@@ -18,6 +24,7 @@ def gains_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if row.get("dram_read_bytes") is not None and row.get("dram_write_bytes") is not None
     }
     timed = [name for name in others if found[name].get("burst_s") is not None]
+    unmerged, why = over_unmerged_variants(found)
     return {
         "best_rival": min(timed, key=lambda name: found[name]["burst_s"]) if timed else None,
         "burst": over_best(found, "merged", others, "burst_s"),
@@ -25,7 +32,36 @@ def gains_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "energy": over_best(found, "merged", others, "energy_j"),
         "dram_bytes": over_best(dram, "merged", others, "dram_bytes"),
         "over_own_unmerged": over_best(found, "merged", ["own_unmerged"], "burst_s"),
+        "over_unmerged_variants": unmerged,
+        "missing": {} if why is None else {"over_unmerged_variants": why},
     }
+
+
+def unmerged_variants(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Wholes in which nothing is merged that ``merge`` itself timed: variant → seconds of a graph's replay.
+
+    A user can have most of them: batch norms folded, then compiled without tuning, is not always slower than the model
+    as it is compiled with tuning. Replays come back to back on one input (``stopwatch.race_replays``).
+    """
+    times = found.get("merged", {}).get("device_times", {})
+    return {name: seconds for name, seconds in times.items() if name.startswith(_UNMERGED)}
+
+
+def over_unmerged_variants(found: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str | None]:
+    """The fastest of these over merged's burst, which rotates inputs; None, and why, where either is missing."""
+    mine, times = found.get("merged", {}).get("burst_s"), unmerged_variants(found)
+    if not mine:
+        return None, "merged has no time of bursts"
+    if not times:
+        return None, "merge timed no graph of a whole in which nothing is merged"
+    return min(times.values()) / mine, None
+
+
+def replayed_over_burst(found: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Merged's own replay as ``merge`` timed it over its burst: how far the two ways to time are apart."""
+    merged = found.get("merged", {})
+    replay, burst = merged.get("device_times", {}).get(merged.get("captured")), merged.get("burst_s")
+    return replay / burst if replay and burst else None
 
 
 def over_best(figures: Mapping[str, Mapping[str, Any]], ours: str, rivals: Sequence[str], figure: str) -> float | None:
@@ -55,7 +91,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     gains = row["gains"]
     told = [
         f"{name} {gains[name]:.2f}×"
-        for name in ("burst", "sustained", "energy", "dram_bytes", "over_own_unmerged")
+        for name in ("burst", "sustained", "energy", "dram_bytes", "over_own_unmerged", "over_unmerged_variants")
         if gains[name] is not None
     ]
     merged = row["rivals"].get("merged", {}).get("burst_s")

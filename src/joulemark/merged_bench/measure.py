@@ -18,7 +18,8 @@ from joulemark.merged_bench.document import FIRST_S, Attempts, Document
 from joulemark.merged_bench.floors import floors_of
 from joulemark.merged_bench.gains import gains_of, line_of
 from joulemark.merged_bench.options import Options
-from joulemark.merged_bench.prepare import arranged, inputs_of, prepare, reference_of
+from joulemark.merged_bench.prepare import arranged, inputs_of, prepare, reference_of, weighted
+from joulemark.merged_bench.provenance import measured_now
 from joulemark.merged_bench.rows import holds_figures
 from joulemark.merged_bench.stage import Act, Poisoned, Stage
 from joulemark.merged_bench.subjects import Subject
@@ -64,10 +65,9 @@ def measure_subject(
     end = min(begin + options.limit_s, options.ends_s - options.measuring_s)
     precision.check(options.dtype, stage.device)
     torch.backends.cudnn.benchmark = True
-    torch.manual_seed(1)
     shape = subject.tiny if options.tiny else subject.shape
     stage.share_memory()
-    reference = subject.build().eval()
+    reference = weighted(subject)
     xs = inputs_of(shape, options, stage.device)
     model = arranged(reference, options.dtype, stage.device)
     precision.set_fp32(tf32=False)
@@ -94,6 +94,7 @@ def measure_subject(
         "gains": gains_of(found),
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
         "cut": bool(late) and end < begin + options.limit_s,
+        "measured": measured_now(),
         "took_s": time.perf_counter() - begin,
         "spent_s": spent,
     }
@@ -142,8 +143,8 @@ def _prepare_all(
 
 def _needless(name: str, acts: Sequence[Act]) -> str | None:
     """Why a rival needs not be built; None where it does."""
-    stronger = rivals.INSTEAD.get(name)
-    return f"{stronger} was built, which is stronger" if any(one.name == stronger for one in acts) else None
+    tuned = rivals.INSTEAD.get(name)
+    return f"{tuned} was built, the same compiler with tuning" if any(one.name == tuned for one in acts) else None
 
 
 def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> dict[str, float]:

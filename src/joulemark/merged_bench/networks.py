@@ -7,7 +7,9 @@ from math import exp, log
 from typing import Any
 
 from joulemark.errors import ConfigurationError
+from joulemark.merged_bench.gains import gains_of, replayed_over_burst, unmerged_variants
 from joulemark.merged_bench.judge import judge
+from joulemark.merged_bench.provenance import UNKNOWN, versions
 from joulemark.merged_bench.rows import is_whole
 from joulemark.records import Table
 
@@ -23,9 +25,18 @@ _FLOOR = (
     "100 % merging went below what layers one by one can reach."
 )
 
+_CALLED = {"over_unmerged_variants": "over unmerged"}
+_OVER_UNMERGED = (
+    "the fastest whole without merging that merge itself timed (folded batch norms, cuDNN's fused kernels, a compiler "
+    "without tuning) over merged's burst. It is no rival, and only about comparable: these are replays back to back on "
+    "one input, bursts are single rounds over rotating inputs"
+)
+
 
 def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Files of one GPU model and one software as one, each row with the GPU that it was measured on.
+
+    Rows say what is known of their code, and have the gains that rows have today.
 
     Raises:
         ConfigurationError: there is none, or they are of different GPUs or software.
@@ -46,7 +57,7 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for row in one["rows"]:
             key = (row["subject"], row["dtype"])
             if is_whole(row) or key not in rows or not is_whole(rows[key]):
-                rows[key] = {"gpu_uuid": one["gpu_uuid"], **row}
+                rows[key] = {"gpu_uuid": one["gpu_uuid"], "measured": UNKNOWN, **row, "gains": gains_of(row["rivals"])}
     uuids = {one["gpu_uuid"] for one in documents}
     failed = {name: why for name, why in failed.items() if not any(name.partition(":")[0] == key for key, _ in rows)}
     whole = {"gpu_uuid": uuids.pop() if len(uuids) == 1 else None, "rows": list(rows.values()), "failed": failed}
@@ -57,13 +68,15 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def gains_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: merged beside the best rival; energy per image, bytes, costs and the bars."""
     rows = sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
+    rows = [{**row, "gains": gains_of(row["rivals"])} for row in rows]  # older ones have fewer
     cells = [tuple(_cells(row)) for row in rows]
     columns = (
-        "network", "merged", "best rival", "its time", "burst", "sustained", "energy/image", "gain", "DRAM gain",
-        "layers' floor", "merge", "cached", "compile", "memory", "asked",
+        "network", "merged", "best rival", "its time", "burst", "sustained", "over unmerged", "energy/image", "gain",
+        "DRAM gain", "layers' floor", "merge", "cached", "compile", "memory", "asked",
     )  # fmt: skip
     notes = [
         "Times per call; gains are the best rival's figure over merged's; energy per image of merged, then its gain.",
+        *_unmerged(rows),
         _FLOOR,
         "asked: the gain that is asked for, and whether burst and sustained reach it.",
         *_means(rows),
@@ -74,6 +87,7 @@ def gains_table(document: Mapping[str, Any]) -> Table:
             if (why := _untuned(row))
         ),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
+        *versions(rows),
     ]
     title = f"Networks merged, against their best rival ({document['gpu']})"
     return Table(columns, tuple(cells), frozenset(range(3, len(columns) - 1)), tuple(notes), title)
@@ -89,7 +103,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         unit(mine, 1e3, "ms"),
         best or "–",
         unit(row["rivals"][best].get("burst_s") if best else None, 1e3, "ms"),
-        *(unit(gains[name], 1, "×") for name in ("burst", "sustained")),
+        *(unit(gains[name], 1, "×") for name in ("burst", "sustained", "over_unmerged_variants")),
         unit(None if energy is None else energy / batch, 1e3, "mJ"),
         *(unit(gains[name], 1, "×") for name in ("energy", "dram_bytes")),
         "–" if floors is None or not mine else f"{floors['layers_s'] / mine:.0%}",
@@ -98,6 +112,21 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         unit(merged.get("peak_bytes"), 2**-30, "GiB"),
         _verdict(row),
     ]
+
+
+def _unmerged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the gain over unmerged variants is, and how far the two ways to time are apart; nothing without any."""
+    timed = {row["subject"]: unmerged_variants(row["rivals"]) for row in rows}
+    if not any(timed.values()):
+        return []
+    apart = [one for row in rows if (one := replayed_over_burst(row["rivals"])) is not None]
+    own = f" (timed so, merged itself takes {min(apart):.2f} to {max(apart):.2f} of its burst)" if apart else ""
+    bare = [name for name, times in timed.items() if times and not any("compiled" in one for one in times)]
+    lines = [
+        f"over unmerged: {_OVER_UNMERGED}{own}.",
+        f"over unmerged without a compiled one, which was not built: {', '.join(bare)}." if bare else "",
+    ]
+    return [one for one in lines if one]
 
 
 def _untuned(row: Mapping[str, Any]) -> str | None:
@@ -128,10 +157,10 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for batch in sorted({row["shape"][0] for row in rows}):
         told = []
-        for name in ("burst", "sustained", "energy", "dram_bytes"):
+        for name in ("burst", "sustained", "over_unmerged_variants", "energy", "dram_bytes"):
             known = [row["gains"][name] for row in rows if row["shape"][0] == batch and row["gains"][name]]
             if known:
-                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.3f}× ({len(known)})")
+                told.append(f"{_CALLED.get(name, name)} {exp(sum(map(log, known)) / len(known)):.3f}× ({len(known)})")
         asked = f"; {MEAN}× is asked for over eleven" if batch > 1 else ""
         lines.append(f"batch {batch}, geometric means (of so many networks): {', '.join(told) or 'none'}{asked}.")
     return lines

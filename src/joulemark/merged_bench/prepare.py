@@ -39,6 +39,12 @@ def inputs_of(shape: Shape, options: Options, device: str) -> list[Tensor]:
     return [torch.randn(shape, device=device).to(dtype).contiguous(memory_format=layout) for _ in range(count)]
 
 
+def weighted(subject: Subject) -> nn.Module:
+    """The subject's model in fp32 on the CPU, with the same random weights whenever it is built."""
+    torch.manual_seed(1)
+    return subject.build().eval()
+
+
 def arranged(model: nn.Module, dtype: str, device: str) -> nn.Module:
     """A copy in its number format, channels-last, on the device."""
     made = copy.deepcopy(model).to(device=device, dtype=_DTYPES[dtype]).requires_grad_(False)

@@ -291,7 +291,7 @@ OTHER_SCHEDULES = ("memoized", "rows", "bricks")
 EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
 INSTEAD = {"compile_default": "compile"}
-"""A rival → a stronger one: built only where that one, if asked for before it, was not."""
+"""A rival → the same compiler with tuning: it is built only where that one, if asked for before it, was not."""
 FOR_NETWORKS = ("merged", "eager", "fused", "compile", "compile_default", "jit", "xla", "tensorrt")
 """Merged first: it finds nothing that cuDNN or a compiler has kept of a rival, and is there when time is up. Then those
 that are fast to build or to run."""
