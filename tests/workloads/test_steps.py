@@ -298,15 +298,16 @@ def test_a_training_step_says_its_phases_to_who_listens_and_inference_has_none()
     assert LENET.build(case(), "cpu").phases is None
 
 
-def test_a_merged_step_computes_what_an_eager_one_does():
-    merged, eager = (
-        zoo.find("resnet18").build(Case("resnet18", "inference", mode, "fp32", 1), "cpu")
-        for mode in ("merged", "eager")
-    )
+def test_a_merged_step_computes_what_an_eager_one_does_and_a_note_says_where_nothing_was_merged():
+    with pytest.warns(UserWarning, match=r"nothing was merged: \S+ and \d+ more, .* \(no kernel for this device"):
+        merged, eager = (
+            zoo.find("resnet18").build(Case("resnet18", "inference", mode, "fp32", 1), "cpu")
+            for mode in ("merged", "eager")
+        )
     assert merged.run().shape == eager.run().shape == (1, 1000)
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(), torch.nn.Conv2d(3, 2, 1)).eval()
     x = torch.randn(1, 2, 6, 6)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(UserWarning, match="nothing was merged: 0"):
         torch.testing.assert_close(modes.merged(model, (x,))(x), model(x))
 
 

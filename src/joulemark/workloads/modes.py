@@ -54,10 +54,15 @@ def traced(module: nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[...
 
 
 def merged(module: nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-    """The module with its sequences of convolutions merged: :func:`joulemark.merged.merge`."""
+    """The module with its sequences of convolutions merged: :func:`joulemark.merged.merge`.
+
+    Where none was, a warning says why: it becomes a note of the record.
+    """
     from joulemark.merged import merge
 
-    made: Callable[..., Any] = merge(module, example)
+    made = merge(module, example)
+    if all(one.how in ("plain", "refused") for one in made.decisions):
+        warnings.warn(f"nothing was merged: {made.explain().splitlines()[0]}", stacklevel=2)
     return made
 
 
