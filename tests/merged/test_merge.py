@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -214,6 +215,7 @@ def test_a_model_that_cannot_be_traced_comes_back_working_with_the_reason():
     merged = merge(Sorted(), torch.ones(2))
     assert torch.equal(merged(torch.ones(2)), torch.full((2,), 2.0))
     assert merged.explain().startswith("Sorted: plain (torch.fx cannot trace it: TraceError")
+    assert re.search(r"\(test_merge\.py:\d+, in forward\)", merged.explain())
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Sequence as List
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -168,7 +171,14 @@ def traced_or_reason(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModul
     except NotMergeable as error:
         return str(error)
     except Exception as error:  # torch.fx raises whatever the model's own code does with a proxy
-        return f"torch.fx cannot trace it: {told(error)}"
+        return f"torch.fx cannot trace it: {told(error)}{_place(error)}"
+
+
+def _place(error: Exception) -> str:
+    """The model's own line at which an error left it, as `` (net.py:12, in forward)``; empty where it has none."""
+    others = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+    own = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith((*others, "<"))]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def untraced(model: nn.Module, why: str) -> MergedModel:
