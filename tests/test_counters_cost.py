@@ -300,6 +300,16 @@ def test_cells_of_several_files_are_judged_together(tmp_path, capsys):
     assert script.again(tmp_path / "out", [files[0], tmp_path / "out" / "counters-cost.json"]) == 2, "counted twice"
 
 
+@pytest.mark.parametrize("text", [None, "", "[]", '{"cells": [{"workload": "a"}]}'])
+def test_a_file_without_stretches_is_told_and_nothing_is_written(text, tmp_path, capsys):
+    file = tmp_path / "x.json"
+    if text is not None:
+        file.write_text(text)
+    assert script.again(tmp_path / "out", [file]) == 2
+    assert capsys.readouterr().err.startswith(f"{file} holds no stretches (")
+    assert not (tmp_path / "out").exists()
+
+
 def test_of_a_cell_in_several_runs_the_joint_verdict_counts():
     alone = [row("a", "eager", 0.02, 0.0, "not told"), row("a", "eager", 0.02, 0.01)]
     assert script.exit_code(script.document(alone, 1)) == 0

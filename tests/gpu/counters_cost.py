@@ -366,7 +366,7 @@ def exit_code(found: dict[str, Any]) -> int:
 def main() -> int:
     """All cells; the exit code says whether the limit holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("out", type=Path, nargs="?", help="folder, made where it is not there")
     parser.add_argument("--seconds", type=float, default=55.0, help="of all cells together, without building them")
     parser.add_argument("--simulate", type=Path, metavar="RESULTS", help="results/<gpu>, whose scatter is simulated")
     parser.add_argument("--again", type=Path, nargs="+", metavar="FILE", help="judge what these hold, write it to OUT")
@@ -377,15 +377,23 @@ def main() -> int:
         waiting = [f"{one.model} b{one.batch}" for one in CELLS if one.mode == "eager" and one.weight > 2]
         return report(options.simulate, options.seconds, waiting)
     if options.out is None:
-        parser.error("give OUT, or --simulate RESULTS")
+        parser.error("give OUT, as OUT --again FILE …, or --simulate RESULTS")
     return run(options.out, options.seconds) if options.again is None else again(options.out, options.again)
 
 
 def again(out: Path, files: Sequence[Path]) -> int:
     """Judge the cells of several runs anew, each by itself and those of the same name together."""
-    read = [json.loads(file.read_text()) for file in files]
+    read = []
+    for file in files:
+        try:
+            read.append(json.loads(file.read_text()))
+            stretches = [tuple(row["wall_s"]) for one in read for row in one["cells"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            print(f"{file} holds no stretches ({why}): give files that this script has written", file=sys.stderr)
+            return 2
     rows = [row for one in read for row in one["cells"]]
-    if len({tuple(row["wall_s"]) for row in rows}) < len(rows):
+    if len(set(stretches)) < len(rows):
         print("some stretches stand in these files twice: name each run once", file=sys.stderr)
         return 2
     found = document([judged(row) for row in rows], read[0]["runs_per_sampler"])
