@@ -8,6 +8,7 @@ python bench_inference/bench_merged.py table results/nvidia-h200/merged-blocks.j
 
 python bench_inference/bench_merged.py join OUT.json PART.json…   # files of several GPUs of one machine as one
 
+Without a GPU: the tables of a file, and the command itself with --device cpu --tiny (small shapes; no figures of use).
 One command per network; it goes on with a file that is there. Exit codes: 0 done, 2 wrong use or no GPU, 3 time was up
 first, 4 a CUDA error: start again. As a benchmark of ``pytest --bench`` each network and mode is a case of its own.
 """
@@ -96,6 +97,9 @@ def of_files(what, *paths):
     """Tables of a file, or files as one; 2 where the use is wrong."""
     from joulemark.errors import ConfigurationError
 
+    if {"-h", "--help"} & set(paths):
+        print(__doc__)
+        return 0
     try:
         if len(paths) < 2 if what == "join" else len(paths) != 1:
             raise ConfigurationError(f"{what} of {len(paths)} files", "give table FILE, or join OUT PART…")

@@ -2,6 +2,9 @@
 
 python bench_inference/bench_merged_micro.py --out results/nvidia-h200/merged-blocks.json
 
+python bench_inference/bench_merged.py table results/nvidia-h200/merged-blocks.json   # what it has written
+
+Without a GPU: the tables of a file, and the command itself with --device cpu --tiny (small shapes; no figures of use).
 Goes on with a file that is there. Exit codes: 0 done, 2 wrong use or no GPU, 3 time was up first, 4 a CUDA error: start
 again. As a benchmark of ``pytest --bench`` each pair of a block and a way to run it is a case of its own.
 """

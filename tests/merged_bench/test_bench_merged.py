@@ -63,6 +63,12 @@ def test_too_few_and_too_many_files_are_refused(main, given, capsys):
     assert "give table FILE, or join OUT PART…" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("what", ["table", "join"])
+def test_help_of_what_files_are_taken_for(main, what, capsys):
+    assert main([what, "--help"]) == 0
+    assert f"bench_merged.py {what} " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("batches", ["", "x", "0", "-1", "1,", "1.5"])
 def test_batch_sizes_are_numbers_from_one(main, batches, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
