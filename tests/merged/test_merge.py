@@ -214,6 +214,7 @@ def test_an_excitation_of_an_image_without_a_batch_stays_as_it_is():
 def test_a_model_that_cannot_be_traced_comes_back_working_with_the_reason():
     merged = merge(Sorted(), torch.ones(2))
     assert torch.equal(merged(torch.ones(2)), torch.full((2,), 2.0))
+    assert not any(one.training for one in merged.modules())
     assert merged.explain().startswith("Sorted: plain (torch.fx cannot trace it: TraceError")
     assert re.search(r"\(test_merge\.py:\d+, in forward\)", merged.explain())
 

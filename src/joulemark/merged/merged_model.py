@@ -107,7 +107,7 @@ class MergedModel(nn.Module):
         spent_s: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.training = inner, inner.training
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
         self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
