@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench_inference" / "bench_merged.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +75,11 @@ def test_batch_sizes_are_numbers_from_one(main, batches, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([f"--batches={batches}", "--out", str(tmp_path / "out.json"), "--device", "cpu", "--tiny"])
     assert f"{batches!r} are no batch sizes: give numbers from 1" in capsys.readouterr().err
+
+
+def test_the_docs_hold_the_tables_of_the_committed_networks(main, capsys):
+    assert main(["table", str(ROOT / "results" / "nvidia-h200" / "merged.json")]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| ", "- "))]
+    text = (ROOT / "docs" / "merged.md").read_text(encoding="utf-8")
+    between = text.partition("<!-- gains -->")[2].partition("<!-- end of gains -->")[0]
+    assert [line for line in between.splitlines() if line.startswith(("| ", "- "))] == printed
