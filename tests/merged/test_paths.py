@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from joulemark.merged import merge
+from joulemark.merged import measuring, merge, paths
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
 from joulemark.merged.ranges import Ranges
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.setting import Setting
+from joulemark.merged.trials import Trial
 from tests.merged.fakes import RATES, fake_family
 
 
@@ -46,16 +47,81 @@ def test_no_plan_of_a_run_without_trials_is_taken_where_times_count(monkeypatch,
     assert setting() == (False, deterministic)
 
 
+def test_the_wish_of_who_is_left_holds_when_another_thread_ends(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    outputs, times = cudnn_tuning(False), cudnn_tuning(True)
+    outputs.__enter__()
+    times.__enter__()
+    outputs.__exit__(None, None, None)
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)
+    times.__exit__(None, None, None)
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, False)
+
+
+def test_all_plans_are_picked_by_trial_where_deterministic_algorithms_give_them_one_key(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with cudnn_tuning(True), cudnn_tuning(False):
+        assert torch.backends.cudnn.benchmark is True
+
+
+def test_settings_that_are_frozen_leave_nobody_inside(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("frozen")
+
+    with monkeypatch.context() as frozen:
+        frozen.setattr(paths._Tuning, "_set", staticmethod(refuse))
+        with pytest.raises(RuntimeError, match="frozen"), cudnn_tuning(True):
+            pass
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with cudnn_tuning(False):
+        assert torch.backends.cudnn.benchmark is False
+    assert torch.backends.cudnn.benchmark is True
+
+
+@pytest.mark.parametrize(
+    ("guesses", "tried"),
+    [
+        ({"library": 5.0, "epilogue": 2.0}, {"fused", "epilogue"}),
+        ({"library": 5.0, "epilogue": 4.0}, set()),
+        ({"epilogue": 4.0}, set()),
+        ({}, {"fused"}),
+    ],
+)
+def test_cudnns_fused_kernels_are_never_run_as_guessed(monkeypatch, guesses, tried):
+    ran = []
+
+    def right_once(segment, one, *_):
+        by_trial = torch.backends.cudnn.benchmark
+        ran.append((one.path, by_trial))
+        return lambda: 1.0 if by_trial else guesses[one.path]
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(measuring, "question", lambda *_: (None, torch.ones(1)))
+    monkeypatch.setattr(measuring, "right_once", right_once)
+    monkeypatch.setattr(measuring, "race", lambda calls, _: {path: call() for path, call in calls.items()})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 7), nn.ReLU()).eval()
+    segment = range_segment(find_chains(trace(model, (torch.randn(1, 3, 9, 9),)))[0][0])
+    trials = [Trial(path, "unmerged", None, None, None) for path in ("rows 128x16", "fused", *guesses)]
+    measuring._race(segment, trials, Setting(torch.device("cuda"), "bf16", None, (), True))
+    assert {path for path, by_trial in ran if not by_trial} == set(guesses)
+    assert {path for path, by_trial in ran if by_trial} == {"rows 128x16", *tried}
+    known = {one.path: one.measured_s for one in trials}
+    given = {path: 1.0 if path in tried else guesses.get(path) for path in known}
+    assert known == {**given, "rows 128x16": 1.0}
+
+
 def test_cudnn_fuses_what_is_added_before_a_relu_alone():
     pytest.importorskip("triton")
 
-    def paths(**more):
+    def possible(**more):
         layer = Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1), **more)
         return library_paths(layer, True, torch.device("cuda"), "bf16")
 
-    assert paths(activation="relu") == ("fused", "epilogue", "library")
-    assert paths(activation="relu", adds_behind=True) == ("epilogue", "library")
-    assert paths(activation="leaky", adds_behind=True) == ("epilogue", "library")
+    assert possible(activation="relu") == ("fused", "epilogue", "library")
+    assert possible(activation="relu", adds_behind=True) == ("epilogue", "library")
+    assert possible(activation="leaky", adds_behind=True) == ("epilogue", "library")
 
 
 @pytest.mark.parametrize(
