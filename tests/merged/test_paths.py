@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulemark.merged import measuring, merge, paths
+from joulemark.merged import measuring, merge, paths, squeeze
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
@@ -222,3 +222,18 @@ def test_no_kernel_is_given_less_to_add_than_it_writes(monkeypatch):
         read = Executed(sequence, [Parameters(weight, None)], path, True).run(*given)
         assert [tuple(part.shape) for part in read] == [(2, 3, 5, 4), (2, 4, 5, 4), (2, 3, 1, 1)][: len(given)]
         assert all(torch.equal(part, whole.expand_as(part)) for part, whole in zip(read, given, strict=True))
+
+
+@pytest.mark.parametrize("path", ["library", "tiles 64x16", "fused", "product", "epilogue"])
+def test_no_image_launches_nothing(path):
+    x, added = torch.empty(0, 4, 5, 6), torch.empty(0, 8, 3, 3)
+    layer = Conv(4, 8, (3, 3), (2, 2), (1, 1), (1, 1), activation="relu")
+    module = Executed(Sequence((layer,)), [Parameters(torch.randn(8, 4, 3, 3), torch.randn(8))], path, True)
+    assert module(x, added, torch.empty(0, 4, 1, 1)).shape == (0, 8, 3, 3)
+
+
+def test_no_image_has_no_gate():
+    given = [torch.randn(size) for size in ((2, 4), (2,), (2, 4), (4,))]
+    for x in (torch.empty(0, 4, 5, 6), torch.empty(0, 4, 3, 5, 6)):
+        expected = squeeze.in_operators(x, *given, "relu", False)
+        assert torch.ops.joulemark.excitation(x, *given, "relu", False).shape == expected.shape

@@ -262,6 +262,8 @@ class Recipe:
         x = x.contiguous(memory_format=self.format)
         if added is not None:  # a kernel reads as much of it as it writes
             added = added.expand(self.shape_of(x)).contiguous(memory_format=self.format)
+        if not x.shape[0]:  # nothing to launch, which CUDA refuses
+            return self.like(x)
         layer = self.sequence.layers[0]
         kind = kind_of_path(self.path)
         if kind == "tiles":
