@@ -73,10 +73,11 @@ def _slide(
             at = column * stride_x - pad_x + dx
             offset, inside = at * channels + channel, (at >= 0) & (at < width) & real
             for down in tl.static_range(rows + (lines - 1) * stride_y):
-                y = row * stride_y - pad_y + down
-                line_of_x = x + (image * height + y) * width * channels
-                value = tl.load(line_of_x + offset, mask=inside & (y >= 0) & (y < height), other=0.0)
-                sums = _added_to(sums, _wide(value), taps, down, lines, rows, stride_y)
+                if down % stride_y < rows:  # of larger strides no line wants the others, which took long to compile
+                    y = row * stride_y - pad_y + down
+                    line_of_x = x + (image * height + y) * width * channels
+                    value = tl.load(line_of_x + offset, mask=inside & (y >= 0) & (y < height), other=0.0)
+                    sums = _added_to(sums, _wide(value), taps, down, lines, rows, stride_y)
         totals += sums
     if normed:
         means, inverses = _of_lines(totals, begin, channels, eps, lines, parts, lanes)
