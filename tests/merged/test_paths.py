@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulemark.merged import measuring, merge, paths, squeeze
+from joulemark.merged import measuring, merge, paths, ranges, squeeze
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
@@ -80,36 +80,59 @@ def test_settings_that_are_frozen_leave_nobody_inside(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("guesses", "tried"),
+    ("taps", "guesses", "tried"),
     [
-        ({"library": 5.0, "epilogue": 2.0}, {"fused", "epilogue"}),
-        ({"library": 5.0, "epilogue": 4.0}, set()),
-        ({"epilogue": 4.0}, set()),
-        ({}, {"fused"}),
+        (7, {"library": 5.0, "epilogue": 2.0}, {"fused", "epilogue"}),
+        (7, {"library": 5.0, "epilogue": 4.0}, set()),
+        (7, {"epilogue": 4.0}, set()),
+        (7, {}, {"fused"}),
+        (3, {}, {"fused", "epilogue"}),
     ],
 )
-def test_cudnns_fused_kernels_are_never_run_as_guessed(monkeypatch, guesses, tried):
+def test_cudnn_tries_no_plans_for_many_taps_where_it_is_far_behind(monkeypatch, taps, guesses, tried):
+    """Nor are its fused kernels ever run as guessed: torch would keep that plan."""
     ran = []
 
     def right_once(segment, one, *_):
         by_trial = torch.backends.cudnn.benchmark
         ran.append((one.path, by_trial))
+        one.problem = None if by_trial else "of the guess alone"
         return lambda: 1.0 if by_trial else guesses[one.path]
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(measuring, "question", lambda *_: (None, torch.ones(1)))
     monkeypatch.setattr(measuring, "right_once", right_once)
     monkeypatch.setattr(measuring, "race", lambda calls, _: {path: call() for path, call in calls.items()})
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 7), nn.ReLU()).eval()
+    model = nn.Sequential(nn.Conv2d(3, 8, taps), nn.ReLU()).eval()
     segment = range_segment(find_chains(trace(model, (torch.randn(1, 3, 9, 9),)))[0][0])
-    trials = [Trial(path, "unmerged", None, None, None) for path in ("rows 128x16", "fused", *guesses)]
+    trials = [Trial(path, "unmerged", None, None, None) for path in {"rows 128x16": 1, "fused": 1, **guesses}]
+    trials += [Trial(path, "unmerged", None, None, None) for path in sorted(tried - {one.path for one in trials})]
     measuring._race(segment, trials, Setting(torch.device("cuda"), "bf16", None, (), True))
     assert {path for path, by_trial in ran if not by_trial} == set(guesses)
     assert {path for path, by_trial in ran if by_trial} == {"rows 128x16", *tried}
-    known = {one.path: one.measured_s for one in trials}
-    given = {path: 1.0 if path in tried else guesses.get(path) for path in known}
-    assert known == {**given, "rows 128x16": 1.0}
+    given = {one.path: 1.0 if one.path in tried else guesses.get(one.path) for one in trials}
+    assert {one.path: one.measured_s for one in trials} == {**given, "rows 128x16": 1.0}
+    assert not any(one.problem for one in trials)
+
+
+def test_torchs_operators_are_measured_where_nothing_in_their_place_works(monkeypatch):
+    def measure(segment, trials, setting):
+        asked.append([one.path for one in trials])
+        for one in trials:
+            one.measured_s, one.problem = (1.0, None) if one.path in works else (None, "no compiler")
+        return True
+
+    monkeypatch.setattr(ranges, "measure", measure)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
+    segment = range_segment(find_chains(trace(model, (torch.randn(1, 4, 9, 9),)))[0][0])
+    setting = Setting(torch.device("cuda"), "fp32", None, (), True)
+    for works, more in (({"library"}, [["library"]]), ({"fused", "library"}, [])):
+        found, asked = Ranges(setting), []
+        monkeypatch.setattr(paths, "has_triton", lambda: True)
+        trials = found.trials(segment, inf)
+        assert asked == [["fused", "epilogue"], *more]
+        best = found.best(trials)
+        assert best is not None and best.path == ("library" if more else "fused")
 
 
 def test_cudnn_fuses_what_is_added_before_a_relu_alone():
