@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulemark.merged import measuring, merge, paths, ranges, squeeze
+from joulemark.merged import measuring, merge, paths, squeeze
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
@@ -115,24 +115,25 @@ def test_cudnn_tries_no_plans_for_many_taps_where_it_is_far_behind(monkeypatch, 
     assert not any(one.problem for one in trials)
 
 
-def test_torchs_operators_are_measured_where_nothing_in_their_place_works(monkeypatch):
+@pytest.mark.parametrize(("working", "more"), [({"library"}, [["library"]]), ({"fused", "library"}, [])])
+def test_torchs_operators_are_measured_where_nothing_in_their_place_works(monkeypatch, working, more):
+    asked = []
+
     def measure(segment, trials, setting):
         asked.append([one.path for one in trials])
         for one in trials:
-            one.measured_s, one.problem = (1.0, None) if one.path in works else (None, "no compiler")
+            one.measured_s, one.problem = (1.0, None) if one.path in working else (None, "no compiler")
         return True
 
-    monkeypatch.setattr(ranges, "measure", measure)
+    monkeypatch.setattr("joulemark.merged.ranges.measure", measure)
+    monkeypatch.setattr(paths, "has_triton", lambda: True)
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
     segment = range_segment(find_chains(trace(model, (torch.randn(1, 4, 9, 9),)))[0][0])
-    setting = Setting(torch.device("cuda"), "fp32", None, (), True)
-    for works, more in (({"library"}, [["library"]]), ({"fused", "library"}, [])):
-        found, asked = Ranges(setting), []
-        monkeypatch.setattr(paths, "has_triton", lambda: True)
-        trials = found.trials(segment, inf)
-        assert asked == [["fused", "epilogue"], *more]
-        best = found.best(trials)
-        assert best is not None and best.path == ("library" if more else "fused")
+    found = Ranges(Setting(torch.device("cuda"), "fp32", None, (), True))
+    best = found.best(found.trials(segment, inf))
+    assert asked == [["fused", "epilogue"], *more]
+    assert best is not None
+    assert best.path == ("library" if more else "fused")
 
 
 def test_cudnn_fuses_what_is_added_before_a_relu_alone():

@@ -232,7 +232,7 @@ def check_slides():
         (70, 7, 1, None, "silu", (4, 5), torch.float32, (4, 8), True),  # two programs' channels
         (66, 3, 2, None, "relu6", (9, 10), torch.bfloat16, (4, 8), False),
         (40, 5, 1, None, "silu", (5, 3), torch.float16, (5, 4), True),
-        (8, 2, 5, None, "relu", (16, 11), torch.float16, (3, 4), False),  # lines of the input that none of the output wants
+        (8, 2, 5, None, "relu", (16, 11), torch.float16, (3, 4), False),  # lines that no output wants
     ):
         case = normed_case(channels, kernel, stride, norm, activation, size, dtype, behind=activation == "gelu")
         layer, given, x, added, expected = case

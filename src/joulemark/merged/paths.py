@@ -95,7 +95,7 @@ class _Wish:
 
 
 class _Tuning:
-    """cuDNN's settings belong to the process: the latest wish of all threads holds, behind the last the user's again."""
+    """cuDNN's settings belong to the process: the latest wish of all threads holds, after the last the user's."""
 
     def __init__(self) -> None:
         self.lock, self.users = Lock(), (False, False)
