@@ -656,34 +656,6 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kernel", "tried"), [(7, {"epilogue"}), (3, {"epilogue", "fused"})])
-def test_cudnn_tries_no_plans_for_many_taps_where_it_is_far_behind(simulated_gpu, monkeypatch, kernel, tried):
-    from joulemark.merged import measuring
-    from joulemark.merged.graph import find_chains, range_segment
-    from joulemark.merged.merged_model import traced_or_reason
-    from joulemark.merged.setting import Setting
-    from joulemark.merged.trials import Trial
-
-    seconds, ran = {"rows 1x1": 1e-3, "epilogue": 2e-3, "fused": 5e-3}, []
-
-    def right_once(segment, one, given, expected, setting):
-        ran.append((one.path, torch.backends.cudnn.benchmark))
-        one.problem = None if torch.backends.cudnn.benchmark else "of the guess alone"
-        return lambda: expected
-
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    monkeypatch.setattr(measuring, "right_once", right_once)
-    monkeypatch.setattr(measuring, "race", lambda calls, _: {path: seconds[path] for path in calls})
-    x = torch.randn(1, 3, 16, 16)
-    graph = traced_or_reason(nn.Sequential(nn.Conv2d(3, 8, kernel), nn.ReLU()).eval(), (x,))
-    segment = range_segment(find_chains(graph)[0][0])
-    trials = [Trial(path, "unmerged", None, None, None) for path in seconds]
-    assert measuring.measure(segment, trials, Setting(torch.device("cuda"), "fp32", None, (), True))
-    assert {path for path, by_trial in ran if by_trial} == {"rows 1x1", *tried}
-    assert {one.path: one.measured_s for one in trials} == seconds
-    assert not any(one.problem for one in trials)
-
-
 def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch):
     from joulemark.merged import measuring
     from joulemark.merged.merged_model import traced_or_reason

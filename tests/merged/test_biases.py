@@ -70,6 +70,16 @@ def test_sums_are_rounded_once(dtype):
     assert torch.equal(graph.last.bias, both)
 
 
+def test_it_stays_where_the_sum_is_no_number_of_the_format():
+    model = Block().half()
+    with torch.no_grad():
+        model.last.bias[3], model.around.bias[3] = 5e4, 4e4
+        model.around.weight.fill_(-1e4)
+    graph, x, count = moved(model, dtype=torch.float16)
+    assert (count, biases(graph)) == (0, {"last", "around"})
+    torch.testing.assert_close(graph(x), model(x))
+
+
 class Shared(Block):
     """The shortcut, or what it is added to, is called a second time."""
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from joulemark.merged import merge
+from joulemark.merged import measuring, merge, paths, squeeze
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.graph import find_chains, range_segment, trace
 from joulemark.merged.paths import Executed, Recipe, cudnn_tuning, library_paths
 from joulemark.merged.ranges import Ranges
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.setting import Setting
+from joulemark.merged.trials import Trial
 from tests.merged.fakes import RATES, fake_family
 
 
@@ -46,16 +47,105 @@ def test_no_plan_of_a_run_without_trials_is_taken_where_times_count(monkeypatch,
     assert setting() == (False, deterministic)
 
 
+def test_the_wish_of_who_is_left_holds_when_another_thread_ends(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    outputs, times = cudnn_tuning(False), cudnn_tuning(True)
+    outputs.__enter__()
+    times.__enter__()
+    outputs.__exit__(None, None, None)
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)
+    times.__exit__(None, None, None)
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, False)
+
+
+def test_all_plans_are_picked_by_trial_where_deterministic_algorithms_give_them_one_key(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with cudnn_tuning(True), cudnn_tuning(False):
+        assert torch.backends.cudnn.benchmark is True
+
+
+def test_settings_that_are_frozen_leave_nobody_inside(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("frozen")
+
+    with monkeypatch.context() as frozen:
+        frozen.setattr(paths._Tuning, "_set", staticmethod(refuse))
+        with pytest.raises(RuntimeError, match="frozen"), cudnn_tuning(True):
+            pass
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with cudnn_tuning(False):
+        assert torch.backends.cudnn.benchmark is False
+    assert torch.backends.cudnn.benchmark is True
+
+
+@pytest.mark.parametrize(
+    ("taps", "guesses", "tried"),
+    [
+        (7, {"library": 5.0, "epilogue": 2.0}, {"fused", "epilogue"}),
+        (7, {"library": 5.0, "epilogue": 4.0}, set()),
+        (7, {"epilogue": 4.0}, set()),
+        (7, {}, {"fused"}),
+        (3, {}, {"fused", "epilogue"}),
+    ],
+)
+def test_cudnn_tries_no_plans_for_many_taps_where_it_is_far_behind(monkeypatch, taps, guesses, tried):
+    """Nor are its fused kernels ever run as guessed: torch would keep that plan."""
+    ran = []
+
+    def right_once(segment, one, *_):
+        by_trial = torch.backends.cudnn.benchmark
+        ran.append((one.path, by_trial))
+        one.problem = None if by_trial else "of the guess alone"
+        return lambda: 1.0 if by_trial else guesses[one.path]
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(measuring, "question", lambda *_: (None, torch.ones(1)))
+    monkeypatch.setattr(measuring, "right_once", right_once)
+    monkeypatch.setattr(measuring, "race", lambda calls, _: {path: call() for path, call in calls.items()})
+    model = nn.Sequential(nn.Conv2d(3, 8, taps), nn.ReLU()).eval()
+    segment = range_segment(find_chains(trace(model, (torch.randn(1, 3, 9, 9),)))[0][0])
+    trials = [Trial(path, "unmerged", None, None, None) for path in {"rows 128x16": 1, "fused": 1, **guesses}]
+    trials += [Trial(path, "unmerged", None, None, None) for path in sorted(tried - {one.path for one in trials})]
+    measuring._race(segment, trials, Setting(torch.device("cuda"), "bf16", None, (), True))
+    assert {path for path, by_trial in ran if not by_trial} == set(guesses)
+    assert {path for path, by_trial in ran if by_trial} == {"rows 128x16", *tried}
+    given = {one.path: 1.0 if one.path in tried else guesses.get(one.path) for one in trials}
+    assert {one.path: one.measured_s for one in trials} == {**given, "rows 128x16": 1.0}
+    assert not any(one.problem for one in trials)
+
+
+@pytest.mark.parametrize(("working", "more"), [({"library"}, [["library"]]), ({"fused", "library"}, [])])
+def test_torchs_operators_are_measured_where_nothing_in_their_place_works(monkeypatch, working, more):
+    asked = []
+
+    def measure(segment, trials, setting):
+        asked.append([one.path for one in trials])
+        for one in trials:
+            one.measured_s, one.problem = (1.0, None) if one.path in working else (None, "no compiler")
+        return True
+
+    monkeypatch.setattr("joulemark.merged.ranges.measure", measure)
+    monkeypatch.setattr(paths, "has_triton", lambda: True)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
+    segment = range_segment(find_chains(trace(model, (torch.randn(1, 4, 9, 9),)))[0][0])
+    found = Ranges(Setting(torch.device("cuda"), "fp32", None, (), True))
+    best = found.best(found.trials(segment, inf))
+    assert asked == [["fused", "epilogue"], *more]
+    assert best is not None
+    assert best.path == ("library" if more else "fused")
+
+
 def test_cudnn_fuses_what_is_added_before_a_relu_alone():
     pytest.importorskip("triton")
 
-    def paths(**more):
+    def possible(**more):
         layer = Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1), **more)
         return library_paths(layer, True, torch.device("cuda"), "bf16")
 
-    assert paths(activation="relu") == ("fused", "epilogue", "library")
-    assert paths(activation="relu", adds_behind=True) == ("epilogue", "library")
-    assert paths(activation="leaky", adds_behind=True) == ("epilogue", "library")
+    assert possible(activation="relu") == ("fused", "epilogue", "library")
+    assert possible(activation="relu", adds_behind=True) == ("epilogue", "library")
+    assert possible(activation="leaky", adds_behind=True) == ("epilogue", "library")
 
 
 @pytest.mark.parametrize(
@@ -156,3 +246,18 @@ def test_no_kernel_is_given_less_to_add_than_it_writes(monkeypatch):
         read = Executed(sequence, [Parameters(weight, None)], path, True).run(*given)
         assert [tuple(part.shape) for part in read] == [(2, 3, 5, 4), (2, 4, 5, 4), (2, 3, 1, 1)][: len(given)]
         assert all(torch.equal(part, whole.expand_as(part)) for part, whole in zip(read, given, strict=True))
+
+
+@pytest.mark.parametrize("path", ["library", "tiles 64x16", "fused", "product", "epilogue"])
+def test_no_image_launches_nothing(path):
+    x, added = torch.empty(0, 4, 5, 6), torch.empty(0, 8, 3, 3)
+    layer = Conv(4, 8, (3, 3), (2, 2), (1, 1), (1, 1), activation="relu")
+    module = Executed(Sequence((layer,)), [Parameters(torch.randn(8, 4, 3, 3), torch.randn(8))], path, True)
+    assert module(x, added, torch.empty(0, 4, 1, 1)).shape == (0, 8, 3, 3)
+
+
+def test_no_image_has_no_gate():
+    given = [torch.randn(size) for size in ((2, 4), (2,), (2, 4), (4,))]
+    for x in (torch.empty(0, 4, 5, 6), torch.empty(0, 4, 3, 5, 6)):
+        expected = squeeze.in_operators(x, *given, "relu", False)
+        assert torch.ops.joulemark.excitation(x, *given, "relu", False).shape == expected.shape

@@ -86,6 +86,32 @@ def steps_between(left, right):
     return (first - second).abs()
 
 
+def check_what_is_not_finite():
+    """What is no number stays none; infinities become what torch makes of them, and -inf by a GELU its limit."""
+    from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
+    from joulemark.merged.pointwise import epilogue, squeeze_and_excite
+    from joulemark.merged.sequence import Conv
+
+    nan, inf = torch.nan, torch.inf
+    for activation, dtype in itertools.product(ACTIVATIONS, (torch.float32, torch.float16, torch.bfloat16)):
+        layer = Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1), activation=activation)
+        y = torch.tensor([nan, inf, -inf, 1.0, -0.0, 7.0, -8.0, nan]).to(dtype)[None, :, None, None]
+        expected = REFERENCE[activation](y)
+        if activation == "gelu":  # torch's on a CPU makes no number of either infinity
+            expected[0, 1], expected[0, 2] = inf, nan if dtype == torch.float32 else 0.0
+        got = epilogue(layer, y.clone(), None, None)
+        torch.testing.assert_close(got, expected, rtol=FORMATS[dtype], atol=1e-6, equal_nan=True)
+    x = torch.ones(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    x[0, 1, 1, 1], x[1, 0, 0, 0], x[2, 2, 1, 0] = inf, -inf, nan
+    first, second = (torch.full((5, 3), 0.5), torch.zeros(5)), (torch.full((5, 3), 0.25), torch.zeros(3))
+    for hard in (False, True):
+        hidden = (x.mean((2, 3)) @ first[0].t()).relu()
+        gate = (hidden @ second[0])[:, :, None, None]
+        expected = torch.nn.functional.hardsigmoid(gate) if hard else gate.sigmoid()
+        got = squeeze_and_excite(x, first, second, "relu", hard)
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
 def check_depthwise():
     from joulemark.merged.bricks import Parameters, run_plain
     from joulemark.merged.pointwise import depthwise, taps_of
@@ -206,6 +232,7 @@ def check_slides():
         (70, 7, 1, None, "silu", (4, 5), torch.float32, (4, 8), True),  # two programs' channels
         (66, 3, 2, None, "relu6", (9, 10), torch.bfloat16, (4, 8), False),
         (40, 5, 1, None, "silu", (5, 3), torch.float16, (5, 4), True),
+        (8, 2, 5, None, "relu", (16, 11), torch.float16, (3, 4), False),  # lines that no output wants
     ):
         case = normed_case(channels, kernel, stride, norm, activation, size, dtype, behind=activation == "gelu")
         layer, given, x, added, expected = case
@@ -442,6 +469,7 @@ def test_every_kernel_gives_what_torch_gives():
     run_interpreted(
         "check_epilogues",
         "check_gelus",
+        "check_what_is_not_finite",
         "check_depthwise",
         "check_slides",
         "check_norms",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import fx, nn
 
 from joulemark.merged.graph import Unit, called_once, find_chains, module_of, only_user, sum_of
@@ -25,14 +26,19 @@ def move_biases(graph: fx.GraphModule) -> int:
     units = {unit.output: unit for chain in find_chains(graph)[0] for unit in chain}
     added = [(unit, units.get(cast(fx.Node, unit.added))) for unit in units.values()]
     found = [(unit, around) for unit, around in added if around is not None and _takes(unit) and _gives(around)]
-    for pair in found:
-        last, shortcut = (cast(nn.Conv2d, module_of(one.convolution)) for one in pair)
-        both = sum_of(*(None if one.bias is None else one.bias.detach() for one in (last, shortcut)))
-        assert both is not None
-        # A parameter of its own: the one it has may be another layer's too.
-        last.bias = nn.Parameter(both.to(last.weight.dtype), requires_grad=False)
-        shortcut.bias = None
-    return len(found)
+    return sum(_move(*(cast(nn.Conv2d, module_of(one.convolution)) for one in pair)) for pair in found)
+
+
+def _move(last: nn.Conv2d, shortcut: nn.Conv2d) -> bool:
+    """Give one convolution the other's bias too; not where the format has no such numbers."""
+    both = sum_of(*(None if one.bias is None else one.bias.detach() for one in (last, shortcut)))
+    assert both is not None
+    rounded = both.to(last.weight.dtype)
+    if not torch.equal(rounded.isfinite(), both.isfinite()):
+        return False
+    # A parameter of its own: the one it has may be another layer's too.
+    last.bias, shortcut.bias = nn.Parameter(rounded, requires_grad=False), None
+    return True
 
 
 def _takes(unit: Unit) -> bool:

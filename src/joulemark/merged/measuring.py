@@ -29,6 +29,8 @@ not tried any further. Measured before that: a stem of 7×7×7 taps and one laye
 """
 _TUNED = ("library", "fused", "epilogue")
 """Paths whose convolution cuDNN may pick by trial."""
+_NEVER_GUESSED = "fused"
+"""Of these the one that torch would go on running as cuDNN guessed it, see :func:`cudnn_tuning`."""
 _NO_MEMORY = "out of memory when it was measured"
 _NOT_FINITE = "with these weights its layers one by one give no finite numbers"
 _KEPT = dict[str, tuple[float | None, str | None]]
@@ -79,8 +81,10 @@ def _race(segment: Segment, trials: List[Trial], setting: Setting) -> None:
     with torch.no_grad():
         tuned = [one for one in trials if one.path in _TUNED and _may_take_long(segment, setting)]
         calls = right([one for one in trials if one not in tuned])
-        hopeless = _hopeless(calls, lambda: right([replace(one) for one in tuned]), setting) if tuned else {}
-        calls |= right([one for one in tuned if one.path not in hopeless])
+        guessed = [replace(one) for one in tuned if one.path != _NEVER_GUESSED]
+        hopeless = _hopeless(calls, lambda: right(guessed), setting) if guessed else {}
+        left = {*hopeless, _NEVER_GUESSED} if guessed and len(hopeless) == len(guessed) else {*hopeless}
+        calls |= right([one for one in tuned if one.path not in left])
         times = hopeless | race(calls, setting.device)
     for one in trials:
         one.measured_s = times.get(one.path)
@@ -97,7 +101,10 @@ def _hopeless(
     right_guesses: Callable[[], Mapping[str, Callable[[], Tensor]]],
     setting: Setting,
 ) -> dict[str, float]:
-    """What paths take, in s, that are so slow as cuDNN guesses them that trials are not worth their time."""
+    """What paths take, in s, that are so slow as cuDNN guesses them that trials are not worth their time.
+
+    cuDNN's fused kernels convolve as these do: where all are so slow they are not tried, and have no time.
+    """
     if not ours:
         return {}
     with cudnn_tuning(False):

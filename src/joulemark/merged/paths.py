@@ -77,36 +77,56 @@ def cudnn_tuning(on: bool) -> Iterator[None]:
     not: each shape costs it a fraction of a second. torch keeps one plan for a shape, whether that was picked by trial
     or not (``Conv_v8.cpp``: ``benchmark`` is no part of its key, ``deterministic`` is). So that a plan that was not
     picked by trial is never taken where times count, what runs without trials is as deterministic as the user does not
-    want it.
+    want it; where torch's deterministic algorithms are on, every plan is (``Convolution.cpp``), and all are picked by
+    trial. Plans of :func:`_fused` are told apart by nothing (``ConvShared.cpp``: never deterministic).
     """
-    before = _tuning.begin(on)
+    wish = _tuning.begin(on)
     try:
         yield
     finally:
-        _tuning.end(before)
+        _tuning.end(wish)
+
+
+@dataclass(eq=False)
+class _Wish:
+    """Of one who is inside: whether by trial."""
+
+    on: bool
 
 
 class _Tuning:
-    """cuDNN's settings belong to the process: what the user had set comes back behind the last of all threads."""
+    """cuDNN's settings belong to the process: the latest wish of all threads holds, after the last the user's."""
 
     def __init__(self) -> None:
-        self.lock, self.inside, self.users = Lock(), 0, (False, False)
+        self.lock, self.users = Lock(), (False, False)
+        self.wishes: list[_Wish] = []
 
-    def begin(self, on: bool) -> tuple[bool, bool]:
-        """Set them; what they were: whether by trial, whether deterministic."""
-        with self.lock:
-            before = bool(torch.backends.cudnn.benchmark), bool(torch.backends.cudnn.deterministic)
-            if not self.inside:
-                self.users = before
-            self.inside += 1
-            self._set(on, self.users[1] == on)
-            return before
+    def begin(self, on: bool) -> _Wish:
+        """Set them; what ends it.
 
-    def end(self, before: tuple[bool, bool]) -> None:
-        """Set them back."""
+        Raises:
+            RuntimeError: torch's settings are frozen.
+        """
         with self.lock:
-            self.inside -= 1
-            self._set(*(before if self.inside else self.users))
+            if not self.wishes:
+                self.users = bool(torch.backends.cudnn.benchmark), bool(torch.backends.cudnn.deterministic)
+            wish = _Wish(on)
+            self._grant(wish)
+            self.wishes.append(wish)
+            return wish
+
+    def end(self, wish: _Wish) -> None:
+        """Set them as the latest wish that is left wants them, or back."""
+        with self.lock:
+            self.wishes.remove(wish)
+            if self.wishes:
+                self._grant(self.wishes[-1])
+            else:
+                self._set(*self.users)
+
+    def _grant(self, wish: _Wish) -> None:
+        by_trial = wish.on or torch.are_deterministic_algorithms_enabled()
+        self._set(by_trial, self.users[1] == wish.on)
 
     @staticmethod
     def _set(by_trial: bool, deterministic: bool) -> None:
@@ -242,6 +262,8 @@ class Recipe:
         x = x.contiguous(memory_format=self.format)
         if added is not None:  # a kernel reads as much of it as it writes
             added = added.expand(self.shape_of(x)).contiguous(memory_format=self.format)
+        if not x.shape[0]:  # nothing to launch, which CUDA refuses
+            return self.like(x)
         layer = self.sequence.layers[0]
         kind = kind_of_path(self.path)
         if kind == "tiles":

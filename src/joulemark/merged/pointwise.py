@@ -68,6 +68,18 @@ def _gelu_of_16_bits(y):
 
 
 @triton.jit
+def _positive(y):
+    """The larger of a number and zero; not-a-numbers stay."""
+    return tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _up_to_six(y):
+    """A number between zero and six; not-a-numbers stay."""
+    return tl.minimum(_positive(y), 6.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def activate(y, activation: tl.constexpr, bits: tl.constexpr = 32):
     """The activation of a number, as :data:`joulemark.merged.bricks.ACTIVATIONS` has it.
 
@@ -77,9 +89,9 @@ def activate(y, activation: tl.constexpr, bits: tl.constexpr = 32):
         bits: of the format that the result is rounded to.
     """
     if activation == 1:
-        y = tl.maximum(y, 0.0)
+        y = _positive(y)
     if activation == 2:
-        y = tl.minimum(tl.maximum(y, 0.0), 6.0)
+        y = _up_to_six(y)
     if activation == 3:
         y = y / (1.0 + tl.exp2(y * -_LOG2_E))  # exp takes three instructions more: results below normal numbers
     if activation == 4:
@@ -87,7 +99,7 @@ def activate(y, activation: tl.constexpr, bits: tl.constexpr = 32):
     if activation == 5:
         y = tl.where(y > 0.0, y, y * _SLOPE)
     if activation == 6:
-        y = y * tl.minimum(tl.maximum(y + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+        y = y * _up_to_six(y + 3.0) * (1.0 / 6.0)
     return y
 
 
@@ -505,10 +517,11 @@ def _excite(
         for piece in range(rows, pieces, rows):
             total += tl.load(place + piece * padded, mask=row < pieces - piece, other=0.0)
         hidden = activate(tl.sum(total, 0) / pixels + added.to(tl.float32), activation)
+        hidden = tl.where(inner < squeezed, hidden, 0.0)  # zero times an infinity of the image is in those beside them
         value += tl.sum(factor.to(tl.float32) * hidden[:, None], 0)
     value += shift.to(tl.float32)
     if hard:
-        value = tl.minimum(tl.maximum(value + 3.0, 0.0), 6.0) / 6.0
+        value = _up_to_six(value + 3.0) / 6.0
     if not hard:
         value = 1.0 / (1.0 + tl.exp(-value))
     tl.store(gate + image * channels + channel, value.to(gate.dtype.element_ty), mask=channel < channels)

@@ -78,9 +78,14 @@ class Ranges:
         if self.key(segment) not in self.found:
             trials = self.leave(segment)
             chosen = self._promising(trials, apart) if self.setting.measured else []
-            if chosen and not measure(segment, chosen, self.setting):
-                self.cut = True
+            self._measure(segment, chosen)
+            if chosen and all(one.problem is not None for one in chosen):  # Triton found no compiler, say
+                self._measure(segment, [one for one in trials if one.path == "library" and one not in chosen])
         return self.found[self.key(segment)]
+
+    def _measure(self, segment: Segment, chosen: List[Trial]) -> None:
+        if chosen and not measure(segment, chosen, self.setting):
+            self.cut = True
 
     def leave(self, segment: Segment) -> list[Trial]:
         """Its candidates, which count as tried from now on: nothing more is measured of them."""

@@ -6,7 +6,7 @@ each number that it loads there serves all lines that want it. Of 7×7 taps and 
 instead of 49. With a norm it holds all channels of its positions (:mod:`joulemark.merged.normalize`).
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type,assignment"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,valid-type,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _slide(
             for down in tl.static_range(rows + (lines - 1) * stride_y):
                 y = row * stride_y - pad_y + down
                 line_of_x = x + (image * height + y) * width * channels
-                value = tl.load(line_of_x + offset, mask=inside & (y >= 0) & (y < height), other=0.0)
-                sums = _added_to(sums, _wide(value), taps, down, lines, rows, stride_y)
+                there = inside & (y >= 0) & (y < height)
+                sums = _added_to(sums, line_of_x + offset, there, taps, down, lines, rows, stride_y)
         totals += sums
     if normed:
         means, inverses = _of_lines(totals, begin, channels, eps, lines, parts, lanes)
@@ -107,16 +107,19 @@ def _wide(value):
 
 @triton.jit
 def _added_to(
-    sums, value, taps, down: tl.constexpr, lines: tl.constexpr, rows: tl.constexpr, stride: tl.constexpr
+    sums, at, there, taps, down: tl.constexpr, lines: tl.constexpr, rows: tl.constexpr, stride: tl.constexpr
 ):  # fmt: skip
-    """The sums of all lines and what row ``down`` of the input adds to them."""
-    new = ()
-    for line in tl.static_range(lines):
-        if down >= line * stride and down < line * stride + rows:
-            new += (sums[line] + value * taps[down - line * stride],)
-        else:
-            new += (sums[line],)
-    return new
+    """The sums of all lines and what row ``down`` of the input adds to them; of large strides no line wants some."""
+    if down % stride < rows:
+        value = _wide(tl.load(at, mask=there, other=0.0))
+        new = ()
+        for line in tl.static_range(lines):
+            if down >= line * stride and down < line * stride + rows:
+                new += (sums[line] + value * taps[down - line * stride],)
+            else:
+                new += (sums[line],)
+        sums = new
+    return sums
 
 
 @triton.jit

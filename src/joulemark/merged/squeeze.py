@@ -116,6 +116,8 @@ def _run(
     hard: bool,
 ) -> Tensor:
     """An excitation as one operator, for compilers that need not look inside."""
+    if not x.shape[0]:
+        return x.new_empty((*x.shape[:2], *(1,) * (x.dim() - 2)))
     from joulemark.merged import pointwise
 
     memory = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
