@@ -23,11 +23,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from joulemark.merged.kernels import Description, Kernel
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.seconds import Counts, fitted
+from joulemark.merged.kernels.seconds import BESIDE, DRAM, Counts, fitted, time_of
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.trials import worth_measuring
 from joulemark.merged_bench.judge import GOOD, timed_of
@@ -37,6 +38,10 @@ _SHARED = "launch"
 """A term whose seconds are the same for all families."""
 _LEAST_BLOCKS = 3
 """On which a family that borrows another's seconds must have been measured to have its own."""
+_NEAR = 2
+"""Order in which a kernel's error counts less the farther it is from the best of its block."""
+_STEPS = 6
+"""Of the fit, each half of the way."""
 _TRIED = 3
 """Best predicted kernels of a block of which one should be the best: what a short measured pass would find."""
 
@@ -171,14 +176,44 @@ def fit(points: Iterable[Timed]) -> dict[str, dict[str, float]]:
     for row, one in zip(matrix, members, strict=True):
         for term, count in one.counts.items():
             row[number[_column(one.family, term)]] = count / one.time_s
-    scale = np.maximum(matrix.max(axis=0), 1e-300)
-    solution = nnls(matrix / scale, np.ones(len(members)))[0] / scale
+    solution = _solved(matrix, _weights(members), np.array([term == DRAM for _, term in columns]))
     found: dict[str, dict[str, float]] = {one.family: {} for one in members}
     for family, term in sorted({(one.family, term) for one in members for term in one.counts}):
         seconds = solution[number[_column(family, term)]]
         if seconds > 0:
             found[family][term] = float(f"{seconds:.4g}")
     return found
+
+
+def _weights(members: List[Timed]) -> NDArray[np.float64]:
+    """Of each kernel's relative error: a choice depends on those that are nearly the best of their block."""
+    best: dict[str, float] = {}
+    for one in members:
+        best[one.block] = min(best.get(one.block, one.time_s), one.time_s)
+    return np.array([(best[one.block] / one.time_s) ** _NEAR for one in members])
+
+
+def _solved(
+    matrix: NDArray[np.float64], weights: NDArray[np.float64], moved: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Seconds that are least wrong, none negative, by Gauss-Newton steps: the norm is linear in what it grows by.
+
+    Args:
+        matrix: counts over measured time, a row for each kernel.
+        weights: of the rows' errors.
+        moved: which columns are bytes through DRAM. They begin at the highest rate that any kernel reached.
+    """
+    scale = np.maximum(matrix.max(axis=0), 1e-300)
+    matrix = matrix / scale  # the fastest bytes through DRAM: 1
+    solution = np.where(moved, 1.0, 0.0)
+    solution[~moved] = nnls(matrix[:, ~moved] * weights[:, None], weights)[0]
+    for _ in range(_STEPS if moved.any() else 0):
+        added, beside = matrix[:, ~moved] @ solution[~moved], matrix[:, moved] @ solution[moved]
+        told = np.maximum((added**BESIDE + beside**BESIDE) ** (1 / BESIDE), 1e-300)
+        slopes = np.where(moved, (beside / told)[:, None], (added / told)[:, None]) ** (BESIDE - 1)
+        found = nnls(slopes * matrix * weights[:, None], weights)[0]
+        solution = (solution + found) / 2
+    return solution / scale
 
 
 def _enough(points: Iterable[Timed]) -> list[Timed]:
@@ -197,7 +232,7 @@ def _column(family: str, term: str) -> tuple[str, str]:
 def predicted_s(point: Timed, seconds: Mapping[str, Mapping[str, float]]) -> float:
     """The time of a kernel by fitted seconds, borrowed ones where there are; not a number where its family has none."""
     found = seconds.get(point.family, seconds.get(fitted().borrowed.get(point.family, "")))
-    return float("nan") if found is None else sum(found.get(term, 0.0) * n for term, n in point.counts.items())
+    return float("nan") if found is None else time_of(point.counts, found)
 
 
 def errors_of(points: List[Timed]) -> dict[str, Any]:
