@@ -37,8 +37,9 @@ BLOCK_SHARED = 1024
 _REGISTERS = 65536
 _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 34
-_BESIDE_WEIGHTS = 54
 """Registers of a warp's loop beside weights, sums and pixels: addresses, masks, counters."""
+_BESIDE_WEIGHTS = 54
+"""Registers beside weights and sums that NVRTC 13 takes for sm_90a where it may."""
 _MOST_LAYERS, _MOST_CHANNELS = 6, 64
 ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6", "leaky": "LEAKY"}
 
@@ -288,8 +289,9 @@ class _Bricks(Lines):
         A plan's ``blocks`` is what the compiler must leave room for; where a block needs less there are more: 3 of 4
         warps with 72 words of weights, which NVRTC 13 gives 154 to 158 registers.
         """
-        exact, weights = self.description.format == "fp32", (one for one in self.parameters if one.resident)
-        held = max((self._words(one.steps, one.tiles) + (26 if exact else 14) * one.tiles for one in weights), default=0)
+        exact, weights = self.description.format == "fp32", [one for one in self.parameters if one.resident]
+        sums = 26 if exact else 14
+        held = max((self._words(one.steps, one.tiles) + sums * one.tiles for one in weights), default=0)
         others = _BESIDE_WEIGHTS + (28 if exact else 0) + (40 if self.volume else 0)
         used = min(-(-(held + others) // 8) * 8, self.registers)
         of_scheduler = device.registers // 4 // 32 // used
@@ -337,7 +339,7 @@ class _Bricks(Lines):
         beside = self._beside(each, device)
         rounds = each / beside
         taps = 27 if self.volume else 9
-        products = fragments = stores = steps = chained = 0.0
+        products = fragments = stores = steps = chained = weights = 0.0
         for number, one in enumerate(self.parameters):
             planes = self.planes - 2 * (number + 1) if self.volume else 1
             rows, strips = self.height - 2 * (number + 1), self.width // 16 * planes
@@ -347,6 +349,7 @@ class _Bricks(Lines):
             products += rows * strips * taps * one.steps * one.tiles * one.splits
             fragments += (rows + 2 * segments) * strips * taps // 3 * one.steps * one.splits
             stores += rows * strips * one.splits * one.tiles
+            weights += taps * one.steps * one.tiles * self.plan.warps
             steps += alone
             chained += alone * one.steps * one.tiles * taps
         pixels = self.planes * self.height * self.width * self.chunks(0) + prod(self.edge) * self.chunks_out
@@ -354,7 +357,7 @@ class _Bricks(Lines):
         return {
             "product": each * products * slower, "store": each * stores, "chunk": each * pixels, "step": rounds * steps,
             "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
-            "chunk_bare": each * pixels / beside, "fragment": each * fragments,
+            "chunk_bare": each * pixels / beside, "fragment": each * fragments, "weight_load": each * weights,
         }  # fmt: skip
 
     def source(self, name: str) -> str:
