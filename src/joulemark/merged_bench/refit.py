@@ -218,12 +218,13 @@ def _solved(matrix: NDArray[np.float64], weights: NDArray[np.float64], moved: ND
         slopes = np.where(moved, (beside / told)[:, None], (added / told)[:, None]) ** (BESIDE - 1)
         rows = np.column_stack([slopes * matrix * wanted, weights])
         solution = (solution + _not_negative(np.vstack([others, rows]))) / 2
-    return np.where(solution > _ROUNDING, solution, 0.0) / scale
+    seconds: NDArray[np.float64] = np.where(solution > _ROUNDING, solution, 0.0) / scale
+    return seconds
 
 
 def _triangle(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
     """What has the same least squares as a matrix and a vector, with as many rows as columns at most; that one last."""
-    return np.linalg.qr(np.column_stack([matrix, wanted]), mode="r")
+    return np.asarray(np.linalg.qr(np.column_stack([matrix, wanted]), mode="r"), dtype=np.float64)
 
 
 def _not_negative(system: NDArray[np.float64]) -> NDArray[np.float64]:
