@@ -214,7 +214,7 @@ def _solved(matrix: NDArray[np.float64], weights: NDArray[np.float64], moved: ND
     matrix, wanted, weights = matrix[through], wanted[through], weights[through]
     for _ in range(_STEPS if through.any() else 0):
         added, beside = matrix[:, ~moved] @ solution[~moved], matrix[:, moved] @ solution[moved]
-        told = (added**BESIDE + beside**BESIDE) ** (1 / BESIDE)
+        told = np.maximum((added**BESIDE + beside**BESIDE) ** (1 / BESIDE), 1e-300)
         slopes = np.where(moved, (beside / told)[:, None], (added / told)[:, None]) ** (BESIDE - 1)
         rows = np.column_stack([slopes * matrix * wanted, weights])
         solution = (solution + _not_negative(np.vstack([others, rows]))) / 2
