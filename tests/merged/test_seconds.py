@@ -14,7 +14,7 @@ from joulemark.merged.families import Problem, known_families, offers
 from joulemark.merged.kernels import Description, memoized, wide
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.seconds import Fitted, cheapest, fitted, seconds_of
+from joulemark.merged.kernels.seconds import DRAM, Fitted, cheapest, dram_bytes, fitted, seconds_of, time_of
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.trials import worth_measuring
 from joulemark.merged_bench.judge import timed_of
@@ -50,6 +50,43 @@ def test_a_fit_finds_the_seconds_of_each_term():
 def test_a_term_that_explains_nothing_is_left_out():
     more = [Timed(p.block, "f", p.name, {**p.counts, "none": 1 / p.time_s}, p.time_s, 0) for p in points()]
     assert set(fit(more)["f"]) == {"product", "round"}
+
+
+def test_a_kernel_counts_less_the_farther_it_is_from_the_best_of_its_block():
+    """Seconds s of two kernels of one count that take 1 and 2: Σ (wᵢ (1 − s / tᵢ))² with w = 1 and 1 / 4."""
+    seconds = fit([Timed("a", "f", name, {"product": 1.0}, time_s, 0) for name, time_s in (("x", 1.0), ("y", 2.0))])
+    assert seconds["f"]["product"] == pytest.approx((1 + 1 / 32) / (1 + 1 / 64), rel=1e-3)
+
+
+def test_what_goes_through_dram_moves_beside_all_else():
+    seconds = {"product": 2.0, DRAM: 0.5}
+    assert time_of({"product": 3.0, "new": 9.0}, seconds) == 6.0
+    assert time_of({"product": 3.0, DRAM: 12.0}, seconds) == pytest.approx(6 * 2**0.25)
+    assert time_of({"product": 3.0, DRAM: 200.0}, seconds) == pytest.approx(100, rel=1e-4)
+    given = [{"product": each, DRAM: moved} for each in (1.0, 2.0, 4.0, 8.0) for moved in (1.0, 8.0, 20.0, 60.0)]
+    made = fit([Timed(str(n), "f", "k", one, time_of(one, seconds), 0) for n, one in enumerate(given)])
+    assert made["f"] == {term: pytest.approx(value, rel=0.02) for term, value in seconds.items()}
+
+
+def test_tensors_that_the_l2_keeps_do_not_go_through_dram():
+    description = Description(CHAIN, "bf16")
+    assert dram_bytes(description, (512, 512), 1) == 0
+    assert dram_bytes(description, (1024, 1024), 8) == 2 * 8 * 1024**2 * 16 * 2
+    reduced = Sequence((replace(CHAIN.layers[0], stride=(2, 2)),))
+    assert dram_bytes(Description(reduced, "bf16"), (1024, 1024), 1) == 1024**2 * 16 * 2  # the output is kept
+
+
+def test_blocks_beside_each_other_are_as_many_as_registers_and_shared_memory_admit():
+    """Two layers of 32 channels in 4 warps of 160 registers: 3 blocks where they take 74 KiB, 2 where they take 82."""
+
+    def beside(height: int) -> float:
+        layer = Conv(32, 32, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+        made = chains.chain(Description(Sequence((layer, layer)), "bf16"), chains.Plan((height, 28), 4, 2))
+        assert made.counts is not None
+        found = made.counts((224, 224), 64, Device())
+        return found["chunk"] / found["chunk_bare"]
+
+    assert (beside(14), beside(16)) == (pytest.approx(3), pytest.approx(2))
 
 
 def test_errors_are_of_blocks_that_were_not_fitted():
@@ -130,7 +167,8 @@ def test_the_committed_seconds_are_those_of_the_committed_probes(tmp_path, capsy
     stored = json.loads((RESULTS / "merged-model.json").read_text())
     for name in ("good_choices", "good_of_three", "good_of_tried", "right_schedules"):
         assert made["errors"][name] == pytest.approx(stored["errors"][name])
-    assert made["errors"]["good_of_tried"] >= 0.9
+    assert made["errors"]["good_choices"] >= 0.8
+    assert min(made["errors"]["good_of_three"], made["errors"]["good_of_tried"]) >= 0.95
     assert made["errors"]["right_schedules"] >= 0.9
     duels = [one["memoized_over_padded"] for one in made["errors"]["blocks"]]
     assert {one["measured"] < 1 for one in duels if one is not None} == {True, False}  # each wins somewhere
@@ -273,7 +311,7 @@ def test_what_does_not_fit_is_left_out_and_kinds_are_mixed():
     def counts(plan: tuple[str, float]) -> dict[str, float]:
         if plan[1] < 0:
             raise ValueError("too small")
-        return {"round": plan[1]}
+        return {"product": plan[1]}
 
     plans = [("a", 3.0), ("a", 1.0), ("a", -1.0), ("a", 2.0), ("b", 9.0)]
     assert cheapest("chain", plans, counts, 9, lambda one: one[0]) == [("a", 1.0), ("a", 2.0), ("b", 9.0)]

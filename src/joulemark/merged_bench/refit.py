@@ -3,8 +3,9 @@
 ``python -m joulemark.merged_bench.refit results/nvidia-h200/merged-probe.json [--out F.json] [--write]``
 
 Non-negative least squares of the relative error, per family over the terms of its counts
-(:mod:`joulemark.merged.kernels.seconds`). Of several files the last one that measured a kernel tells its time. For the
-table of errors each block is predicted without its own points.
+(:mod:`joulemark.merged.kernels.seconds`); a kernel counts the less, the farther it is from the best of its block. Of
+several files the last one that measured a kernel tells its time. For the table of errors each block is predicted
+without its own points.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from joulemark.merged.kernels import Description, Kernel
 from joulemark.merged.kernels.device_limits import Device
-from joulemark.merged.kernels.seconds import Counts, fitted
+from joulemark.merged.kernels.seconds import BESIDE, DRAM, Counts, fitted, time_of
 from joulemark.merged.sequence import Conv, Sequence
 from joulemark.merged.trials import worth_measuring
 from joulemark.merged_bench.judge import GOOD, timed_of
@@ -37,6 +39,12 @@ _SHARED = "launch"
 """A term whose seconds are the same for all families."""
 _LEAST_BLOCKS = 3
 """On which a family that borrows another's seconds must have been measured to have its own."""
+_NEAR = 2
+"""Order in which a kernel's error counts less the farther it is from the best of its block."""
+_STEPS = 6
+"""Of the fit, each half of the way."""
+_ROUNDING = 1e-9
+"""Share of a kernel's time that is no term's but rounding."""
 _TRIED = 3
 """Best predicted kernels of a block of which one should be the best: what a short measured pass would find."""
 
@@ -165,20 +173,64 @@ def fit(points: Iterable[Timed]) -> dict[str, dict[str, float]]:
     members = _enough(points)
     if not members:
         return {}
-    columns = sorted({_column(one.family, term) for one in members for term in one.counts})
+    terms: dict[str, set[str]] = {}
+    for one in members:
+        terms.setdefault(one.family, set()).update(one.counts)
+    columns = sorted({_column(family, term) for family, counted in terms.items() for term in counted})
     number = {column: n for n, column in enumerate(columns)}
     matrix = np.zeros((len(members), len(columns)))
     for row, one in zip(matrix, members, strict=True):
         for term, count in one.counts.items():
             row[number[_column(one.family, term)]] = count / one.time_s
-    scale = np.maximum(matrix.max(axis=0), 1e-300)
-    solution = nnls(matrix / scale, np.ones(len(members)))[0] / scale
-    found: dict[str, dict[str, float]] = {one.family: {} for one in members}
-    for family, term in sorted({(one.family, term) for one in members for term in one.counts}):
-        seconds = solution[number[_column(family, term)]]
-        if seconds > 0:
-            found[family][term] = float(f"{seconds:.4g}")
+    solution = _solved(matrix, _weights(members), np.array([term == DRAM for _, term in columns]))
+    found: dict[str, dict[str, float]] = {}
+    for family in dict.fromkeys(one.family for one in members):
+        own = ((term, solution[number[_column(family, term)]]) for term in sorted(terms[family]))
+        found[family] = {term: float(f"{seconds:.4g}") for term, seconds in own if seconds > 0}
     return found
+
+
+def _weights(members: List[Timed]) -> NDArray[np.float64]:
+    """Of each kernel's relative error: a choice depends on those that are nearly the best of their block."""
+    best: dict[str, float] = {}
+    for one in members:
+        best[one.block] = min(best.get(one.block, one.time_s), one.time_s)
+    return np.array([(best[one.block] / one.time_s) ** _NEAR for one in members])
+
+
+def _solved(matrix: NDArray[np.float64], weights: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Seconds that are least wrong, none negative, by Gauss-Newton steps: the norm is linear in what it grows by.
+
+    Args:
+        matrix: counts over measured time, a row for each kernel.
+        weights: of the rows' errors.
+        moved: which columns are bytes through DRAM. They begin at the highest rate that any kernel reached.
+    """
+    scale = np.maximum(matrix.max(axis=0), 1e-300)  # in these units the fastest bytes through DRAM take 1
+    matrix, wanted, solution = matrix / scale, weights[:, None], np.where(moved, 1.0, 0.0)
+    solution[~moved] = _not_negative(_triangle(matrix[:, ~moved] * wanted, weights))
+    through = matrix[:, moved].any(axis=1)
+    others = _triangle(matrix[~through] * wanted[~through], weights[~through])  # of these the sum is the norm
+    matrix, wanted, weights = matrix[through], wanted[through], weights[through]
+    for _ in range(_STEPS if through.any() else 0):
+        added, beside = matrix[:, ~moved] @ solution[~moved], matrix[:, moved] @ solution[moved]
+        told = np.maximum((added**BESIDE + beside**BESIDE) ** (1 / BESIDE), 1e-300)
+        slopes = np.where(moved, (beside / told)[:, None], (added / told)[:, None]) ** (BESIDE - 1)
+        rows = np.column_stack([slopes * matrix * wanted, weights])
+        solution = (solution + _not_negative(np.vstack([others, rows]))) / 2
+    seconds: NDArray[np.float64] = np.where(solution > _ROUNDING, solution, 0.0) / scale
+    return seconds
+
+
+def _triangle(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What has the same least squares as a matrix and a vector, with as many rows as columns at most; that one last."""
+    return np.asarray(np.linalg.qr(np.column_stack([matrix, wanted]), mode="r"), dtype=np.float64)
+
+
+def _not_negative(system: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Non-negative least squares of a matrix and, as its last column, a vector."""
+    solution: NDArray[np.float64] = nnls(system[:, :-1], system[:, -1])[0]
+    return solution
 
 
 def _enough(points: Iterable[Timed]) -> list[Timed]:
@@ -197,7 +249,7 @@ def _column(family: str, term: str) -> tuple[str, str]:
 def predicted_s(point: Timed, seconds: Mapping[str, Mapping[str, float]]) -> float:
     """The time of a kernel by fitted seconds, borrowed ones where there are; not a number where its family has none."""
     found = seconds.get(point.family, seconds.get(fitted().borrowed.get(point.family, "")))
-    return float("nan") if found is None else sum(found.get(term, 0.0) * n for term, n in point.counts.items())
+    return float("nan") if found is None else time_of(point.counts, found)
 
 
 def errors_of(points: List[Timed]) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class _Geometry:
             "pixels": each * tiles * 9 * steps,
             "product_in_turn": rounds * (reduced + taps + widened) / plan.warps,
             "round": rounds,
+            "round_bare": rounds / plan.groups,
             "launch": 1,
         }
 

@@ -38,6 +38,8 @@ _REGISTERS = 65536
 _MOST_REGISTERS = 255
 _OTHER_REGISTERS = 34
 """Registers of a warp's loop beside weights, sums and pixels: addresses, masks, counters."""
+_BESIDE_WEIGHTS = 54
+"""Registers beside weights and sums that NVRTC 13 takes for sm_90a where it may."""
 _MOST_LAYERS, _MOST_CHANNELS = 6, 64
 ACTIVATIONS = {"none": "NONE", "relu": "RELU", "relu6": "RELU6", "leaky": "LEAKY"}
 
@@ -281,6 +283,21 @@ class _Bricks(Lines):
         planes = self.planes - 2 * level if self.volume else 1
         return segments_for(self.height - 2 * level, self.width // 16 * planes, self.plan.warps // splits)
 
+    def _beside(self, each: int, device: Device) -> int:
+        """Blocks that a multiprocessor holds at a time, of ``each`` that it takes.
+
+        A plan's ``blocks`` is what the compiler must leave room for; where a block needs less there are more: 3 of 4
+        warps with 72 words of weights, which NVRTC 13 gives 154 to 158 registers.
+        """
+        exact, weights = self.description.format == "fp32", [one for one in self.parameters if one.resident]
+        sums = 26 if exact else 14
+        held = max((self._words(one.steps, one.tiles) + sums * one.tiles for one in weights), default=0)
+        others = _BESIDE_WEIGHTS + (28 if exact else 0) + (40 if self.volume else 0)
+        used = min(-(-(held + others) // 8) * 8, self.registers)
+        of_scheduler = device.registers // 4 // 32 // used
+        room = max(self.plan.blocks, 4 * of_scheduler // self.plan.warps)
+        return min(each, room, device.shared // (self.shared + BLOCK_SHARED))
+
     def _place_fields(self) -> tuple[list[int], int]:
         """Byte offset of each tensor's field and bytes of all: a field is reused when its tensor was read last.
 
@@ -319,10 +336,10 @@ class _Bricks(Lines):
         out = self.description.sequence.sizes(size)[-1]
         blocks = batch * prod(-(-n // e) for n, e in zip(out, self.edge, strict=True))
         each = -(-blocks // device.multiprocessors)
-        beside = min(self.plan.blocks, each, device.shared // (self.shared + BLOCK_SHARED))
+        beside = self._beside(each, device)
         rounds = each / beside
         taps = 27 if self.volume else 9
-        products = fragments = stores = steps = chained = 0.0
+        products = fragments = stores = steps = chained = weights = 0.0
         for number, one in enumerate(self.parameters):
             planes = self.planes - 2 * (number + 1) if self.volume else 1
             rows, strips = self.height - 2 * (number + 1), self.width // 16 * planes
@@ -332,6 +349,7 @@ class _Bricks(Lines):
             products += rows * strips * taps * one.steps * one.tiles * one.splits
             fragments += (rows + 2 * segments) * strips * taps // 3 * one.steps * one.splits
             stores += rows * strips * one.splits * one.tiles
+            weights += taps * one.steps * one.tiles * self.plan.warps
             steps += alone
             chained += alone * one.steps * one.tiles * taps
         pixels = self.planes * self.height * self.width * self.chunks(0) + prod(self.edge) * self.chunks_out
@@ -339,7 +357,7 @@ class _Bricks(Lines):
         return {
             "product": each * products * slower, "store": each * stores, "chunk": each * pixels, "step": rounds * steps,
             "chained_product": rounds * chained * slower, "round": rounds, "launch": 1,
-            "chunk_bare": each * pixels / beside, "fragment": each * fragments,
+            "chunk_bare": each * pixels / beside, "fragment": each * fragments, "weight_load": each * weights,
         }  # fmt: skip
 
     def source(self, name: str) -> str:

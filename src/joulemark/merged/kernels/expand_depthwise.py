@@ -99,13 +99,15 @@ class _Geometry(Expanding):
         plan = self.plan
         each = -(-plan.parts * plan.bricks(out, batch) // device.multiprocessors)
         beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
-        rounds = each / beside
+        rounds, whole = each / beside, -(-each // beside)
         chunks = -(-self.chunks // plan.parts)
         taken, left = self.pixel_tiles * 2 * self.channels_in, plan.height * plan.width * 4 * chunks
         return {
-            **self.stage_counts(each, rounds, chunks, self.expanded_share(size, out)),
+            **self.stage_counts(each, whole, chunks, self.expanded_share(size, out)),
             "weights": each * chunks * self.stage_weight_bytes,
             "chunk": each * (taken + left),
+            "chunk_bare": rounds * (taken + left),
+            "hidden_in_turn": whole * -(-chunks // plan.groups),
             "round": rounds,
             "round_bare": rounds / beside,
             "launch": 1,

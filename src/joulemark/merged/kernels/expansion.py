@@ -134,12 +134,12 @@ class Expanding:
         """Of a chunk's weights of both stages, as a block reads them."""
         return (self.steps_in * 1024 if self.expands else 0) + 4 * 8 * 16 * -(-(self.window**2) // 4)
 
-    def stage_counts(self, each: int, rounds: float, chunks: int, share: float = 1.0) -> Counts:
+    def stage_counts(self, each: int, rounds: int, chunks: int, share: float = 1.0) -> Counts:
         """What expansion and depthwise count (:mod:`~.seconds`); a product of 3×3 taps is the unit of the depthwise.
 
         Args:
             each: blocks of the busiest multiprocessor.
-            rounds: of them, one after another.
+            rounds: of them, one after another, the last one whole.
             chunks: that a block takes.
             share: of the tiles of pixels that is expanded.
         """

@@ -120,17 +120,21 @@ class _Geometry(Expanding):
         blocks = plan.parts * plan.bricks(out, batch)
         each = -(-blocks // device.multiprocessors)
         beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
-        rounds = each / beside
+        rounds, whole = each / beside, -(-each // beside)
         tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
         taken = self.pixel_tiles * 2 * self.channels_in
+        stage = self.stage_counts(each, whole, self.chunks)
         return {
-            **self.stage_counts(each, rounds, self.chunks),
+            **stage,
+            "depthwise_bare": stage["depthwise_tile"] / beside,
             "project_product": each * self.chunks * 2 * octets * tiles,
             "weights": each * self.chunks * self.weight_bytes,
             "chunk": each * (taken + plan.height * plan.width * octets * (1 + self.residual)),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
             "round_bare": rounds / beside,
+            "round_partial": whole - rounds,
+            "warp": each * plan.warps * plan.groups,
             "launch": 1,
         }
 

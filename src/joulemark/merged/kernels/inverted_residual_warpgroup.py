@@ -251,12 +251,13 @@ class _Geometry:
         plan = self.plan
         each = -(-plan.bricks(out, batch) // device.clusters(plan.split))
         beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
-        rounds = each / beside
+        rounds, whole = each / beside, -(-each // beside)
         octets, own = plan.chunk // 8, -(-self.octets_out // plan.split)
         inside = self.rows_inside(out)
         expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
         columns = min(self.pitch, self.stride * out[1])
         taken = plan.images * sum(inside) / len(inside) * columns * self.channels_in / 8
+        moved = taken + plan.images * plan.height * plan.width * own * (1 + self.residual)
         others = (plan.split - 1) / plan.split + (_OWN_SUMS if plan.groups > 1 else 0)
         sums = plan.tiles * self.octets_out * plan.warps * plan.groups * 512 * others
         waits = max(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
@@ -271,9 +272,12 @@ class _Geometry:
             "half_load": chunks * octets * plan.warps * self.half_loads if plan.halves else 0,
             "weights": chunks * max(0.0, weights),
             "sums": each * sums,
-            "chunk": each * (taken + plan.images * plan.height * plan.width * own * (1 + self.residual)),
-            "step_in_turn": rounds * self.own_chunks * waits,
-            "load_in_turn": rounds * taken / (plan.warps * plan.groups),
+            "chunk": each * moved,
+            "chunk_bare": rounds * moved,
+            "step_in_turn": whole * self.own_chunks * waits,
+            "hidden_in_turn": whole * self.own_chunks,
+            "sums_in_turn": whole * plan.tiles * self.octets_out,
+            "load_in_turn": whole * taken / (plan.warps * plan.groups),
             "round": 1 if plan.ahead else rounds,
             "round_ahead": rounds - 1 if plan.ahead else 0,
             "round_bare": rounds / beside,

@@ -1,9 +1,10 @@
 """Seconds of a kernel, from counts of what its busiest multiprocessor does.
 
 A family counts, for a plan and a shape, what takes time (products of the tensor cores, rows that wait for each other,
-rounds of blocks …); each count times its seconds, all added, is the kernel's time::
+rounds of blocks …); each count times its seconds, all added, is the kernel's time. Bytes through DRAM, where a family
+counts them, move beside all that; the longer of both tells the time, nearly, as a norm of high order does::
 
-    T = Σ counts[term] · seconds[family][term]
+    S = Σ counts[term] · seconds[family][term], D = counts[DRAM] · seconds[family][DRAM], T = (S⁴ + D⁴)^¼
 
 The seconds are fitted to kernels that were measured on one GPU (``seconds.json`` says on which and from what, and
 ``python -m joulemark.merged_bench.refit`` fits them anew), none is a data sheet's. A count that is zero in a fit has no
@@ -20,11 +21,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import zip_longest
+from math import prod
 from typing import TypeVar
+
+from joulemark.merged.kernels.description import Description
+from joulemark.merged.sequence import Shape
 
 Counts = Mapping[str, float]
 P = TypeVar("P")
 _ALIKE = 2
+DRAM = "dram"
+"""The term of bytes through DRAM."""
+BESIDE = 4
+"""Order of the norm of what DRAM takes and all else: 3, 4 and 8 err alike."""
+_KEPT_BYTES = 30 * 2**20
+"""Half of an H200's L2: a tensor up to this size is still there for the next kernel (:mod:`joulemark.merged.cost`)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,22 @@ def fitted() -> Fitted:
 def seconds_of(family: str, counts: Counts) -> float | None:
     """The time of a kernel on the GPU that was measured; None where its family was not."""
     seconds = fitted().of(family)
-    return None if seconds is None else sum(seconds.get(term, 0.0) * count for term, count in counts.items())
+    return None if seconds is None else time_of(counts, seconds)
+
+
+def time_of(counts: Counts, seconds: Counts) -> float:
+    """T of counts by the seconds of their terms; a term without seconds takes none."""
+    beside = counts.get(DRAM, 0.0) * seconds.get(DRAM, 0.0)
+    added = sum(seconds.get(term, 0.0) * count for term, count in counts.items()) - beside
+    return (added**BESIDE + beside**BESIDE) ** (1 / BESIDE) if beside else added
+
+
+def dram_bytes(description: Description, size: Shape, batch: int) -> float:
+    """Bytes of the input and the output of a sequence where the L2 has no room for them."""
+    sequence = description.sequence
+    ends = ((0, size), (len(sequence.layers), sequence.sizes(size)[-1]))
+    tensors = (batch * prod(shape) * sequence.channels(number) * description.itemsize for number, shape in ends)
+    return float(sum(one for one in tensors if one > _KEPT_BYTES))
 
 
 def varied(plans: Iterable[P], kind: Callable[[P], Hashable]) -> list[P]:
@@ -98,7 +124,7 @@ def cheapest(
             found = counts(plan)
         except ValueError:
             continue
-        ranked.append((sum(seconds.get(term, 0.0) * count for term, count in found.items()), number, plan))
+        ranked.append((time_of(found, seconds), number, plan))
     kept: list[P] = []
     kinds: Counter[Hashable] = Counter()
     for *_, plan in sorted(ranked, key=lambda one: one[:2]):

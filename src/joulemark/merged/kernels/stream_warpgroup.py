@@ -36,7 +36,7 @@ from joulemark.merged.kernels.description import STORED, Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.fragments import column_channels, pad_channels
 from joulemark.merged.kernels.kernel import Kernel
-from joulemark.merged.kernels.seconds import Counts, varied
+from joulemark.merged.kernels.seconds import DRAM, Counts, dram_bytes, varied
 from joulemark.merged.kernels.stream import Ring
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
@@ -189,7 +189,8 @@ class Thirds(Lines):
         return {
             "product": each * products, "store": each * stores,
             "step": rounds * (length + 2.0 * self.depth), "chained_product": rounds * chained,
-            "chunk": each * (taken * self.chunks(0) + left * self.chunks_out), "round": rounds, "launch": 1,
+            "chunk": each * (taken * self.chunks(0) + left * self.chunks_out), "round": rounds, "launch": 1, "start": 1,
+            DRAM: dram_bytes(self.description, size, batch),
         }  # fmt: skip
 
     def pack(self, given: List[Parameters]) -> Tensor:
