@@ -114,7 +114,7 @@ def row_of(layer: Layer, batch: int, device: torch.device) -> dict[str, Any]:
 
 def excitation(channels: int, squeezed: int, edge: int, batch: int, device: torch.device) -> dict[str, Any]:
     """One squeeze-and-excitation, both of its kernels, up to the gate."""
-    from joulemark.merged.pointwise import squeeze_and_excite
+    from joulemark.merged.excitation import squeeze_and_excite
 
     def weights(outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
         weight, bias = torch.randn(squeezed, channels, device=device), torch.randn(outputs, device=device)

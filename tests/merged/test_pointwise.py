@@ -89,7 +89,8 @@ def steps_between(left, right):
 def check_what_is_not_finite():
     """What is no number stays none; infinities become what torch makes of them, and -inf by a GELU its limit."""
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
-    from joulemark.merged.pointwise import epilogue, squeeze_and_excite
+    from joulemark.merged.excitation import squeeze_and_excite
+    from joulemark.merged.pointwise import epilogue
     from joulemark.merged.sequence import Conv
 
     nan, inf = torch.nan, torch.inf
@@ -445,7 +446,7 @@ def check_joined_networks():
 
 def check_excitations():
     from joulemark.merged.bricks import ACTIVATIONS as REFERENCE
-    from joulemark.merged.pointwise import squeeze_and_excite
+    from joulemark.merged.excitation import squeeze_and_excite
 
     sizes = (
         (3, 40, 10, (9, 7), False),
@@ -573,21 +574,21 @@ def test_kernels_that_write_beside_others_compile_for_a_gpu(monkeypatch, tmp_pat
 
 def test_an_excitation_compiles_for_a_gpu(monkeypatch, tmp_path):
     pytest.importorskip("triton.backends.nvidia")
-    from joulemark.merged import pointwise
+    from joulemark.merged import excitation
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernels = [Compiled(one) for one in (pointwise._pool, pointwise._excite)]
+    kernels = [Compiled(one) for one in (excitation._pool, excitation._excite)]
     for one in kernels:
-        monkeypatch.setattr(pointwise, one.kernel.fn.__name__, one)
+        monkeypatch.setattr(excitation, one.kernel.fn.__name__, one)
     x = torch.zeros(2, 72, 4, 6, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
     weight, bias = torch.zeros(5, 72, dtype=torch.bfloat16), torch.zeros(72, dtype=torch.bfloat16)
-    assert pointwise.squeeze_and_excite(x, (weight, bias[:5]), (weight, bias), "silu", False).shape == (2, 72, 1, 1)
+    assert excitation.squeeze_and_excite(x, (weight, bias[:5]), (weight, bias), "silu", False).shape == (2, 72, 1, 1)
     assert all(one.made.asm["cubin"] for one in kernels)
 
 
 def test_pooling_is_cut_into_as_many_programs_as_run_at_once():
     pytest.importorskip("triton")
-    from joulemark.merged.pointwise import _POOLED, split_for
+    from joulemark.merged.excitation import _POOLED, split_for
 
     shapes = [(32, 8, 112**2), (96, 4, 56**2), (240, 10, 28**2), (480, 20, 14**2), (672, 28, 49), (1152, 48, 49)]
     for batch, (channels, squeezed, pixels) in itertools.product((1, 32, 128), shapes):

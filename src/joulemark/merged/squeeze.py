@@ -118,11 +118,11 @@ def _run(
     """An excitation as one operator, for compilers that need not look inside."""
     if not x.shape[0]:
         return x.new_empty((*x.shape[:2], *(1,) * (x.dim() - 2)))
-    from joulemark.merged import pointwise
+    from joulemark.merged.excitation import squeeze_and_excite
 
     memory = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     with torch.cuda.device(x.device):
-        return pointwise.squeeze_and_excite(
+        return squeeze_and_excite(
             x.contiguous(memory_format=memory),
             (first, first_bias),
             (second, second_bias),

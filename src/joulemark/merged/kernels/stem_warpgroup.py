@@ -27,6 +27,7 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.seconds import Counts, cheapest, varied
+from joulemark.merged.kernels.stream_warpgroup import fits
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Conv, Shape, of_three
 
@@ -372,18 +373,22 @@ def _all_plans(layer: Conv, height: int, length: int) -> Iterator[Plan]:
         width = -(-length // (8 * across)) * 8
         most = 1 if _taps(layer)[0] > 1 else max(1, min(8, -(-height // (groups * together))))
         for turns in range(1, most + 1):
-            deepest = next((n for n in _SLOTS if _fits(layer, Plan(width, groups, together, turns, n, bringers))), None)
+            deepest = next(
+                (n for n in _SLOTS if fits(_fitting, layer, Plan(width, groups, together, turns, n, bringers))), None
+            )
             if deepest is not None:
                 yield Plan(width, groups, together, turns, deepest, bringers)
 
 
-def _fits(layer: Conv, plan: Plan) -> bool:
-    """Whether sizes fit together and a block finds room."""
-    try:
-        _Geometry(layer, plan).check()
-    except ValueError:
-        return False
-    return True
+def _fitting(layer: Conv, plan: Plan) -> _Geometry:
+    """The sizes of a plan.
+
+    Raises:
+        ValueError: they do not fit together, or a block finds no room.
+    """
+    made = _Geometry(layer, plan)
+    made.check()
+    return made
 
 
 def stem_warpgroup(description: Description, plan: Plan) -> Kernel:
@@ -394,8 +399,7 @@ def stem_warpgroup(description: Description, plan: Plan) -> Kernel:
     """
     refuse(unsuited(description), "kernel of a first layer by warpgroups")
     layer = description.sequence.layers[0]
-    made = _Geometry(layer, plan)
-    made.check()
+    made = _fitting(layer, plan)
     sizes = f"{plan.width}x{made.lines}_g{plan.groups}l{plan.together}s{plan.slots}b{plan.bringers}"
     name = f"stem_{description}_{_words(layer)}_{sizes}"
     source = (

@@ -12,6 +12,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from joulemark.merged.kernels.stream import Ring
 from joulemark.merged.kernels.warpgroup import FORMATS, ROWS, vocabulary
 from joulemark.merged.sequence import Shape
 
+D = TypeVar("D")
 _BRINGERS, _MOST_BRINGERS, _BROUGHT = 2, 8, 3
 """Warps that bring rows; for planes at most so many, each about so many rows of it."""
 _MOST_CHANNELS, _MOST_LAYERS = 32, 4
@@ -319,10 +321,10 @@ def _all_plans(description: Description, out: Shape, batch: int, device: Device)
         yield from (Plan(tiles, rows, blocks, ahead) for rows in sorted(heights) if rows >= min(8, out[0]))
 
 
-def fits(make: Callable[[Description, P], Thirds], description: Description, plan: P) -> bool:
+def fits(make: Callable[[D, P], object], described: D, plan: P) -> bool:
     """Whether there is a kernel of this plan: ``make`` refuses others."""
     try:
-        make(description, plan)
+        make(described, plan)
     except ValueError:
         return False
     return True
