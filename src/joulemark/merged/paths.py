@@ -48,6 +48,8 @@ from joulemark.merged.writers import its_device
 LIBRARY = ("library", "fused", "product", "epilogue", "taps", "slide", "tiles", "gather", "rows")
 OWN = ("epilogue", "taps", "slide", "tiles", "gather", "rows")
 """Those that hold a kernel of our own."""
+CONVOLVING = tuple(one for one in OWN if one != "epilogue")
+"""Of these, those that convolve by it."""
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
 _recipes: dict[int, Recipe] = {}

@@ -34,6 +34,8 @@ _FOR_RANKING = 0.35
 """Share of the time in which kernels of ranges are ranked; those that had no turn by then are not merged."""
 _FOR_LAYERS = 0.6
 """Share of the time left then that measuring layers alone may take."""
+_FEWEST_PASSES = ("fused", "epilogue")
+"""Paths of a layer that had no turn, as they are tried."""
 _Place = tuple[int, int, int]
 """Number of a chain, begin and end of a range in it."""
 
@@ -89,7 +91,7 @@ class Planner:
                     with self._timed("own kernels"):
                         compiling.close()
             with self._timed("layers"):
-                self._measure_alone(_heaviest_first(alone), builds)
+                self._measure_alone(self._hopeful_first(alone), builds)
                 singles = [[self._single(unit) for unit in chain] for chain in chains]
             if self.setting.measured:
                 with self._timed("ranges"):
@@ -177,6 +179,13 @@ class Planner:
             works(segment, trial, self.setting)
         return {choice: trial.problem for choice, _, trial in unseen if trial.problem is not None}
 
+    def _hopeful_first(self, alone: Iterable[Segment]) -> list[Segment]:
+        """Layers by weight, those first that a kernel of ours may convolve: what they may gain is most.
+
+        Others are a library's in any case; cuDNN's trials may take seconds of each, and time may be up before the last.
+        """
+        return sorted(_heaviest_first(alone), key=lambda one: not self.ranges.has_own(one))
+
     def _measure_alone(self, segments: List[Segment], builds: Builds) -> None:
         """Measure layers alone, in order, for a part of the time: without any left, no range would be merged."""
         begin = time.monotonic()
@@ -230,15 +239,16 @@ class Planner:
         return _choice(unit_names([unit]), segment, best, None, why)
 
     def _unmeasured(self, segment: Segment, trials: Iterable[Trial]) -> Trial:
-        """A library's path for a layer alone; where measuring was wanted, cuDNN's fused kernels if they work.
+        """A library's path for a layer alone; where measuring was wanted, one that does all in the fewest passes.
 
-        Else torch's own operators, which need no check.
+        That is cuDNN's fused kernels, then a convolution with an epilogue, if they work; else torch's own operators,
+        which need no check.
         """
         possible = [one for one in trials if one.kernel is None and (one.problem is None or one.path == "library")]
-        first, last = possible[0], possible[-1]
-        if not self.setting.measured or (first.path == "fused" and self._works(segment, first)):
-            return first
-        return last
+        if not self.setting.measured:
+            return possible[0]
+        fewest = (one for path in _FEWEST_PASSES for one in possible if one.path == path)
+        return next((one for one in fewest if self._works(segment, one)), possible[-1])
 
     def _works(self, segment: Segment, trial: Trial) -> bool:
         """Whether a path is right once, asked once for all layers of a shape."""

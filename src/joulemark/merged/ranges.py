@@ -14,7 +14,7 @@ from joulemark.merged.families import limits_of
 from joulemark.merged.graph import Segment
 from joulemark.merged.kernels import Kernel
 from joulemark.merged.measuring import measure
-from joulemark.merged.paths import OWN, kind_of_path
+from joulemark.merged.paths import CONVOLVING, OWN, kind_of_path
 from joulemark.merged.setting import Setting
 from joulemark.merged.trials import MEASURED, Trial, candidates_of, promising, shape_of
 
@@ -59,6 +59,11 @@ class Ranges:
         """Whether its kernels were ranked while there was time for that."""
         key = self.key(segment)
         return key in self.found or key in self.candidates
+
+    def has_own(self, segment: Segment) -> bool:
+        """Whether one of its candidates that is not tried yet convolves by a kernel of ours."""
+        candidates = self.candidates.get(self.key(segment), ())
+        return any(one.kernel is not None or kind_of_path(one.path) in CONVOLVING for one in candidates)
 
     def ready(self, segment: Segment, apart: float, builds: Builds, deadline: float) -> bool:
         """Whether a range was ranked and what is to be measured of it is compiled by a deadline."""
