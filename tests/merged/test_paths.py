@@ -19,6 +19,8 @@ from joulemark.merged.setting import Setting
 from joulemark.merged.trials import Trial
 from tests.merged.fakes import RATES, fake_family
 
+POINTWISE = ((1, 1), (1, 1), (0, 0), (1, 1))
+
 
 def test_the_users_setting_of_cudnn_comes_back_behind_several_threads(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
@@ -156,6 +158,9 @@ def test_cudnn_fuses_what_is_added_before_a_relu_alone():
         (Conv(64, 64, (2, 2), (2, 2), (0, 0), (1, 1), groups=4), {"biased": True}, ("epilogue", "library")),
         (Conv(8, 8, (1,) * 3, (2,) * 3, (0,) * 3, (1,) * 3), {"biased": True}, ("epilogue", "library")),
         (Conv(8, 8, (3,) * 3, (1,) * 3, (0,) * 3, (1,) * 3, groups=8), {"biased": True}, ("library",)),
+        (Conv(64, 2, *POINTWISE), {"biased": True}, ("tiles 64x16", "epilogue", "product", "library")),
+        (Conv(64, 2, *POINTWISE), {}, ("product", "library")),
+        (Conv(64, 16, *POINTWISE), {"biased": True}, ("epilogue", "product", "library")),
     ],
 )
 def test_a_bias_alone_is_added_by_an_epilogue(layer, more, paths):

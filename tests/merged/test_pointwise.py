@@ -147,6 +147,7 @@ def check_products():
     from joulemark.merged.sequence import Conv, Sequence
 
     for inputs, outputs, gated, adds, biased, activation, tile in (
+        (64, 2, False, None, True, "none", (64, 16)),
         (24, 40, True, "before", True, "none", (64, 64)),
         (5, 70, False, None, False, "silu", (16, 32)),
         (96, 16, True, None, True, "relu6", (32, 16)),

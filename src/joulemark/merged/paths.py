@@ -52,6 +52,7 @@ CONVOLVING = tuple(one for one in OWN if one != "epilogue")
 """Of these, those that convolve by it."""
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
+_OCTET = 8
 _recipes: dict[int, Recipe] = {}
 
 
@@ -169,7 +170,8 @@ def library_paths(
     pointwise = prod(layer.kernel) == 1 and layer.groups == 1 and square and not normed
     depthwise = layer.groups == layer.in_channels == layer.out_channels and len(layer.kernel) == 2
     sized: list[str] = []
-    if own and pointwise and form != "fp32" and (gated or residual or layer.activation != "none"):
+    odd = biased and layer.out_channels % _OCTET > 0  # a library's kernels for tensor cores want octets of channels
+    if own and pointwise and form != "fp32" and (gated or residual or layer.activation != "none" or odd):
         from joulemark.merged.pointwise import tiles_for
 
         sized += [f"tiles {rows}x{columns}" for rows, columns in tiles_for(batch * prod(size), layer.out_channels)]
