@@ -83,8 +83,7 @@ def _draw_panel(panel: Axes, title: str, rows: Sequence[Row], asked: Callable[[R
             panel.plot(*zip(*known, strict=True), mark, color=colour, markersize=4.5, linestyle="", label=called)
     bars = [(value, at) for at, row in enumerate(rows) if (value := asked(row)) is not None]
     if bars:
-        values, at = zip(*bars, strict=True)
-        panel.plot(values, at, "|", color="black", markersize=12, linestyle="", label="asked for")
+        panel.plot(*zip(*bars, strict=True), "|", color="black", markersize=12, linestyle="", label="asked for")
     for at, row in enumerate(rows):
         panel.annotate(_told(row), (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=7)
     panel.axvline(1, color="black", linewidth=0.8)
