@@ -33,6 +33,7 @@ from joulemark.merged_bench.measure import measure_all
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prebuild import prebuild
 from joulemark.merged_bench.prepare import weighted
+from joulemark.merged_bench.remarks import lines_of_tests
 from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
@@ -270,6 +271,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         for group, gains in group_gains(document.content["rows"]).items():
             told = ", ".join(f"{name} {gain:.2f}×" for name, gain in gains.items() if name != "rows")
             print(f"{group} ({gains['rows']:.0f}): {told or 'no gain known'}")
+        print("".join(f"{line}\n" for line in lines_of_tests(document.content)), end="")
         if stage.counters is not None:
             stage.counters.close()
         if stage.power is not None:
