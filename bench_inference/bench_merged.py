@@ -41,16 +41,18 @@ def bench_merged(bench, workload):
 def show(path):
     """The tables of a file of networks or of blocks, in Markdown."""
     from joulemark.merged_bench import blocks, networks
-    from joulemark.merged_bench.published import brickdl_table
+    from joulemark.merged_bench.published import beside_brickdl, brickdl_table
     from joulemark.merged_bench.rows import read
     from joulemark.report.markdown import render
 
     document = read(Path(path))
     with told_as_no_document(path):
         if document["kind"] == "blocks":
-            tables = [blocks.gains_table(document), blocks.schedules_table(document)]
+            schedules = blocks.schedules_table(document)
+            tables = [blocks.gains_table(document), *([schedules] if schedules.rows else [])]
         else:
-            tables = [networks.gains_table(document), brickdl_table(document)]
+            beside = [brickdl_table(document)] if beside_brickdl(document) else []
+            tables = [networks.gains_table(document), *beside]
     print(render(tables), end="")
 
 

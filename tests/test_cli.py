@@ -196,7 +196,7 @@ def test_bad_input_is_one_line_and_exit_2(capsys, stored, tmp_path, args, says):
         ("candidate", "baseline", ["--fail-on-missing"], 1),
         ("baseline", "candidate", ["--threshold", "40%"], 0),
         ("baseline", "candidate", ["--spread", "0.3"], 3),
-        ("gpu_h100", "gpu_a100", [], 0),
+        ("gpu_h100", "gpu_a100", [], 3),
     ],
 )
 def test_compare_exits_by_its_verdict(capsys, base, new, options, expected):

@@ -97,17 +97,42 @@ def test_a_sampler_that_disturbs_is_told(slowdown, says):
     assert says is None or says in found[0].message
 
 
+@pytest.mark.parametrize(
+    ("cost", "interval", "graph", "code", "says"),
+    [
+        (0.282, (0.171, 0.393), 0.4e-3, "counters_cost_untold", "+28.2% [+17.1%, +39.3%]: the step waits for its"),
+        (0.002, (0.001, 0.003), 0.4e-3, "counters_cost_untold", "+0.2% [+0.1%, +0.3%]: the step waits for its"),
+        (-0.070, (-0.093, 0.005), 0.9e-3, "counters_cost_untold", "[-9.3%, +0.5%]: its windows differ by more"),
+        (0.06, (0.05, 0.07), None, "counters_step_time", "took 6% longer"),
+        (-0.06, (-0.07, -0.05), 0.9e-3, "counters_step_time", "took 6% shorter"),
+        (0.06, None, None, "counters_step_time", "took 6% longer"),
+        (0.02, (0.001, 0.04), 0.9e-3, None, None),
+        (None, None, 0.4e-3, None, None),
+    ],
+)
+def test_a_cost_of_counting_that_few_windows_cannot_tell_is_said_not_to_be_told(cost, interval, graph, code, says):
+    times = {"device_time_s": value(1e-3), "device_time_graph_s": value(graph)}
+    found = findings.counters_cost({**times, "counters_overhead": Value(cost, "1", interval, n=2)})
+    assert codes(found) == ([code] if code else [])
+    assert not any(one.flags for one in found)
+    assert says is None or says in found[0].message
+
+
 def test_all_rules_see_a_record():
     record = Record(
         Case("lenet5"),
         "run",
         "ok",
         "env",
-        metrics={"device_time_s": value(1e-3), "device_time_graph_s": value(1e-4)},
+        metrics={
+            "device_time_s": value(1e-3),
+            "device_time_graph_s": value(1e-4),
+            "counters_overhead": Value(0.3, "1", (0.2, 0.4), n=2),
+        },
         samples={"device_time_s": WILD},
         conditions=Conditions(1e9, None, 2e9, 50.0, {"thermal": 1.0}, 4),
     )
-    assert codes(findings.findings_of(record)) == ["unstable", "throttled", "host_bound"]
+    assert codes(findings.findings_of(record)) == ["unstable", "throttled", "host_bound", "counters_cost_untold"]
 
 
 def test_a_warning_becomes_a_finding_on_one_line():

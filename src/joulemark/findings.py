@@ -23,6 +23,10 @@ COLD_CLOCK = 0.9
 """Share of the highest SM clock below which a median clock is cold."""
 WAITING = 0.5
 """Device time without launches over device time with them, below which the step waits for its launches."""
+COUNTERS_DISTURB = 0.05
+"""Change of a step's time beside the counters from which on a reader must know of it."""
+COUNTERS_COST_TOLD = 0.04
+"""Width of the interval of that change up to which it is told: ±2 %, what counting is held to (docs/counters.md)."""
 PROCESS_SPREAD = 0.02
 """What two processes are assumed to differ by, relative to the figure, where it was not measured."""
 
@@ -40,6 +44,7 @@ def findings_of(record: Record) -> tuple[Finding, ...]:
         *cold_clocks(record.conditions),
         *host_bound(record.metrics),
         *sampler_disturbs(record.metrics),
+        *counters_cost(record.metrics),
         *busy_beyond_step(record.metrics),
     )
 
@@ -180,6 +185,29 @@ def sampler_disturbs(metrics: Mapping[str, Value]) -> list[Finding]:
             "energy per item is of those steps; a step that waits for the host varies with the host's load",
         )
     ]
+
+
+def counters_cost(metrics: Mapping[str, Value]) -> list[Finding]:
+    """Steps beside the counters that took another time by more than 5 %; or say that a sweep cannot tell their cost.
+
+    It cannot where the step waits for its launches (see :func:`host_bound`), or where the interval is wider than ±2 %:
+    a few windows of such steps differ by more than counting costs.
+    """
+    cost = metrics.get("counters_overhead")
+    if cost is None or cost.value is None:
+        return []
+    lo, hi = cost.interval or (cost.value, cost.value)
+    waits = bool(host_bound(metrics))
+    if waits or hi - lo > COUNTERS_COST_TOLD:
+        why = "the step waits for its launches" if waits else "its windows differ by more"
+        message = f"what counting costs is not told by {cost.value:+.1%} [{lo:+.1%}, {hi:+.1%}]: {why}"
+        remedy = "levels are of the counted steps; hundreds of windows in turns tell their cost (docs/counters.md)"
+        return [Finding("counters_cost_untold", message, remedy)]
+    if abs(cost.value) <= COUNTERS_DISTURB:
+        return []
+    longer = "longer" if cost.value > 0 else "shorter"
+    message = f"steps beside the counters took {abs(cost.value):.0%} {longer} than without them"
+    return [Finding("counters_step_time", message, "their levels are of those steps")]
 
 
 def busy_beyond_step(metrics: Mapping[str, Value]) -> list[Finding]:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", exc_type=ImportError)
+
+from joulemark.merged_bench import rivals
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench_inference" / "bench_merged.py"
 
@@ -68,6 +72,32 @@ def test_too_few_and_too_many_files_are_refused(main, given, capsys):
 def test_help_of_what_files_are_taken_for(main, what, capsys):
     assert main([what, "--help"]) == 0
     assert f"bench_merged.py {what} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "own"),
+    [
+        (
+            "bench_merged",
+            {"--merge-budget": "55.0", "--batches": "1,32,128", "--rivals": ",".join(rivals.FOR_NETWORKS)},
+        ),
+        ("bench_merged_micro", {"--merge-budget": "15.0", "--rivals": ",".join(rivals.FOR_BLOCKS)}),
+    ],
+)
+def test_help_says_the_default_of_every_option_that_has_one(script, own, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken within a word
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(ROOT / "bench_inference" / f"{script}.py"))["main"](["--help"])
+    entries = capsys.readouterr().out.partition("options:\n")[2].split("\n  --")[1:]
+    said = {f"--{entry.split()[0]}": " ".join(entry.split()) for entry in entries}
+    defaults = {
+        "--only": "all", "--without": "none", "--dtype": "bf16", "--limit": "540.0", "--subject-limit": "300.0",
+        "--rival-limit": "200.0", "--rounds": "25", "--sustain": "2.2", "--turns": "1", "--sustain-best": "for all",
+        "--first": "none", "--by-schedule": "all", "--share": "1/1", "--kernels": "16", "--device": "cuda:0", **own,
+    }  # fmt: skip
+    assert [name for name, value in defaults.items() if f"by default {value}" not in said[name]] == []
+    told = {name for name, entry in said.items() if "by default" in entry}
+    assert told == {*defaults, *(["--network"] if script == "bench_merged" else [])}
 
 
 @pytest.mark.parametrize("batches", ["", "x", "0", "-1", "1,", "1.5"])

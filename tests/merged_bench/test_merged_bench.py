@@ -55,7 +55,9 @@ def block(name):
 
 def test_a_row_says_what_was_measured_and_why_the_rest_is_missing():
     row = measure_subject(block("bottleneck"), Stage("cpu"), QUICK)
-    assert set(row["rivals"]) == set(QUICK.names)
+    assert set(row["rivals"]) == {*QUICK.names, "compile", "xla", "tensorrt"}
+    assert row["rivals"]["xla"] == {"missing": {"all": "not asked for (--rivals, --without)"}}
+    assert row["tiny"]
     for name in ("eager", "jit", "merged"):
         one = row["rivals"][name]
         assert one["burst_s"] > 0
@@ -604,7 +606,16 @@ def test_the_scripts_measure_on_a_cpu(script, more, tmp_path, capsys):
     content = json.loads(out.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(content)
     assert len(content["rows"]) == 1
-    assert "merged" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "merged" in said
+    name = content["rows"][0]["subject"]
+    test = "Only a test of the command, tiny shapes on a CPU: no figure is of use and no bar asked for"
+    assert f"{test}: {name}.\n" in said
+    assert runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))["main"](["table", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"- {test}: {name}.\n" in said
+    assert f"- Rivals that were not asked for: fused, jit, compile, xla, tensorrt of {name}.\n" in said
+    assert not [word for word in ("GPU", "is asked for", "BrickDL", "reached", "missed", "0 of 0") if word in said]
 
 
 def network_row(name, merged, batch=32, dram=None, **rival):
@@ -636,12 +647,56 @@ def test_the_published_table_stands_beside_ours(tmp_path, capsys):
     assert script["main"](["table", str(tmp_path / "merged.json")]) == 0
     said = capsys.readouterr().out
     assert "| resnet50-b32 | 0.850 | 0.500 | 0.800 | – | – | 0.800 |" in said
-    assert "| geometric mean | 0.891 | 0.500 | 0.800 | – | – | 0.800 |" in said
+    assert "| geometric mean, batch 32, of 2 | 0.891 | 0.500 | 0.800 (1) | – | – | 0.800 (1) |" in said
     assert "| BrickDL's, over its seven | 0.88" in said
     mean = 1.0
     for value in BRICKDL.values():
         mean *= value ** (-1 / len(BRICKDL))
     assert mean == pytest.approx(1.137, abs=0.005), "the published geometric mean"
+
+
+def test_means_beside_the_published_ones_are_of_one_batch_each():
+    from joulemark.merged_bench.published import brickdl_table
+
+    rows = [network_row("resnet50", 1.0, 32, eager=2.0), network_row("resnet50", 1.0, 128, eager=4.0)]
+    rows += [network_row("vgg16", 1.0, 32, eager=8.0), network_row("vgg16", 1.0, 1, eager=1.0) | {"tiny": True}]
+    table = brickdl_table(network_document(*rows))
+    means = {row[0]: row[1:3] for row in table.rows if row[0].startswith("geometric mean")}
+    assert means == {
+        "geometric mean, batch 32, of 2": (f"{(0.85 * 0.933) ** 0.5:.3f}", "0.250"),
+        "geometric mean, batch 128, of 1": ("0.850", "0.250"),
+    }
+
+
+def test_tables_say_which_rivals_were_not_asked_for_in_rows_of_either_age():
+    from joulemark.merged_bench.blocks import gains_table as of_blocks
+    from joulemark.merged_bench.networks import gains_table
+
+    every = dict.fromkeys(rivals.USERS, 2.0)
+    rows = [network_row(name, 1.0, **every) for name in ("unet", "vgg16", "drn_26")]
+    del rows[0]["rivals"]["xla"]
+    rows[1]["rivals"]["xla"] = {"missing": {"all": rivals.NOT_ASKED}}
+    rows[2]["rivals"]["xla"] = {"missing": {"all": "JAX is not installed"}}
+    for table in (gains_table, of_blocks):
+        told = [one for one in table(network_document(*rows)).notes if "asked for:" in one]
+        assert told == ["Rivals that were not asked for: xla of unet-b32, vgg16-b32."]
+    rows[0]["rivals"]["compile"] = {"missing": {"all": rivals.NOT_ASKED}}
+    assert not any("tunes" in one for one in gains_table(network_document(rows[0])).notes)
+
+
+def test_tiny_shapes_on_a_gpu_are_a_test_and_stand_beside_rows_that_are_judged():
+    from joulemark.merged_bench.blocks import gains_table as of_blocks
+    from joulemark.merged_bench.networks import gains_table
+
+    tiny, whole = network_row("unet", 1.0, eager=3.0) | {"tiny": True}, network_row("vgg16", 1.0, eager=2.0)
+    document = network_document(*(one | {"group": "chain-16"} for one in (tiny, whole)))
+    said = "Only a test of the command, tiny shapes: no figure is of use and no bar asked for: unet-b32."
+    networks, blocks = gains_table(document), of_blocks(document)
+    assert {row[0]: row[-1] for row in networks.rows} == {"unet-b32": "–", "vgg16-b32": "0.98×: reached"}
+    assert said in networks.notes
+    assert said in blocks.notes
+    assert any(one.startswith("batch 32, ") and "burst 2.000× (1)" in one for one in networks.notes)
+    assert any(one.startswith("chain-16 (1 blocks), ") and "burst 2.00×" in one for one in blocks.notes)
 
 
 def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():

@@ -150,6 +150,13 @@ def test_in_one_process_the_session_fails(project):
     result.stdout.fnmatch_lines(["*host time*REGRESSED*"])
 
 
+def test_a_baseline_that_judges_nothing_is_said_to(project, stored):
+    project.write({"bench_sleep.py": "def bench_other(bench):\n    bench(sum, range(9))\n"})
+    result = project.bench(TIMING, f"--bench-baseline={stored.relative_to(project.path)}")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["joulemark: --bench-baseline has judged nothing: nothing in common"])
+
+
 def test_the_newest_usable_run_is_the_latest_and_damaged_ones_are_named(tmp_path):
     shutil.copytree(RUNS / "store", tmp_path / "store")
     (tmp_path / "store" / "0007_new.json.tmp").write_text("{")

@@ -89,7 +89,7 @@ def test_other_gpu_models_are_shown_and_not_gated(new, gated, environment):
     assert [row.gated for row in comparison.rows] == [gated]
     assert comparison.environment == environment
     assert bool(comparison.messages) != gated
-    assert exit_code(comparison) == 0
+    assert (comparison.verdict, exit_code(comparison)) == (("same", 0) if gated else ("inconclusive", 3))
     assert document(comparison)["summary"]["not_gated"] == (not gated)
 
 
@@ -197,7 +197,7 @@ def test_the_verdict_stands_first_with_what_changed_and_the_worst(make_record, m
     assert oom.endswith("2 of 2 cases changed; worst: b9, ok -> OOM")
     assert lead(base, side(figures=FIGURES)) == "verdict: inconclusive (exit code 3: nothing in common)"
     other = make_run(make_record(gpu="nvidia-a100", figures={"host_time_s": 9.0}, batch=1))
-    assert lead(base, other) == "verdict: none (exit code 0: no figure counts)"
+    assert lead(base, other) == "verdict: inconclusive (exit code 3: no figure counts)"
 
 
 def test_a_throughput_that_fell_is_worse(make_record, make_run):
@@ -219,7 +219,7 @@ def test_a_simulated_gpu_is_named_and_never_judged_against_a_real_one(make_recor
     comparison = compare(side(base, 1.0), side(new, 2.0))
     (row,) = comparison.rows
     mixed = {base, new} == {False, True}
-    assert (row.gated, exit_code(comparison)) == (not mixed, 0 if mixed else 1)
+    assert (row.gated, exit_code(comparison)) == (not mixed, 3 if mixed else 1)
     fakes = [name for name, simulated in (("BASE", base), ("NEW", new)) if simulated]
     assert [f"{name} was measured on simulated GPUs: no figure of power or energy is real" for name in fakes] == [
         one for one in comparison.messages if "was measured on" in one
@@ -246,9 +246,9 @@ def test_missing_rows_that_fail_say_so(make_record, make_run):
         ("ok", "failed", "inconclusive", True, 3, "ok → failed: why"),
         ("oom", "failed", "inconclusive", True, 3, "oom → failed: why"),
         ("ok", "unsupported", "inconclusive", True, 3, "ok → unsupported: why"),
-        ("failed", "ok", "inconclusive", False, 0, "failed → ok"),
-        ("failed", "oom", "inconclusive", False, 0, "failed → oom: why"),
-        ("failed", "failed", "inconclusive", False, 0, "failed → failed: why"),
+        ("failed", "ok", "inconclusive", False, 3, "failed → ok"),
+        ("failed", "oom", "inconclusive", False, 3, "failed → oom: why"),
+        ("failed", "failed", "inconclusive", False, 3, "failed → failed: why"),
     ],
 )
 def test_rows_without_figures_have_a_verdict_too(make_record, make_run, base, new, verdict, gated, code, note):
@@ -263,6 +263,12 @@ def test_rows_without_figures_have_a_verdict_too(make_record, make_run, base, ne
     assert exit_code(comparison) == code
     document(comparison)
     assert ("OOM" in table_of(comparison).rows[0]) == ("oom" in (base, new))
+
+
+def test_what_base_could_not_do_either_costs_nothing_beside_rows_that_count(make_record, make_run):
+    failed, good = make_record(outcome="failed", reason="why"), make_record(batch=9, figures=FIGURES)
+    comparison = compare(make_run(failed, good), make_run(failed, good))
+    assert (comparison.verdict, exit_code(comparison)) == ("same", 0)
 
 
 def test_what_neither_side_supports_is_no_row(make_record, make_run):

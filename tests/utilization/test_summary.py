@@ -12,7 +12,7 @@ import pytest
 
 from joulemark.attribution.document import document_of as attribution_of
 from joulemark.cli import main
-from joulemark.records import Case, Environment, Record, Run, Value
+from joulemark.records import Case, Environment, Finding, Record, Run, Value
 from joulemark.report import formats, utilization_view
 from joulemark.store import RunWriter, read_run
 from joulemark.synthetic_run import SyntheticKernel, SyntheticRun
@@ -145,6 +145,15 @@ def test_elasticity_to_memory_that_hardly_grows_is_not_shown():
 
     assert shown(2.16e9) == "1"
     assert shown(1.081e9) == "n/a"
+
+
+def test_a_cost_of_counting_that_a_sweep_cannot_tell_is_not_told():
+    costs = [record(batch, 100.0 * batch, counters_overhead=cost) for batch, cost in ((8, 0.28), (16, 0.01), (32, 0.2))]
+    for number, code in ((0, "host_bound"), (2, "counters_cost_untold")):
+        costs[number] = replace(costs[number], findings=(Finding(code, "message"),))
+    notes = levels_of(run(costs)).notes
+    assert "beside the counters steps change by +1.0% to +1.0%" in notes
+    assert "a few windows do not tell what counting costs at batch 8, 32" in notes
 
 
 def test_an_out_of_memory_limits_and_is_no_cell():

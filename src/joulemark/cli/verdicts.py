@@ -18,7 +18,7 @@ _METRICS_HELP = (
     "what counts, comma-separated: names of metrics in the result files (device_time_s, host_time_s, throughput_per_s, "
     "energy_per_item_j and peak_memory_bytes unless you say)"
 )
-EXIT_CODES = "0 nothing worse, 1 regressed, 2 unreadable, 3 cannot be decided"
+EXIT_CODES = "0 nothing worse, 1 regressed, 2 unreadable, 3 cannot be decided or no figure counts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,8 +36,6 @@ _COVERED = 0.9
 """Share of the steps' time that samples must span: what they lack is not like what they hold, a step has phases."""
 _AGREE = 0.03
 """Shares of peak by two instruments in the same minute may differ by this much."""
-_DISTURBS = 0.05
-"""Slow-down beside the counters from which on a reader must know of it."""
 _TENSOR, _PLAIN = "pipe_tensor_cycles", "pipe_fma_instructions"
 _LEVEL_OF = {_TENSOR: "tensor_active_fraction", _PLAIN: "fma_fraction"}
 """Counter of a unit that multiplies → its level."""
@@ -480,13 +478,6 @@ def _findings(seen: Readings, values: Mapping[str, Value]) -> Iterator[Finding]:
     yield from unlike(seen.counted)
     for group, reason in seen.lost.items():
         yield Finding("counter_group_lost", f"the counters {group} were not read: {reason}")
-    cost = values.get("counters_overhead")
-    if cost is not None and cost.value is not None and abs(cost.value) > _DISTURBS:
-        yield Finding(
-            "counters_step_time",
-            f"steps beside the counters took {cost.value:+.0%} of the time without them",
-            "their levels are of those steps; a step that waits for the host varies with the host's load",
-        )
     if seen.beside is not None:
         yield from _disagreement(seen, levels_of([seen.beside]), values)
 

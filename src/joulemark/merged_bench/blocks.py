@@ -9,6 +9,7 @@ from typing import Any
 
 from joulemark.merged_bench.judge import GOOD
 from joulemark.merged_bench.networks import unit
+from joulemark.merged_bench.remarks import of_use, remarks
 from joulemark.records import Table
 
 BARS: Mapping[str, float] = {"inverted": 3.0, "chain-16": 3.0, "chain-32": 1.8, "bottleneck": 1.3, "chain3d": 2.0}
@@ -34,9 +35,8 @@ def gains_table(document: Mapping[str, Any]) -> Table:
     )  # fmt: skip
     notes = [
         "Times per call in bursts; gains are the best rival's over merged's; energy and DRAM bytes per call of merged.",
-        *_means(document["rows"]),
-        *(f"{row['subject']}: time was up before all rivals were built." for row in document["rows"] if row.get("cut")),
-        *(f"{name}: {why}" for name, why in document["failed"].items()),
+        *_means(of_use(document)),
+        *remarks(document),
     ]
     title = f"Blocks merged, against their best rival ({document['gpu']})"
     return Table(columns, tuple(cells), frozenset((1, 2, *range(4, len(columns)))), tuple(notes), title)

@@ -33,6 +33,7 @@ from joulemark.merged_bench.measure import measure_all
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prebuild import prebuild
 from joulemark.merged_bench.prepare import weighted
+from joulemark.merged_bench.remarks import lines_of_tests
 from joulemark.merged_bench.rows import ask_again, measured_in
 from joulemark.merged_bench.stage import COUNTED, Stage
 from joulemark.merged_bench.subjects import Subject
@@ -107,14 +108,22 @@ def main(
         return _INTERRUPTED
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option that has one and does not say it in its own words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.default in (None, "", False, argparse.SUPPRESS) or "by default" in (action.help or "")
+        return action.help if told else f"{action.help} (by default %(default)s)"
+
+
 def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.ArgumentParser:
     """What both benchmarks are given."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=about, formatter_class=_Help)
     parser.add_argument("--out", type=Path, required=True, metavar="F.json", help="goes on with a file that is there")
-    parser.add_argument("--only", default="", metavar="WORD", help="subjects with WORD in their name")
+    parser.add_argument("--only", default="", metavar="WORD", help="subjects with WORD in their name; by default all")
     parser.add_argument("--rivals", default=",".join(names), metavar="NAMES", help=f"of {', '.join(rivals.EVERY)}")
-    parser.add_argument("--without", default="", metavar="NAMES", help="rivals to leave out")
-    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"])
+    parser.add_argument("--without", default="", metavar="NAMES", help="rivals to leave out; by default none")
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "tf32", "fp32"], help="number format")
     parser.add_argument(
         "--limit",
         type=seconds,
@@ -129,12 +138,20 @@ def _parser(kind: str, names: Sequence[str], about: str | None) -> argparse.Argu
     parser.add_argument("--rounds", type=positive, default=25, help="bursts of each rival")
     parser.add_argument("--sustain", type=seconds, default=2.2, metavar="S", help="of each steady window; 0 for none")
     parser.add_argument("--turns", type=positive, default=1, help="steady windows of each rival")
-    parser.add_argument("--sustain-best", type=positive, metavar="N", help="steady windows for ours and the N fastest")
+    parser.add_argument(
+        "--sustain-best",
+        type=positive,
+        metavar="N",
+        help="steady windows for ours and the N fastest; by default for all",
+    )
     parser.add_argument(
         "--unmerged-bursts-only", action="store_true", help="no steady windows of our own unmerged kernels"
     )
     parser.add_argument(
-        "--first", default="", metavar="NAMES", help="subjects or groups to begin with, in this order; then the others"
+        "--first",
+        default="",
+        metavar="NAMES",
+        help="subjects or groups to begin with, in this order; then the others; by default none",
     )
     parser.add_argument(
         "--by-schedule",
@@ -270,6 +287,7 @@ def _run(kind: str, subjects: Sequence[Subject], args: argparse.Namespace) -> in
         for group, gains in group_gains(document.content["rows"]).items():
             told = ", ".join(f"{name} {gain:.2f}×" for name, gain in gains.items() if name != "rows")
             print(f"{group} ({gains['rows']:.0f}): {told or 'no gain known'}")
+        print("".join(f"{line}\n" for line in lines_of_tests(document.content)), end="")
         if stage.counters is not None:
             stage.counters.close()
         if stage.power is not None:

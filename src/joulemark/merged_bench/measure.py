@@ -75,6 +75,7 @@ def measure_subject(
     precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
     found, acts, late = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
+    found |= {one: {"missing": {"all": rivals.NOT_ASKED}} for one in rivals.USERS if one not in found}
     spent = {"built": time.perf_counter() - begin}
     with torch.no_grad():
         spent |= _perform(stage, acts, options)
@@ -88,6 +89,7 @@ def measure_subject(
         "subject": subject.name,
         "group": subject.group,
         "shape": list(shape),
+        **({"tiny": True} if options.tiny else {}),
         "dtype": options.dtype,
         "calls_per_round": len(xs),
         "rivals": found,

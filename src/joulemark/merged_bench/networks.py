@@ -10,6 +10,8 @@ from joulemark.errors import ConfigurationError
 from joulemark.merged_bench.gains import gains_of, replayed_over_burst, unmerged_variants
 from joulemark.merged_bench.judge import judge
 from joulemark.merged_bench.provenance import UNKNOWN, versions
+from joulemark.merged_bench.remarks import of_use, only_a_test, remarks, why_missing
+from joulemark.merged_bench.rivals import NOT_ASKED
 from joulemark.merged_bench.rows import is_whole
 from joulemark.records import Table
 
@@ -24,6 +26,7 @@ _FLOOR = (
     "The floor is the roofline of every layer as one kernel, at rates measured on this GPU, over merged's time: above "
     "100 % merging went below what layers one by one can reach."
 )
+_ASKED = "asked: the gain that is asked for, and whether burst and sustained reach it."
 
 _CALLED = {"over_unmerged_variants": "over unmerged"}
 _OVER_UNMERGED = (
@@ -69,7 +72,9 @@ def gains_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: merged beside the best rival; energy per image, bytes, costs and the bars."""
     rows = sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
     rows = [{**row, "gains": gains_of(row["rivals"])} for row in rows]  # older ones have fewer
-    cells = [tuple(_cells(row)) for row in rows]
+    document = {**document, "rows": rows}
+    judged = of_use(document)
+    cells = [(*_cells(row), "–" if only_a_test(row, document["gpu"]) else _verdict(row)) for row in rows]
     columns = (
         "network", "merged", "best rival", "its time", "burst", "sustained", "over unmerged", "energy/image", "gain",
         "DRAM gain", "layers' floor", "merge", "cached", "compile", "memory", "asked",
@@ -77,16 +82,15 @@ def gains_table(document: Mapping[str, Any]) -> Table:
     notes = [
         "Times per call; gains are the best rival's figure over merged's; energy per image of merged, then its gain.",
         *_unmerged(rows),
-        _FLOOR,
-        "asked: the gain that is asked for, and whether burst and sustained reach it.",
-        *_means(rows),
-        *(f"{row['subject']}: time was up before all rivals were built." for row in rows if row.get("cut")),
+        *([_FLOOR] if any(row["floors"] for row in rows) else []),
+        *([_ASKED] if judged else []),
+        *_means(judged),
         *(
             f"{row['subject']}: no compiler that tunes among the rivals: {why}."
             for row in rows
-            if (why := _untuned(row))
+            if (why := why_missing(row, "compile")) not in (None, NOT_ASKED)
         ),
-        *(f"{name}: {why}" for name, why in document["failed"].items()),
+        *remarks(document),
         *versions(rows),
     ]
     title = f"Networks merged, against their best rival ({document['gpu']})"
@@ -110,7 +114,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         *(unit(merged.get(name), 1, "s") for name in ("merge_s", "merge_cached_s")),
         unit(row["rivals"].get("compile", {}).get("build_s"), 1, "s"),
         unit(merged.get("peak_bytes"), 2**-30, "GiB"),
-        _verdict(row),
     ]
 
 
@@ -127,12 +130,6 @@ def _unmerged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"over unmerged without a compiled one, which was not built: {', '.join(bare)}." if bare else "",
     ]
     return [one for one in lines if one]
-
-
-def _untuned(row: Mapping[str, Any]) -> str | None:
-    """Why the rival that is the strongest of most networks is missing, where it was asked for; None where it is not."""
-    missing: Mapping[str, str] = row["rivals"].get("compile", {}).get("missing", {})
-    return missing.get("all")
 
 
 def unit(value: float | None, scale: float, name: str) -> str:

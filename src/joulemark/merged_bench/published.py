@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from joulemark.merged_bench.remarks import of_use
 from joulemark.records import Table
 
 SOURCE = (
@@ -31,6 +32,10 @@ DIFFERENCES = (
     "DRN-26, 3-D ResNet-34, DarkNet-53 and the DeepCAM-like network are written from their papers, the last with an "
     "encoder of ResNet-50"
 )
+_MEANS = (
+    "A geometric mean is over the networks of one batch, as many as its row says; a number behind a figure says that "
+    "so many of them have it. BrickDL's is over its seven networks, a figure each; at which batch is not known here."
+)
 _RIVALS = {"cudnn": "eager", "torchscript": "jit", "xla": "xla", "compile": "compile"}
 _COLUMNS = ("cudnn", "torchscript", "xla", "compile", "dram")
 
@@ -41,14 +46,16 @@ def beside_brickdl(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     Times by burst, ``dram`` the bytes through DRAM over cuDNN's; None where one is missing.
 
     Args:
-        document: of networks.
+        document: of networks; rows that only test the command are left out.
     """
     rows = []
     order = list(BRICKDL)
-    for row in sorted((one for one in document["rows"] if one["group"] in BRICKDL), key=lambda one: _place(one, order)):
+    found = [one for one in of_use(document) if one["group"] in BRICKDL]
+    for row in sorted(found, key=lambda one: _place(one, order)):
         over = {name: _ratio(row, rival, _burst) for name, rival in _RIVALS.items()}
         over["dram"] = _ratio(row, "eager", _dram)
-        rows.append({"network": row["group"], "subject": row["subject"], "brickdl": BRICKDL[row["group"]], **over})
+        names = {"network": row["group"], "batch": row["shape"][0], "subject": row["subject"]}
+        rows.append({**names, "brickdl": BRICKDL[row["group"]], **over})
     return rows
 
 
@@ -71,26 +78,34 @@ def _ratio(row: Mapping[str, Any], rival: str, figure: Any) -> float | None:
 
 
 def brickdl_table(document: Mapping[str, Any]) -> Table:
-    """The published table beside ours, and what differs; the means are over the rows that have the figure."""
+    """The published table beside ours, a mean per batch as BrickDL's is of one, and what differs."""
     rows = beside_brickdl(document)
-    cells = [(row["subject"], *_shown([row["brickdl"], *(row[name] for name in _COLUMNS)])) for row in rows]
-    published = _mean({row["network"]: row["brickdl"] for row in rows}.values())
-    means = [published, *(_mean(row[name] for row in rows) for name in _COLUMNS)]
-    cells.append(("geometric mean", *_shown(means)))
+    cells = [(row["subject"], *(_shown(row[name]) for name in ("brickdl", *_COLUMNS))) for row in rows]
+    for batch in sorted({row["batch"] for row in rows}):
+        cells.append(_means(batch, [row for row in rows if row["batch"] == batch]))
     theirs = [_mean(BRICKDL.values()), None, 1 / OVER_TORCHSCRIPT, 1 / OVER_XLA, None, None]
-    cells.append(("BrickDL's, over its seven", *_shown(theirs)))
+    cells.append(("BrickDL's, over its seven", *map(_shown, theirs)))
     columns = ("network", "BrickDL / cuDNN", "/ cuDNN", "/ TorchScript", "/ XLA", "/ compile", "DRAM bytes / cuDNN")
     return Table(
         columns,
         tuple(cells),
         frozenset(range(1, len(columns))),
-        (f"{SOURCE}.", f"{DIFFERENCES}.", "– was not measured, or not published."),
+        (f"{SOURCE}.", f"{DIFFERENCES}.", _MEANS, "– was not measured, or not published."),
         f"BrickDL's table beside ours ({document['gpu']}): time of merged execution over another's",
     )
 
 
-def _shown(values: Iterable[float | None]) -> list[str]:
-    return ["–" if one is None else f"{one:.3f}" for one in values]
+def _means(batch: int, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Geometric means over the networks of a batch; of how many of them, where a figure is missing of others."""
+    cells = []
+    for name in ("brickdl", *_COLUMNS):
+        known = [row[name] for row in rows if row[name] is not None]
+        cells.append(_shown(_mean(known)) + (f" ({len(known)})" if 0 < len(known) < len(rows) else ""))
+    return f"geometric mean, batch {batch}, of {len(rows)}", *cells
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

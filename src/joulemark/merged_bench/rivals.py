@@ -292,6 +292,9 @@ EVERY = tuple(RIVALS)
 FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
 INSTEAD = {"compile_default": "compile"}
 """A rival → the same compiler with tuning: it is built only where that one, if asked for before it, was not."""
+USERS = tuple(one for one in RIVALS if one not in OURS and one not in INSTEAD)
+"""What a user has besides merging: why one of them was not measured stands in every row."""
+NOT_ASKED = "not asked for (--rivals, --without)"
 FOR_NETWORKS = ("merged", "eager", "fused", "compile", "compile_default", "jit", "xla", "tensorrt")
 """Merged first: it finds nothing that cuDNN or a compiler has kept of a rival, and is there when time is up. Then those
 that are fast to build or to run."""

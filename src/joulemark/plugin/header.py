@@ -154,6 +154,7 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
         Whether all reports that were asked for could be written.
     """
     from joulemark.attribution.stored import folder_beside
+    from joulemark.report.comparison import why_nothing_counts
     from joulemark.report.documents import in_folder
     from joulemark.report.output import render, render_comparison
 
@@ -174,6 +175,9 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
     comparison = session.comparison()
     if comparison is not None:
         reporter.write_line(render_comparison(comparison, "terminal"))
+        if not comparison.counts:
+            why = why_nothing_counts(comparison)
+            reporter.write_line(f"joulemark: --bench-baseline has judged nothing: {why}", yellow=True)
     written = _write_reports(run, documents, session.options.reports, reporter)
     reporter.write_line(f"records: {journal.path}")
     for line in unusable:

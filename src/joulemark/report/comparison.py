@@ -117,11 +117,14 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the rows that count; ``inconclusive`` when there is nothing in common."""
+        """The worst of the rows that count; ``inconclusive`` where none does: then nothing was compared."""
         found = {row.verdict for row in self.rows if row.gated}
-        if not found:
-            return "inconclusive" if not self.rows else "same"
-        return next(verdict for verdict in VERDICTS if verdict in found)
+        return next((verdict for verdict in VERDICTS if verdict in found), "inconclusive")
+
+    @property
+    def counts(self) -> bool:
+        """Whether any row counts."""
+        return any(row.gated for row in self.rows)
 
     @property
     def spread(self) -> Literal["measured", "assumed", "mixed"]:
@@ -201,7 +204,7 @@ def exit_code(comparison: Comparison, fail_on_missing: bool = False) -> int:
         fail_on_missing: whether cases and figures that NEW lacks fail.
 
     Returns:
-        0 nothing worse; 1 regressed, or missing where that fails; 3 inconclusive or nothing in common.
+        0 nothing worse; 1 regressed, or missing where that fails; 3 inconclusive, or no row counts.
     """
     if comparison.verdict == "regressed":
         return EXIT_REGRESSED
@@ -217,10 +220,15 @@ def meaning_of_exit(comparison: Comparison, fail_on_missing: bool = False) -> st
         regressed = comparison.verdict == "regressed"
         why = "something is worse" if regressed else "NEW lacks cases or figures of BASE (--fail-on-missing)"
     elif code == EXIT_INCONCLUSIVE:
-        why = "it cannot be decided whether something is worse" if comparison.compared else "nothing in common"
+        why = "it cannot be decided whether something is worse" if comparison.counts else why_nothing_counts(comparison)
     else:
-        why = "nothing is worse" if any(row.gated for row in comparison.rows) else "no figure counts"
+        why = "nothing is worse"
     return f"exit code {code}: {why}"
+
+
+def why_nothing_counts(comparison: Comparison) -> str:
+    """Of a comparison without a row that counts."""
+    return "no figure counts" if comparison.compared else "nothing in common"
 
 
 def _went_missing(row: Row) -> bool:

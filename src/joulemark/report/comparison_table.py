@@ -108,8 +108,7 @@ def verdict_line(comparison: Comparison, names: Mapping[str, str], ends: str) ->
         ends: how the command ends because of it; may be empty.
     """
     worst = comparison.worst()
-    verdict = comparison.verdict if worst is not None or not comparison.rows else "none"
-    parts = [f"verdict: {verdict}" + (f" ({ends})" if ends else "")]
+    parts = [f"verdict: {comparison.verdict}" + (f" ({ends})" if ends else "")]
     parts += [f"simulated GPUs in {' and '.join(comparison.simulated)}"] if comparison.simulated else []
     if worst is not None:
         changed = {row.key for row in comparison.rows if row.gated and row.verdict in ("regressed", "improved")}

@@ -136,6 +136,8 @@ def _levels(name: str, series: Mapping[str, Json]) -> Table:
     return table_of(f"{name}: levels", columns, rows, tuple(_level_notes(series)), _all(columns))
 
 
+_COST_UNTOLD = frozenset({"host_bound", "counters_cost_untold"})
+"""Findings of a step of which a few windows do not tell what counting costs."""
 _GROWTH = 1.01
 """Of memory from one batch to the next, under which its elasticity is noise over next to nothing."""
 
@@ -153,9 +155,12 @@ def _elasticities(series: Mapping[str, Json]) -> dict[int, float | None]:
 def _level_notes(series: Mapping[str, Json]) -> Iterator[str]:
     used = {tier for cell in series["cells"] for level, tier in cell["tiers"].items() if level in LEVELS and tier}
     yield f"levels by {', '.join(sorted(used)) or 'no instrument'}; GPU busy by torch's profiler, in a profiled step"
-    costs = [cell["counters_overhead"] for cell in series["cells"] if cell["counters_overhead"] is not None]
+    counted = [cell for cell in series["cells"] if cell["counters_overhead"] is not None]
+    costs = [cell["counters_overhead"] for cell in counted if _COST_UNTOLD.isdisjoint(cell["findings"])]
     if costs:
-        yield f"steps beside the counters take {min(costs):+.1%} to {max(costs):+.1%} of those without"
+        yield f"beside the counters steps change by {min(costs):+.1%} to {max(costs):+.1%}"
+    if untold := [str(cell["batch_size"]) for cell in counted if not _COST_UNTOLD.isdisjoint(cell["findings"])]:
+        yield f"a few windows do not tell what counting costs at batch {', '.join(untold)}"
     yield "elasticity: d ln(items/s) / d ln(memory) from the batch before; n/a where memory grows by less than 1 %"
     if series["did_not_fit"] is not None:
         yield f"batch {series['did_not_fit']} did not fit into memory"
