@@ -6,6 +6,8 @@ python bench_inference/bench_merged.py table results/nvidia-h200/merged.json   #
 
 python bench_inference/bench_merged.py table results/nvidia-h200/merged-blocks.json   # gains, schedules side by side
 
+python bench_inference/bench_merged.py table results/nvidia-h200/merged.json --plot merged.svg   # and a picture of them
+
 python bench_inference/bench_merged.py join OUT.json PART.json…   # files of several GPUs of one machine as one
 
 Without a GPU: the tables of a file, and the command itself with --device cpu --tiny (small shapes; no figures of use).
@@ -38,13 +40,17 @@ def bench_merged(bench, workload):
     bench.step(workload)
 
 
-def show(path):
-    """The tables of a file of networks or of blocks, in Markdown."""
+def show(path, plot=None):
+    """The tables of a file of networks or of blocks, in Markdown; its gains as a picture where that is wanted."""
     from joulemark.merged_bench import blocks, networks
     from joulemark.merged_bench.published import beside_brickdl, brickdl_table
     from joulemark.merged_bench.rows import read
+    from joulemark.report import merged_plot
     from joulemark.report.markdown import render
+    from joulemark.report.plot import check_path
 
+    if plot is not None:
+        check_path(Path(plot))
     document = read(Path(path))
     with told_as_no_document(path):
         if document["kind"] == "blocks":
@@ -53,6 +59,9 @@ def show(path):
         else:
             beside = [brickdl_table(document)] if beside_brickdl(document) else []
             tables = [networks.gains_table(document), *beside]
+        if plot is not None:
+            asked = networks.asked_of if document["kind"] == "networks" else lambda _: None
+            merged_plot.draw(document, Path(plot), asked)
     print(render(tables), end="")
 
 
@@ -102,10 +111,13 @@ def of_files(what, *paths):
     if {"-h", "--help"} & set(paths):
         print(__doc__)
         return 0
+    plots = paths[1:2] == ("--plot",) and what == "table"
     try:
-        if len(paths) < 2 if what == "join" else len(paths) != 1:
-            raise ConfigurationError(f"{what} of {len(paths)} files", "give table FILE, or join OUT PART…")
-        (join if what == "join" else show)(*paths)
+        if len(paths) < 2 if what == "join" else len(paths) != (3 if plots else 1):
+            raise ConfigurationError(
+                f"{what} of {len(paths)} files", "give table FILE, table FILE --plot PICTURE, or join OUT PART…"
+            )
+        (join if what == "join" else show)(*(one for one in paths if one != "--plot"))
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

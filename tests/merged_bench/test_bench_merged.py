@@ -62,10 +62,10 @@ def test_joined_files_go_where_they_can_be_written(main, tmp_path, capsys):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["out.json", "part.json"]
 
 
-@pytest.mark.parametrize("given", [["table"], ["table", "a", "b"], ["join"], ["join", "out"]])
+@pytest.mark.parametrize("given", [["table"], ["table", "a", "b"], ["table", "a", "--plot"], ["join"], ["join", "out"]])
 def test_too_few_and_too_many_files_are_refused(main, given, capsys):
     assert main(given) == 2
-    assert "give table FILE, or join OUT PART…" in capsys.readouterr().err
+    assert "give table FILE, table FILE --plot PICTURE, or join OUT PART…" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["table", "join"])
@@ -105,6 +105,19 @@ def test_batch_sizes_are_numbers_from_one(main, batches, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([f"--batches={batches}", "--out", str(tmp_path / "out.json"), "--device", "cpu", "--tiny"])
     assert f"{batches!r} are no batch sizes: give numbers from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "asked"), [("merged.json", True), ("merged-blocks.json", False)])
+def test_a_table_is_drawn_too(main, name, asked, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    committed, picture = ROOT / "results" / "nvidia-h200" / name, tmp_path / "gains.svg"
+    assert main(["table", str(committed), "--plot", str(picture)]) == 0
+    drawn = picture.read_text(encoding="utf-8")
+    rows = json.loads(committed.read_text(encoding="utf-8"))["rows"]
+    assert all(f"<!-- {row['subject']} -->" in drawn for row in rows)
+    assert ("<!-- asked for -->" in drawn) is asked
+    assert main(["table", str(committed), "--plot", str(tmp_path / "gains.txt")]) == 2
+    assert "use a name that ends in .svg" in capsys.readouterr().err
 
 
 def test_the_docs_hold_the_tables_of_the_committed_networks(main, capsys):
