@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -78,7 +78,8 @@ def cudnn_tuning(on: bool) -> Iterator[None]:
     or not (``Conv_v8.cpp``: ``benchmark`` is no part of its key, ``deterministic`` is). So that a plan that was not
     picked by trial is never taken where times count, what runs without trials is as deterministic as the user does not
     want it; where torch's deterministic algorithms are on, every plan is (``Convolution.cpp``), and all are picked by
-    trial. Plans of :func:`_fused` are told apart by nothing (``ConvShared.cpp``: never deterministic).
+    trial. Plans of :func:`_fused` are told apart by nothing (``ConvShared.cpp``: never deterministic): it picks all of
+    its own by trial.
     """
     wish = _tuning.begin(on)
     try:
@@ -472,12 +473,14 @@ def _bias_of(given: Parameters) -> Tensor | None:
 
 
 def _fused(layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """By a plan of cuDNN's that was picked by trial, whoever asks: torch would go on running a guessed one."""
     shape = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
-    if residual is None:
-        y: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *shape)
-        return y
-    z: Tensor = torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape)
-    return z
+    with nullcontext() if torch.backends.cudnn.benchmark else cudnn_tuning(True):
+        if residual is None:
+            y: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *shape)
+            return y
+        z: Tensor = torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape)
+        return z
 
 
 def _product(layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
