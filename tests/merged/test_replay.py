@@ -115,6 +115,7 @@ def test_a_merged_model_that_is_captured_runs_what_is_fastest_on_the_device(simu
     model, x = model_and_input()
     for merged in (merged_there(model, x), merged_there(model, x)):
         assert (merged.variant, merged.captured) == ("folded", "graph")
+        assert not merged.training
         assert "whole model, called: plain (measured faster as 'folded'" in merged.explain()
         assert (
             "the whole: folded (measured per call: launches 9000 ms, folded 500 ms, graph 1000 ms" in merged.explain()

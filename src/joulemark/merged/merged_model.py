@@ -74,6 +74,8 @@ class Decision:
 class MergedModel(nn.Module):
     """A model after :func:`merge`; an ordinary module for inference.
 
+    It stays in evaluation mode, as a part of a model that is trained too: ``train()`` changes nothing.
+
     Args:
         inner: what runs.
         decisions: per segment, and per convolution that is in none.
@@ -107,7 +109,7 @@ class MergedModel(nn.Module):
         spent_s: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
-        self.inner, self.training = inner, inner.training
+        self.inner, self.training = inner, failed is not None and inner.training
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
         self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
@@ -119,6 +121,14 @@ class MergedModel(nn.Module):
             inputs = self._in_order(inputs, named)
         with cudnn_tuning(True) if self.tuned else nullcontext():
             return self.inner(*inputs)
+
+    def train(self, mode: bool = True) -> MergedModel:
+        """Stay in evaluation mode, whatever ``mode``.
+
+        A model that could not be copied and is its user's own, in training mode perhaps, is left as it is by
+        ``train()`` and put into evaluation mode by ``eval()``.
+        """
+        return self if mode else super().train(False)
 
     def _in_order(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """All inputs by position: what replays a graph knows no names.
@@ -183,7 +193,7 @@ def _place(error: Exception) -> str:
 
 def untraced(model: nn.Module, why: str) -> MergedModel:
     """The model as it is, with the reason; a copy in evaluation mode of one that trains."""
-    if any(one.training for one in model.modules()):
+    if any(one.training for one in model.modules()) and not isinstance(model, MergedModel):
         with suppress(Exception), torch.inference_mode(False):  # what cannot be copied stays the model itself
             model = copy.deepcopy(model).eval()
     return MergedModel(model, [Decision(type(model).__name__, "plain", why)], failed=why)
