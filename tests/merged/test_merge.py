@@ -336,6 +336,18 @@ def test_what_could_not_be_copied_goes_on_training_until_it_is_told_not_to():
     assert not any(one.training for one in merged.modules())
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_merged_model_is_exported_and_compiled_as_one_graph(strict):
+    """Whose convolutions run as whoever runs them has set cuDNN."""
+    model, x = settled(Block(4), 2, 4, 9, 9)
+    merged = merge(model, x, "padded")
+    assert merged.tuned
+    expected = model(x)
+    torch.testing.assert_close(torch.export.export(merged, (x,), strict=strict).module()(x), expected)
+    compiled = torch.compile(nn.Sequential(merged), backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(x), expected)
+
+
 def test_merged_parts_stay_as_they_are():
     model, x = settled(Block(4), 2, 4, 9, 9)
     merged = merge(model, x, "padded")

@@ -74,7 +74,8 @@ class Decision:
 class MergedModel(nn.Module):
     """A model after :func:`merge`; an ordinary module for inference.
 
-    It stays in evaluation mode, as a part of a model that is trained too: ``train()`` changes nothing.
+    It stays in evaluation mode, as a part of a model that is trained too: ``train()`` changes nothing. What
+    :func:`torch.compile` or :func:`torch.export.export` make of it runs under the settings of cuDNN that it finds.
 
     Args:
         inner: what runs.
@@ -86,7 +87,7 @@ class MergedModel(nn.Module):
         took_s: by :func:`merge`.
         cached: whether the plan came from the disk.
         failed: why the model runs as it is; None where there was a plan for it.
-        tuned: whether cuDNN picks its algorithms by trial; else as the user has set it.
+        tuned: whether cuDNN picks its algorithms by trial when it is called; else as the user has set it.
         captured: variant whose launches a CUDA graph of the user's captures, the fastest on the device; None where none
             was measured: it captures what is called.
         device_times: variant that is a graph → measured seconds of its replay on the device.
@@ -119,7 +120,8 @@ class MergedModel(nn.Module):
         """The model's output."""
         if named:
             inputs = self._in_order(inputs, named)
-        with cudnn_tuning(True) if self.tuned else nullcontext():
+        tuned = self.tuned and not torch.compiler.is_compiling()  # no trace can hold a setting
+        with cudnn_tuning(True) if tuned else nullcontext():
             return self.inner(*inputs)
 
     def train(self, mode: bool = True) -> MergedModel:
