@@ -38,9 +38,10 @@ import torch
 from torch import Tensor, nn
 
 from joulemark.merged.bricks import CONVOLUTIONS, Parameters, channel_norm, finished
-from joulemark.merged.kernels import Kernel
+from joulemark.merged.kernels import Kernel, emulate
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
+from joulemark.merged.kernels.launch import loaded, scratch_of
 from joulemark.merged.sequence import Conv, Sequence, Shape
 from joulemark.merged.trying import has_triton
 from joulemark.merged.writers import its_device
@@ -368,9 +369,7 @@ class Recipe:
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
         x, added = aligned(x), None if added is None else aligned(added)
         if not x.is_cuda:
-            return kernel.run(x, packed, added)
-        from joulemark.merged.kernels.launch import loaded, scratch_of
-
+            return emulate.run(kernel, x, packed, added)
         kernel.check(x, added)
         # Scratch is each segment's own: segments of one recipe may run on several streams at once.
         out, key = self.like(x), (*x.shape, x.device, packed.data_ptr())
