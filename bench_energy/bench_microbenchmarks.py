@@ -17,7 +17,7 @@ def engine_on(device):
     if not device.startswith("cuda"):
         pytest.skip("microbenchmarks run on CUDA GPUs")
     pytest.importorskip("cuda.core", exc_type=ImportError)
-    from joulemark.energy.microbench.cuda_engine import CudaEngine
+    from joulemark.energy.cuda_engine import CudaEngine
 
     return CudaEngine(int(device.partition(":")[2] or 0))
 

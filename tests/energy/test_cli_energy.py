@@ -57,7 +57,7 @@ def synthetic_machine(tmp_path, monkeypatch):
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("joulemark.energy.microbench.cuda_engine.CudaEngine", lambda *_: Engine())
+    monkeypatch.setattr("joulemark.energy.cuda_engine.CudaEngine", lambda *_: Engine())
     monkeypatch.setattr("joulemark.energy.calibrate.SampledMeter", lambda _: gpu.meter)
     return gpu
 

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("cuda.core", exc_type=ImportError)
 
+from joulemark.energy.cuda_engine import CudaEngine
 from joulemark.energy.engine import Launch
-from joulemark.energy.microbench.cuda_engine import CudaEngine
 from joulemark.energy.microbench.operands import BLOCK_BYTES, constant_block, operand_block
 from joulemark.energy.microbench.suite import L1_BLOCK_BYTES, SUITE, TILE_BYTES
 from joulemark.errors import DeviceError, OutOfMemory

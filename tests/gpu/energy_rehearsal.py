@@ -82,8 +82,7 @@ def install() -> None:
     if not os.environ.get(SWITCH) or not ("measure_workloads.py" in script or "joulemark.cli" in script):
         return
     from joulemark.collect import counters
-    from joulemark.energy import calibrate, workload_windows
-    from joulemark.energy.microbench import cuda_engine
+    from joulemark.energy import calibrate, cuda_engine, workload_windows
 
     bench = Rehearsal()
     cuda_engine.CudaEngine = lambda ordinal, uuid: bench

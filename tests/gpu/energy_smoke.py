@@ -50,7 +50,7 @@ class Smoke:
 
     @cached_property
     def engine(self) -> Engine:
-        from joulemark.energy.microbench.cuda_engine import CudaEngine
+        from joulemark.energy.cuda_engine import CudaEngine
 
         return CudaEngine(self.gpu.ordinal, self.gpu.gpu.uuid)
 

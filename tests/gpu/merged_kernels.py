@@ -42,6 +42,7 @@ from joulemark.merged.kernels import (
     inverted_residual,
     inverted_residual_warpgroup,
     launch,
+    run,
 )
 from joulemark.merged.kernels import chain as chains
 from joulemark.merged.kernels import memoized as memos
@@ -631,7 +632,7 @@ def check(one: Check) -> dict[str, Any]:
     given = parameters_of(sequence, description.dtype, "cuda")
     x = input_of(sequence, one.shape, description.dtype, "cuda")
     residual = torch.randn_like(kernel.empty_output(x)) if description.adds else None
-    y = kernel.run(x, kernel.pack(given), residual)
+    y = run(kernel, x, kernel.pack(given), residual)
     torch.cuda.synchronize()
     double = [Parameters(p.weight.double(), None if p.bias is None else p.bias.double()) for p in given]
     added = None if residual is None else residual.double()

@@ -7,7 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from joulemark.merged import cache  # noqa: E402
-from tests.merged.fakes import Simulated, Wrapped, fake_capture  # noqa: E402
+from tests.merged.fakes import Simulated, Wrapped, fake_capture, run_fakes  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fakes_run(monkeypatch):
+    """Fake kernels run, in the place of an emulation."""
+    run_fakes(monkeypatch)
 
 
 @pytest.fixture

@@ -307,11 +307,53 @@ def test_a_model_in_training_comes_back_for_inference_and_goes_on_training():
     assert int(model.norm.num_batches_tracked) == 0
 
 
+def test_a_merged_model_stays_in_evaluation_mode_as_does_one_that_could_not_be_traced():
+    model, x = settled(Block(4), 2, 4, 9, 9)
+    merged = merge(model, x, "padded")
+    untraced = merge(Trained(), torch.ones(4, 2))
+    assert (merged.failed is None, untraced.failed is None) == (True, False)
+    for one in (merged, untraced):
+        before = [part.training for part in one.modules()]
+        around = nn.Sequential(one, nn.Dropout())
+        around.train()
+        assert around.training
+        assert one.train() is one
+        assert not one.training
+        assert [part.training for part in one.modules()] == before
+    assert not any(before)
+
+
+def test_what_could_not_be_copied_goes_on_training_until_it_is_told_not_to():
+    class Uncopied(Trained):
+        def __deepcopy__(self, _):
+            raise TypeError("there is one of it")
+
+    model = Uncopied()
+    merged = merge(model, torch.ones(4, 2))
+    merged.train()
+    assert model.training
+    merged.eval()
+    assert not any(one.training for one in merged.modules())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_merged_model_is_exported_and_compiled_as_one_graph(strict):
+    """Whose convolutions run as whoever runs them has set cuDNN."""
+    model, x = settled(Block(4), 2, 4, 9, 9)
+    merged = merge(model, x, "padded")
+    assert merged.tuned
+    expected = model(x)
+    torch.testing.assert_close(torch.export.export(merged, (x,), strict=strict).module()(x), expected)
+    compiled = torch.compile(nn.Sequential(merged), backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(x), expected)
+
+
 def test_merged_parts_stay_as_they_are():
     model, x = settled(Block(4), 2, 4, 9, 9)
     merged = merge(model, x, "padded")
     again = merge(merged, x)
     assert again.explain() == "MergedModel: plain (it is merged already)"
+    assert again.inner is merged, "a copy would have lost its graph"
     around = nn.Sequential(merged, nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).double().eval()
     torch.testing.assert_close(again(x), model(x))
     whole = merge(around, x, "padded")

@@ -81,24 +81,50 @@ def test_settings_that_are_frozen_leave_nobody_inside(monkeypatch):
     assert torch.backends.cudnn.benchmark is True
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_cudnns_fused_kernels_are_picked_by_trial_whoever_runs_them(monkeypatch, adds):
+    """Also where an output alone counts, or the user wants none: torch would keep a guessed plan for who measures."""
+    seen = []
+
+    def fused(x, *_):
+        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+        return x
+
+    for name in ("cudnn_convolution_relu", "cudnn_convolution_add_relu"):
+        monkeypatch.setattr(torch, name, fused)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    layer, x = Conv(3, 3, (1, 1), (1, 1), (0, 0), (1, 1), activation="relu"), torch.randn(2, 3, 5, 4)
+    module = Executed(Sequence((layer,)), [Parameters(torch.randn(3, 3, 1, 1), None)], "fused", adds)
+    module(x, x if adds else None)
+    with cudnn_tuning(False):
+        module(x, x if adds else None)
+        assert torch.backends.cudnn.benchmark is False
+    assert seen == [(True, False)] * 2
+    assert torch.backends.cudnn.benchmark is False
+
+
 @pytest.mark.parametrize(
     ("taps", "guesses", "tried"),
     [
         (7, {"library": 5.0, "epilogue": 2.0}, {"fused", "epilogue"}),
         (7, {"library": 5.0, "epilogue": 4.0}, set()),
+        (7, {"library": 5.0, "epilogue": None}, {"fused", "epilogue"}),
         (7, {"epilogue": 4.0}, set()),
         (7, {}, {"fused"}),
         (3, {}, {"fused", "epilogue"}),
     ],
 )
 def test_cudnn_tries_no_plans_for_many_taps_where_it_is_far_behind(monkeypatch, taps, guesses, tried):
-    """Nor are its fused kernels ever run as guessed: torch would keep that plan."""
+    """Nor are its fused kernels ever run as guessed; a guess that is wrong is no reason not to try."""
     ran = []
 
     def right_once(segment, one, *_):
         by_trial = torch.backends.cudnn.benchmark
         ran.append((one.path, by_trial))
         one.problem = None if by_trial else "of the guess alone"
+        if not by_trial and guesses[one.path] is None:
+            return None
         return lambda: 1.0 if by_trial else guesses[one.path]
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)

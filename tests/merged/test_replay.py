@@ -99,6 +99,15 @@ def test_one_module_is_called_and_another_captured(graphs):
     assert captured.calls == 1
 
 
+def test_what_is_exported_holds_the_module_and_not_what_a_graph_gave(graphs):
+    x = torch.ones(2)
+    replayed = Replayed(nn.Linear(2, 2), (x,))
+    for one in (replayed, Chosen(replayed, nn.Linear(2, 2), (x,))):
+        exported = torch.export.export(one, (x,), strict=False).module()
+        assert replayed._graph.replays == 0
+        torch.testing.assert_close(exported(3 * x), replayed.inner(3 * x))
+
+
 def test_where_one_module_does_both_there_is_no_other(graphs):
     x = torch.ones(2)
     inner = Scaled()
@@ -115,6 +124,7 @@ def test_a_merged_model_that_is_captured_runs_what_is_fastest_on_the_device(simu
     model, x = model_and_input()
     for merged in (merged_there(model, x), merged_there(model, x)):
         assert (merged.variant, merged.captured) == ("folded", "graph")
+        assert not merged.training
         assert "whole model, called: plain (measured faster as 'folded'" in merged.explain()
         assert (
             "the whole: folded (measured per call: launches 9000 ms, folded 500 ms, graph 1000 ms" in merged.explain()

@@ -183,9 +183,10 @@ def outputs(tmp_path, monkeypatch):
     """A case of whole networks on a CPU, by kernels that run there."""
     pytest.importorskip("torchvision")
     from joulemark.merged import cache
-    from tests.merged.fakes import RATES, fake_family
+    from tests.merged.fakes import RATES, fake_family, run_fakes
 
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    run_fakes(monkeypatch)
 
     def run(budget_s=0.0, **kernels):
         families = (fake_family(edges=(16,), **kernels), fake_family(edges=(24,), name="other"))

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from joulemark.device.gpu import Inventory
-from joulemark.plugin.header import whole_run
 from joulemark.plugin.journal import Journal, Seen
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.schedule import Planned
@@ -96,6 +95,6 @@ def test_tables_stand_in_the_order_of_the_items_and_not_of_their_ends(journal):
     journal.close(True, None)
     plan = [Planned(f"bench_x.py::{name}", "nvidia-h200", None) for name in "abc"]
     for resumed in (None, read_run(journal.path)):
-        run = whole_run(SimpleNamespace(journal=journal, plan=plan, resumed=resumed))
+        run = journal.whole_run(plan, resumed)
         assert [one.case.workload for one in run.records] == ["a", "b", "c"]
     assert [one.case.workload for one in read_run(journal.path).records] == ["c", "a", "b"]

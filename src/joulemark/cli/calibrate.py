@@ -116,7 +116,7 @@ def _measure(args: argparse.Namespace) -> tuple[int, Path, Path]:
     """Measure; returns what is left, the file of windows and that of the calibration."""
     from joulemark.collect.power import open_power
     from joulemark.energy.calibrate import SampledMeter, count, measure
-    from joulemark.energy.microbench.cuda_engine import CudaEngine
+    from joulemark.energy.cuda_engine import CudaEngine
     from joulemark.energy.plan import plan
     from joulemark.energy.windows import WindowWriter
 

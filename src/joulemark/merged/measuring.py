@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
 from contextlib import suppress
 from dataclasses import replace
@@ -30,11 +30,13 @@ not tried any further. Measured before that: a stem of 7×7×7 taps and one laye
 _TUNED = ("library", "fused", "epilogue")
 """Paths whose convolution cuDNN may pick by trial."""
 _NEVER_GUESSED = "fused"
-"""Of these the one that torch would go on running as cuDNN guessed it, see :func:`cudnn_tuning`."""
+"""Of these the one that is always picked by trial, see :func:`cudnn_tuning`."""
 _NO_MEMORY = "out of memory when it was measured"
 _NOT_FINITE = "with these weights its layers one by one give no finite numbers"
 _KEPT = dict[str, tuple[float | None, str | None]]
 """What the disk keeps of a segment: path → seconds and problem."""
+Calls = dict[str, Callable[[], Tensor]]
+"""Path → a call."""
 
 
 def measure(segment: Segment, trials: List[Trial], setting: Setting) -> bool:
@@ -68,24 +70,23 @@ def measure(segment: Segment, trials: List[Trial], setting: Setting) -> bool:
 
 
 def _race(segment: Segment, trials: List[Trial], setting: Setting) -> None:
+    """Time all trials that are right in turns; what cuDNN is far behind with has the time of its guess."""
     given, expected = question(segment, setting.device)
     if not bool(expected.isfinite().all()):
         for one in trials:
             one.problem, one.of_values = _NOT_FINITE, True
         return
 
-    def right(some: List[Trial]) -> dict[str, Callable[[], Tensor]]:
+    def right(some: Iterable[Trial]) -> Calls:
         tried = {one.path: right_once(segment, one, given, expected, setting) for one in some}
         return {path: call for path, call in tried.items() if call is not None}
 
     with torch.no_grad():
-        tuned = [one for one in trials if one.path in _TUNED and _may_take_long(segment, setting)]
-        calls = right([one for one in trials if one not in tuned])
-        guessed = [replace(one) for one in tuned if one.path != _NEVER_GUESSED]
-        hopeless = _hopeless(calls, lambda: right(guessed), setting) if guessed else {}
-        left = {*hopeless, _NEVER_GUESSED} if guessed and len(hopeless) == len(guessed) else {*hopeless}
-        calls |= right([one for one in tuned if one.path not in left])
-        times = hopeless | race(calls, setting.device)
+        lengthy = [one for one in trials if one.path in _TUNED] if _may_take_long(segment, setting) else []
+        calls = right(one for one in trials if one not in lengthy)
+        behind = _far_behind(lengthy, calls, right, setting)
+        calls |= right(one for one in lengthy if one.path not in behind)
+        times = {**behind, **race(calls, setting.device)}
     for one in trials:
         one.measured_s = times.get(one.path)
 
@@ -96,22 +97,27 @@ def _may_take_long(segment: Segment, setting: Setting) -> bool:
     return setting.device.type == "cuda" and layer.groups == 1 and prod(layer.kernel) >= _MANY_TAPS
 
 
-def _hopeless(
-    ours: Mapping[str, Callable[[], Tensor]],
-    right_guesses: Callable[[], Mapping[str, Callable[[], Tensor]]],
-    setting: Setting,
-) -> dict[str, float]:
-    """What paths take, in s, that are so slow as cuDNN guesses them that trials are not worth their time.
+def _far_behind(
+    lengthy: Iterable[Trial], ours: Calls, right: Callable[[Iterable[Trial]], Calls], setting: Setting
+) -> dict[str, float | None]:
+    """Paths that are so slow as cuDNN guesses them that trials are not worth their time, and what they take so, in s.
 
-    cuDNN's fused kernels convolve as these do: where all are so slow they are not tried, and have no time.
+    cuDNN's fused kernels convolve as the others do: where all of those are so slow they are too, and have no time.
+
+    Args:
+        lengthy: candidates whose trials may take long.
+        ours: calls of what needs no trial.
+        right: gives calls of the candidates that are right.
     """
-    if not ours:
+    guessed = [replace(one) for one in lengthy if one.path != _NEVER_GUESSED]  # what is wrong as guessed may be right
+    if not ours or not guessed:
         return {}
     with cudnn_tuning(False):
-        guessed = right_guesses()
-        least = min(race(ours, setting.device).values())
-        times = {path: race({path: call}, setting.device)[path] for path, call in guessed.items()}
-    return {path: seconds for path, seconds in times.items() if seconds > _HOPELESS * least}
+        guesses = right(guessed)
+        limit = _HOPELESS * min(race(ours, setting.device).values())
+        times = {path: race({path: call}, setting.device)[path] for path, call in guesses.items()}
+    behind: dict[str, float | None] = {path: seconds for path, seconds in times.items() if seconds > limit}
+    return {**behind, _NEVER_GUESSED: None} if len(behind) == len(guessed) else behind
 
 
 def works(segment: Segment, trial: Trial, setting: Setting) -> bool:

@@ -74,6 +74,9 @@ class Decision:
 class MergedModel(nn.Module):
     """A model after :func:`merge`; an ordinary module for inference.
 
+    It stays in evaluation mode, as a part of a model that is trained too: ``train()`` changes nothing. What
+    :func:`torch.compile` or :func:`torch.export.export` make of it runs under the settings of cuDNN that it finds.
+
     Args:
         inner: what runs.
         decisions: per segment, and per convolution that is in none.
@@ -84,7 +87,7 @@ class MergedModel(nn.Module):
         took_s: by :func:`merge`.
         cached: whether the plan came from the disk.
         failed: why the model runs as it is; None where there was a plan for it.
-        tuned: whether cuDNN picks its algorithms by trial; else as the user has set it.
+        tuned: whether cuDNN picks its algorithms by trial when it is called; else as the user has set it.
         captured: variant whose launches a CUDA graph of the user's captures, the fastest on the device; None where none
             was measured: it captures what is called.
         device_times: variant that is a graph → measured seconds of its replay on the device.
@@ -107,7 +110,7 @@ class MergedModel(nn.Module):
         spent_s: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
-        self.inner, self.training = inner, inner.training
+        self.inner, self.training = inner, failed is not None and inner.training
         self.decisions = tuple(decisions)
         self.variant, self.times, self.problems = variant, dict(times or {}), dict(problems or {})
         self.took_s, self.cached, self.failed, self.tuned = took_s, cached, failed, tuned
@@ -117,8 +120,17 @@ class MergedModel(nn.Module):
         """The model's output."""
         if named:
             inputs = self._in_order(inputs, named)
-        with cudnn_tuning(True) if self.tuned else nullcontext():
+        tuned = self.tuned and not torch.compiler.is_compiling()  # no trace can hold a setting
+        with cudnn_tuning(True) if tuned else nullcontext():
             return self.inner(*inputs)
+
+    def train(self, mode: bool = True) -> MergedModel:
+        """Stay in evaluation mode, whatever ``mode``.
+
+        A model that could not be copied and is its user's own, in training mode perhaps, is left as it is by
+        ``train()`` and put into evaluation mode by ``eval()``.
+        """
+        return self if mode else super().train(False)
 
     def _in_order(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """All inputs by position: what replays a graph knows no names.
@@ -183,7 +195,7 @@ def _place(error: Exception) -> str:
 
 def untraced(model: nn.Module, why: str) -> MergedModel:
     """The model as it is, with the reason; a copy in evaluation mode of one that trains."""
-    if any(one.training for one in model.modules()):
+    if any(one.training for one in model.modules()) and not isinstance(model, MergedModel):
         with suppress(Exception), torch.inference_mode(False):  # what cannot be copied stays the model itself
             model = copy.deepcopy(model).eval()
     return MergedModel(model, [Decision(type(model).__name__, "plain", why)], failed=why)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -38,9 +38,10 @@ import torch
 from torch import Tensor, nn
 
 from joulemark.merged.bricks import CONVOLUTIONS, Parameters, channel_norm, finished
-from joulemark.merged.kernels import Kernel
+from joulemark.merged.kernels import Kernel, emulate
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
+from joulemark.merged.kernels.launch import loaded, scratch_of
 from joulemark.merged.sequence import Conv, Sequence, Shape
 from joulemark.merged.trying import has_triton
 from joulemark.merged.writers import its_device
@@ -81,7 +82,8 @@ def cudnn_tuning(on: bool) -> Iterator[None]:
     or not (``Conv_v8.cpp``: ``benchmark`` is no part of its key, ``deterministic`` is). So that a plan that was not
     picked by trial is never taken where times count, what runs without trials is as deterministic as the user does not
     want it; where torch's deterministic algorithms are on, every plan is (``Convolution.cpp``), and all are picked by
-    trial. Plans of :func:`_fused` are told apart by nothing (``ConvShared.cpp``: never deterministic).
+    trial. Plans of :func:`_fused` are told apart by nothing (``ConvShared.cpp``: never deterministic): it picks all of
+    its own by trial.
     """
     wish = _tuning.begin(on)
     try:
@@ -371,9 +373,7 @@ class Recipe:
     def _generated(self, kernel: Kernel, x: Tensor, added: Tensor | None, packed: Tensor) -> Tensor:
         x, added = aligned(x), None if added is None else aligned(added)
         if not x.is_cuda:
-            return kernel.run(x, packed, added)
-        from joulemark.merged.kernels.launch import loaded, scratch_of
-
+            return emulate.run(kernel, x, packed, added)
         kernel.check(x, added)
         # Scratch is each segment's own: segments of one recipe may run on several streams at once.
         out, key = self.like(x), (*x.shape, x.device, packed.data_ptr())
@@ -476,12 +476,14 @@ def _bias_of(given: Parameters) -> Tensor | None:
 
 
 def _fused(layer: Conv, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """By a plan of cuDNN's that was picked by trial, whoever asks: torch would go on running a guessed one."""
     shape = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.groups)
-    if residual is None:
-        y: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *shape)
-        return y
-    z: Tensor = torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape)
-    return z
+    with nullcontext() if torch.backends.cudnn.benchmark else cudnn_tuning(True):
+        if residual is None:
+            y: Tensor = torch.cudnn_convolution_relu(x, weight, bias, *shape)
+            return y
+        z: Tensor = torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *shape)
+        return z
 
 
 def _product(layer: Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

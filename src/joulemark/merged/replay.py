@@ -50,7 +50,7 @@ class Replayed(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """The module's output."""
         foreign = self._graph is None or signature(inputs) != self._signature
-        if foreign or torch.cuda.is_current_stream_capturing():
+        if _is_exported() or foreign or torch.cuda.is_current_stream_capturing():
             return self.inner(*inputs)
         for mine, given in zip(self._inputs, inputs, strict=True):
             if isinstance(mine, Tensor):
@@ -140,6 +140,14 @@ def capture(inner: nn.Module, inputs: tuple[Any, ...], pool: Any) -> tuple[Any, 
 def _capturing_stream(device: torch.device) -> Any:
     """One for all graphs of a device: what a pool has free is given to the stream alone that it was made for."""
     return torch.cuda.Stream(device)
+
+
+def _is_exported() -> bool:
+    """Whether :func:`torch.export.export` runs this, which would take what a graph holds for constants.
+
+    Not while torch's compiler traces: that of torch 2.11 says ``is_exporting`` of all it does.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def signature(inputs: tuple[Any, ...]) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from joulemark.merged.builds import build_all
 from joulemark.merged.cost import predict
 from joulemark.merged.families import Family, Offer, Problem, limits_of, offers
 from joulemark.merged.graph import Segment, find_chains, range_segment, trace
-from joulemark.merged.kernels import Description, Kernel
+from joulemark.merged.kernels import Description, Kernel, run
 from joulemark.merged.kernels.chain import Plan, chain, unsuited
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.layouts import from_bricks, to_bricks
@@ -51,7 +51,7 @@ def fastest(model: torch.nn.Module, x: Tensor, most: int) -> tuple[Kernel, Tenso
         given = to_bricks(x, layout)
         for kernel in kernels:
             packed[kernel.name] = kernel.pack(list(segment.parameters)).to(x.device)
-        calls = {one.name: partial(one.run, given, packed[one.name]) for one in kernels}
+        calls = {one.name: partial(run, one, given, packed[one.name]) for one in kernels}
         times = race(calls, x.device)
         name = min(times, key=times.__getitem__)
         found = next(one for one in kernels if one.name == name)

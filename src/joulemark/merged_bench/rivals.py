@@ -22,6 +22,7 @@ from joulemark.merged.compiling import compiled, leave_out_grouped_templates
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.graph import find_chains, trace
+from joulemark.merged.kernels import run
 from joulemark.merged.paths import OWN, format_of, kind_of_path
 from joulemark.merged.plan import Planner
 from joulemark.merged.rates import learn, rates_of
@@ -242,7 +243,7 @@ def _bricks(task: Task) -> Built:
     kernel, packed, times = fastest(task.model, task.x, task.kernels)
     assert kernel.layout is not None
     return Built(
-        partial(kernel.run, weights=packed),
+        partial(run, kernel, weights=packed),
         facts={"paths": [kernel.name], "times": times},
         arrange=partial(to_bricks, edge=kernel.layout),
         restore=from_bricks,

@@ -6,13 +6,12 @@ import importlib.metadata
 import importlib.util
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulemark import __version__
 from joulemark.metrics import format_value
-from joulemark.records import NOT_REAL, Record, Run
+from joulemark.records import NOT_REAL, Run
 
 if TYPE_CHECKING:
     import argparse
@@ -164,7 +163,7 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
         reporter.write_line(
             f"joulemark: {name} takes bench but its name is not collected; call it bench_…", yellow=True
         )
-    run = whole_run(session)
+    run = journal.whole_run(session.plan, session.resumed)
     if not journal.records:
         reporter.write_line(f"joulemark: nothing was measured{_why_nothing(session)}")
     if not run.records:
@@ -207,35 +206,6 @@ def _write_reports(run: Run, documents: Sequence[Document], paths: Iterable[Path
             whole = False
             reporter.write_line(f"joulemark: {error}", red=True)
     return whole
-
-
-def whole_run(session: BenchSession) -> Run:
-    """What this session measured, in the order of its items; of a resumed sweep, all that its file holds.
-
-    Several workers end their cases in an order of their own, in which they are stored.
-    """
-    from joulemark.store import read_run
-
-    journal = session.journal
-    assert journal is not None
-    place = {one.nodeid: number for number, one in enumerate(session.plan)}
-
-    def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
-        return tuple(sorted(records, key=lambda one: place.get(one.nodeid or "", len(place))))
-
-    if session.resumed is not None:
-        resumed = read_run(journal.path)
-        return replace(resumed, records=in_order(resumed.records))
-    return Run(
-        str(journal.path),
-        journal.run_id,
-        dict(journal.environments),
-        in_order(journal.records),
-        journal.completed,
-        journal.wall_s,
-        journal.measured_s,
-        started_utc=journal.begin,
-    )
 
 
 def _chosen(option: argparse.Namespace) -> str:

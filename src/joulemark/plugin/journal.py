@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,15 +14,14 @@ import pytest
 from joulemark.errors import JoulemarkError
 from joulemark.plugin.replay import progress_line
 from joulemark.plugin.sweep import Target
-from joulemark.records import Case, Environment, Record
+from joulemark.records import Case, Environment, Record, Run
 from joulemark.stats import union_length
-from joulemark.store import RunWriter
+from joulemark.store import RunWriter, read_run
 
 if TYPE_CHECKING:
     from joulemark.device.gpu import Inventory
     from joulemark.plugin.options import BenchOptions
     from joulemark.plugin.schedule import Planned
-    from joulemark.records import Run
 
 
 @dataclass(frozen=True)
@@ -150,6 +149,34 @@ class Journal:
         if record.outcome == "unsupported" and (first := self._said.setdefault(line, done)) != done:
             line = f"as case {first} [unsupported]"
         return f"[{done}/{total}{estimate}] {self._name(record.case)}: {line}"
+
+    def whole_run(self, plan: Sequence[Planned], resumed: Run | None) -> Run:
+        """What this session measured, in the order of its items; of a resumed sweep, all that its file holds.
+
+        Several workers end their cases in an order of their own, in which they are stored.
+
+        Args:
+            plan: the session's items.
+            resumed: the run that this session goes on with.
+        """
+        place = {one.nodeid: number for number, one in enumerate(plan)}
+
+        def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
+            return tuple(sorted(records, key=lambda one: place.get(one.nodeid or "", len(place))))
+
+        if resumed is not None:
+            whole = read_run(self.path)
+            return replace(whole, records=in_order(whole.records))
+        return Run(
+            str(self.path),
+            self.run_id,
+            dict(self.environments),
+            in_order(self.records),
+            self.completed,
+            self.wall_s,
+            self.measured_s,
+            started_utc=self.begin,
+        )
 
     def close(self, completed: bool, reason: str | None) -> None:
         """Mark the file.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +13,11 @@ from joulemark.errors import ConfigurationError
 from joulemark.plugin.sweep import SweepMarker
 
 if TYPE_CHECKING:
-    from joulemark.plugin.session import BenchSession
-    from joulemark.records import Case
+    from joulemark.plugin.journal import Journal
+    from joulemark.plugin.options import BenchOptions
+    from joulemark.plugin.parent import Sweep
+    from joulemark.plugin.sweep import Target
+    from joulemark.records import Case, Run
 
 _FURTHER = "further cells of its grid"
 _NO_GPU = "left out: these cases need a GPU (--bench-all lists them)"
@@ -28,14 +31,31 @@ class LeftOut:
     Campaigns: a path asks for them as well. A sweep that names no axis either is a first look: it takes of every grid
     the cells that its marker says. What ``--lf`` runs again is asked for too, and a resumed sweep goes on as it began.
 
+    Args:
+        config: pytest's.
+        options: of the session.
+        targets: devices that it measures.
+        journal: whose environments hold the note; None in a process that stores nothing.
+        sweep: None in a process that is asked for each case.
+        resumed: the run that the session goes on with.
+
     Attributes:
         no_gpu: items that need a GPU, each with what for.
         unnamed: items that nobody named, each with why it is not in every sweep.
         lines, note: what the terminal and the stored run say of them; under pytest-xdist, of what the workers left out.
     """
 
-    def __init__(self, session: BenchSession) -> None:
-        self.session = session
+    def __init__(
+        self,
+        config: pytest.Config,
+        options: BenchOptions,
+        targets: Sequence[Target],
+        journal: Journal | None,
+        sweep: Sweep | None,
+        resumed: Run | None,
+    ) -> None:
+        self.config, self.options, self.targets = config, options, targets
+        self.journal, self.sweep, self.resumed = journal, sweep, resumed
         self.no_gpu: dict[pytest.Item, str] = {}
         self.unnamed: dict[pytest.Item, str] = {}
         self.lines: list[str] = []
@@ -44,12 +64,11 @@ class LeftOut:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Drop them; a measuring process keeps all, since it is asked for each by its id."""
-        session = self.session
-        if session.is_child or self._asked_for:
+        if self.options.worker is not None or self._asked_for:
             return
         again = _failed_last(config)
         open_items = {item: _marker_of(item) for item in items if item.nodeid not in again}
-        if not any(one.on_gpu for one in session.targets):
+        if not any(one.on_gpu for one in self.targets):
             self.no_gpu = {item: marker.needs_gpu for item, marker in open_items.items() if marker.needs_gpu}
         if not self._has_paths:
             words = {item: self._why(item, marker) for item, marker in open_items.items() if item not in self.no_gpu}
@@ -63,8 +82,8 @@ class LeftOut:
     def say(self, lines: list[str], note: str) -> None:
         """Keep what is to be said, and have each environment of the run hold the note."""
         self.lines, self.note = lines, note
-        if note and self.session.journal is not None:
-            self.session.journal.notes["left_out"] = note
+        if note and self.journal is not None:
+            self.journal.notes["left_out"] = note
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what is left out before the first case runs."""
@@ -77,24 +96,23 @@ class LeftOut:
     def instruments_for(self, item: pytest.Item) -> tuple[str, ...]:
         """What a first look adds to the instruments of a case, unless ``--bench-collect`` has chosen."""
         case = _cell_of(item)
-        if case is None or not self._is_first_look or self.session.options.chose_instruments:
+        if case is None or not self._is_first_look or self.options.chose_instruments:
             return ()
         return _marker_of(item).first_instruments(case)
 
     @property
     def _asked_for(self) -> bool:
-        config = self.session.config
-        by_id = any("::" in str(one) for one in config.args)
-        by_expression = any(map(chooses, (config.option.keyword, config.option.markexpr)))
-        return self.session.options.all_cases or by_id or by_expression
+        by_id = any("::" in str(one) for one in self.config.args)
+        by_expression = any(map(chooses, (self.config.option.keyword, self.config.option.markexpr)))
+        return self.options.all_cases or by_id or by_expression
 
     @property
     def _has_paths(self) -> bool:
-        return self.session.config.args_source is pytest.Config.ArgsSource.ARGS
+        return self.config.args_source is pytest.Config.ArgsSource.ARGS
 
     @property
     def _is_first_look(self) -> bool:
-        return not (self._asked_for or self._has_paths or self.session.options.chose_cells)
+        return not (self._asked_for or self._has_paths or self.options.chose_cells)
 
     def _why(self, item: pytest.Item, marker: SweepMarker) -> str:
         """Why an item is not in a sweep that does not name it; empty where it is."""
@@ -105,11 +123,10 @@ class LeftOut:
 
     def _not_resumed(self, unnamed: dict[pytest.Item, str]) -> dict[pytest.Item, str]:
         """Nothing where the resumed file holds one of them: its sweep had asked for them."""
-        resumed, sweep = self.session.resumed, self.session.sweep
-        if resumed is None or sweep is None:
+        if self.resumed is None or self.sweep is None:
             return unnamed
-        held = {record.case_id for record in resumed.records}
-        return {} if held & sweep.case_ids(unnamed) else unnamed
+        held = {record.case_id for record in self.resumed.records}
+        return {} if held & self.sweep.case_ids(unnamed) else unnamed
 
     def _described(self, collected: int) -> list[str]:
         from joulemark.report.escape import printable

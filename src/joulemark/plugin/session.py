@@ -94,7 +94,7 @@ class BenchSession:
             self._configure_parent()
         if not self.is_child:
             self.several = len(self.targets) > 1
-        self.left_out = LeftOut(self)
+        self.left_out = LeftOut(config, options, self.targets, self.journal, self.sweep, self.resumed)
         config.pluginmanager.register(self.left_out, "joulemark-left-out")
 
     def _configure_child(self) -> None:
@@ -117,13 +117,12 @@ class BenchSession:
 
     def _configure_worker(self) -> None:
         """Measure on the GPU that the controller has assigned; it stores what comes of it."""
-        from joulemark.plugin.distributed import Assignment, Courier
         from joulemark.plugin.parent import Sweep
 
-        given = Assignment.of(self.config)
+        given = distributed.Assignment.of(self.config)
         self.targets = list(given.targets)
         self._read_resumed()
-        self.courier = Courier(given.path, given.started)
+        self.courier = distributed.Courier(given.path, given.started)
         self.sweep = Sweep(self.config, self.options, self.targets, self.courier, self.finished, given.scratch)
         self.sweep.workers.leases = given.leases()
         self.sweep.turn = given.turns(self.options.power_budget_w)
@@ -492,11 +491,9 @@ class BenchSession:
 
     def comparison(self) -> Comparison | None:
         """All that was measured against the baseline; None without one, or when nothing was measured."""
-        from joulemark.plugin.header import whole_run
-
         if self.baseline is None or self.journal is None or not self.journal.records:
             return None
-        return self.baseline.compare(whole_run(self))
+        return self.baseline.compare(self.journal.whole_run(self.plan, self.resumed))
 
     def _why_incomplete(self, journal: Journal) -> str | None:
         of = self.controller or self.sweep

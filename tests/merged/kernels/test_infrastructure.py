@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from joulemark.merged.kernels import Description, Kernel, KernelError, build, emulate
+from joulemark.merged.kernels import Description, Kernel, KernelError, build, emulate, run
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.sequence import Conv, Sequence
 
@@ -187,17 +187,17 @@ def test_emulated_shuffle() -> None:
 def test_bad_tensors_are_refused() -> None:
     kernel, weights = small(""), torch.zeros(1)
     with pytest.raises(ValueError, match="channels-last"):
-        kernel.run(torch.zeros(1, 8, 4, 16), weights)
+        run(kernel, torch.zeros(1, 8, 4, 16), weights)
     with pytest.raises(ValueError, match=r"takes torch\.float32, got torch\.float64"):
-        kernel.run(torch.zeros(1, 8, 1, 16, dtype=torch.float64), weights)
+        run(kernel, torch.zeros(1, 8, 1, 16, dtype=torch.float64), weights)
     shifted = torch.zeros(8 * 4 * 16 + 1)[1:].view(1, 4, 16, 8).permute(0, 3, 1, 2)
     with pytest.raises(ValueError, match="multiple of 16 bytes"):
-        kernel.run(shifted, weights)
+        run(kernel, shifted, weights)
     with pytest.raises(ValueError, match="takes 8 channels in 2 dimensions"):
-        kernel.run(torch.zeros(1, 4, 1, 16), weights)
+        run(kernel, torch.zeros(1, 4, 1, 16), weights)
     x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match="adds none"):
-        kernel.run(x, weights, residual=x)
+        run(kernel, x, weights, residual=x)
 
 
 def test_a_residual_that_would_be_misread_is_refused() -> None:
@@ -205,4 +205,4 @@ def test_a_residual_that_would_be_misread_is_refused() -> None:
     x = torch.zeros(1, 8, 1, 16).contiguous(memory_format=torch.channels_last)
     for residual in (x[..., :1].clone(memory_format=torch.channels_last), x.half()):
         with pytest.raises(ValueError, match=r"adds a tensor of \(1, 8, 1, 16\) in torch\.float32, got"):
-            kernel.run(x, weights, residual=residual)
+            run(kernel, x, weights, residual=residual)

@@ -9,11 +9,12 @@ takes. The same text is compiled
 - by g++ for a CPU (:mod:`~.emulate`), where each thread is a fiber and each instruction of ``device/prelude.cuh`` a
   function of ``device/emulation.hpp``: slow, and enough to hold every kernel against float64 on small shapes.
 
-``kernel.run(x, weights)`` takes the one or the other, after where ``x`` lies.
+:func:`run` takes the one or the other, after where its input lies.
 """
 
 from joulemark.merged.kernels.compile import Build, KernelError, build
 from joulemark.merged.kernels.description import Description, Format
 from joulemark.merged.kernels.kernel import Kernel
+from joulemark.merged.kernels.running import run
 
-__all__ = ["Build", "Description", "Format", "Kernel", "KernelError", "build"]
+__all__ = ["Build", "Description", "Format", "Kernel", "KernelError", "build", "run"]

@@ -43,7 +43,7 @@ def run(
     resident: int = 2,
     descending: bool = False,
 ) -> Tensor:
-    """:meth:`Kernel.run` on a CPU.
+    """:func:`joulemark.merged.kernels.run` on a CPU.
 
     Args:
         resident: blocks that run at the same time, rounded up to whole clusters; a persistent kernel gets that many

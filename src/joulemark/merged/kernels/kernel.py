@@ -194,19 +194,6 @@ class Kernel:
                 f"got {tuple(residual.shape)} in {residual.dtype}: expand and convert it"
             )
 
-    def run(self, x: Tensor, weights: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """The sequence's output, on the GPU where x lies there, else emulated.
-
-        Args:
-            x: [batch, channels, *size], channels-last, or bricks where ``layout`` says so.
-            weights: what ``pack`` gave, on x's device.
-            residual: [batch, out_channels, *out], where the description adds one.
-            out: where to; by default a new tensor.
-        """
-        from joulemark.merged.kernels import emulate, launch
-
-        return (launch if x.is_cuda else emulate).run(self, x, weights, residual, out)
-
 
 def aligned(x: Tensor) -> Tensor:
     """A tensor that begins where kernels read from; a part of a batch need not."""

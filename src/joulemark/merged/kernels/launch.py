@@ -152,7 +152,7 @@ def scratch_of(kernel: Kernel, x: Tensor) -> Tensor | None:
 def run(
     kernel: Kernel, x: Tensor, weights: Tensor, residual: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """One launch on the current stream: :meth:`Kernel.run`."""
+    """One launch on the current stream: :func:`joulemark.merged.kernels.run`."""
     kernel.check(x, residual)
     out = kernel.empty_output(x) if out is None else out
     with torch.cuda.device(x.device):
