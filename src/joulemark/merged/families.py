@@ -139,7 +139,7 @@ def known_families() -> tuple[Family, ...]:
 
 
 def _best_kernels(name: str, problem: Problem) -> list[Kernel]:
-    """Kernels of the plans that a family ranks best; ranking takes up to half a second and is kept on disk."""
+    """Kernels of the plans that a family ranks best; ranking takes some hundredths of a second and is kept on disk."""
     module: Any = importlib.import_module(f"joulemark.merged.kernels.{name}")
     if name not in _JOINING and any(one.joined is not None for one in problem.description.sequence.layers):
         return []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import Literal, TypeVar
@@ -252,6 +253,7 @@ def registers_for(warps: int, blocks: int) -> int:
     return min(_REGISTERS // 128 // quarters // 8 * 8, _MOST_REGISTERS)
 
 
+@cache
 def segments_for(rows: int, strips: int, workers: int) -> int:
     """Into how many parts rows are cut: as many as let the workers that share all strips' parts end together.
 
@@ -397,8 +399,8 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     """
     refuse(unsuited(description), "kernel")
     plans = _all_plans(description, description.sequence.sizes(size)[-1])
-    kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
-    return best_plans("chain", kept, lambda plan: _fitting(description, plan), (size, batch, device), limit)
+    fitting = cache(partial(_fitting, description))
+    return best_plans("chain", keeping_weights(plans, fitting), fitting, (size, batch, device), limit)
 
 
 def best_plans(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from joulemark.merged.kernels.columns import larger
+
 
 @dataclass(frozen=True)
 class Device:
@@ -28,4 +30,4 @@ class Device:
     def clusters(self, size: int) -> int:
         """Clusters of ``size`` blocks that run at once where a multiprocessor holds one block."""
         groups = self.groups if sum(self.groups) == self.multiprocessors else (self.multiprocessors,)
-        return max(1, sum(one // size for one in groups))
+        return larger(1, sum(one // size for one in groups))

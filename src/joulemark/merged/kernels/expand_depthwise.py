@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.columns import Columns, crossed, kept, larger, smaller
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
@@ -25,15 +26,16 @@ from joulemark.merged.kernels.expansion import (
     KEPT_STEPS,
     Cut,
     Expanding,
+    bricks_in,
     constants_text,
     is_depthwise,
     offsets_of,
     packed,
+    sharing,
 )
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import neighbours_of_16
-from joulemark.merged.kernels.seconds import Counts, cheapest, varied
-from joulemark.merged.kernels.tiling import for_blocks
+from joulemark.merged.kernels.seconds import Counts, cheapest_of, varied
 from joulemark.merged.sequence import Shape
 
 _CONVOLVING = {3: (44, 14), 5: (112, 10)}
@@ -72,23 +74,22 @@ class _Geometry(Expanding):
     def resident(self, device: Device) -> int:
         """Blocks of a multiprocessor that shared memory and registers suffice for; 0 where none fits."""
         plan = self.plan
-        if self.shared > device.block_shared:
-            return 0
-        kept = 8 * (self.steps_in if self.steps_in <= KEPT_STEPS else 2)
-        expanding = 56 + self.window**2 // 2 + kept + 16 * plan.together
+        held = 8 * (self.steps_in if self.steps_in <= KEPT_STEPS else 2)
+        expanding = 56 + self.window**2 // 2 + held + 16 * plan.together
         fixed, per_tile = _CONVOLVING[self.window]
         convolving = fixed + per_tile * plan.tiles
         # Each of the four schedulers has a quarter of the registers for its warps.
-        of_scheduler = device.registers // 4 // 32 // (-(-max(expanding, convolving) // 8) * 8)
+        of_scheduler = device.registers // 4 // 32 // (-(-larger(expanding, convolving) // 8) * 8)
         by_registers = 4 * of_scheduler // (plan.warps * plan.groups)
-        return min(by_registers, device.shared // (self.shared + 1024), 8)
+        by_memory = device.shared // (self.shared + 1024)
+        return (self.shared <= device.block_shared) * smaller(by_registers, by_memory, 8)
 
     def expanded_share(self, size: Shape, out: Shape) -> float:
         """Of all bricks' tiles of pixels, about: those in rows above and below the image are cleared once."""
         bricks = -(-out[0] // self.plan.height)
         last = (bricks - 1) * self.plan.height * self.stride - self.window // 2  # row of the image where it begins
         above = self.window // 2 * self.pitch // 16
-        below = max(0, self.pixel_tiles - -(-(size[0] - last) * self.pitch // 16))
+        below = larger(0, self.pixel_tiles - -(-(size[0] - last) * self.pitch // 16))
         return 1 - (above + below) / (bricks * self.pixel_tiles)
 
     def counts(self, size: Shape, out: Shape, batch: int, device: Device) -> Counts:
@@ -98,7 +99,7 @@ class _Geometry(Expanding):
         """
         plan = self.plan
         each = -(-plan.parts * plan.bricks(out, batch) // device.multiprocessors)
-        beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
+        beside = smaller(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
         rounds, whole = each / beside, -(-each // beside)
         chunks = -(-self.chunks // plan.parts)
         taken, left = self.pixel_tiles * 2 * self.channels_in, plan.height * plan.width * 4 * chunks
@@ -202,14 +203,10 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     """
     _refuse(description)
     out = description.sequence.sizes(size)[-1]
-    fitting = (
-        for_blocks(geometry, resident)
-        for geometry in _all_cuts(description, out)
-        if (resident := geometry.resident(device))
-    )
-    ranked = cheapest(
+    ranked = cheapest_of(
         "expand_depthwise",
-        fitting,
+        _all_plans(description, out, device),
+        lambda sizes: _geometry(description, Plan(**sizes)),
         lambda geometry: geometry.counts(size, out, batch, device),
         4 * limit,
         lambda geometry: geometry.kind,
@@ -219,22 +216,22 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     return varied(plans, lambda plan: min(16, plan.resident * plan.warps * plan.groups) // 4)[:limit]
 
 
-def _all_cuts(description: Description, out: Shape) -> Iterator[_Geometry]:
-    """Every way to cut that the kernel can be generated for."""
+def _all_plans(description: Description, out: Shape, device: Device) -> Iterator[Columns]:
+    """Every way to cut that the kernel can be generated for, with the blocks of a multiprocessor that fit."""
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65))) or [out[1]]
-    shared = (1, 2, 3) if -(-description.sequence.channels(0) // 16) > KEPT_STEPS else (0,)  # 0: as registers admit
-    chunks = -(-description.sequence.channels(1) // CHUNK)
-    for width, narrow, tiles, blocks in product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7)):
-        brick = Plan(tiles * blocks * (2 if narrow else 1), width, tiles, narrow=narrow)
-        if brick.height > out[0] + (1 if narrow else 3):
-            continue
-        for groups, buffers, parts, together in product((1, 2, 3, 4), (1, 2), (1, 2, 3, 4, 6), shared):
-            if 2 <= brick.warps * groups <= _WARPS and parts * groups <= chunks:
-                together = together or (1 if tiles > 1 else 2)
-                plan = Plan(brick.height, width, tiles, groups, buffers, 1, narrow, together, parts)
-                geometry = _geometry(description, plan)
-                if geometry.turns <= _TURNS:
-                    yield geometry
+    cuts = crossed(bricks_in(out, widths), groups=(1, 2, 3, 4), buffers=(1, 2), parts=(1, 2, 3, 4, 6))
+    many = -(-description.sequence.channels(0) // 16) > KEPT_STEPS
+
+    def suits(rows: Columns) -> Any:
+        geometry = _geometry(description, Plan(**rows))
+        warps, shares = geometry.plan.warps * geometry.plan.groups, geometry.plan.parts * geometry.plan.groups
+        return (warps >= 2) & (warps <= _WARPS) & (shares <= geometry.chunks) & (geometry.turns <= _TURNS)
+
+    def placed() -> Iterator[Columns]:
+        for rows in sharing(kept(cuts, suits), many):
+            yield {**rows, "resident": _geometry(description, Plan(**rows)).resident(device)}
+
+    return kept(placed(), lambda rows: rows["resident"] > 0)
 
 
 def _geometry(description: Description, plan: Plan) -> _Geometry:

@@ -5,7 +5,7 @@ Their text is ``device/expansion.cuh``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.columns import Columns, combined, crossed, kept, larger, where
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, product_fragments, sum_bytes
 from joulemark.merged.kernels.seconds import Counts
@@ -54,6 +55,36 @@ class Cut(Tiled):
     def bricks(self, out: Shape, batch: int) -> int:
         """Of an output of spatial size ``out``."""
         return batch * -(-out[0] // self.height) * -(-out[1] // self.width)
+
+
+def bricks_in(out: Shape, widths: Iterable[int]) -> Iterator[Columns]:
+    """Sizes of bricks of whole tiles that hang over an output by a few rows at most.
+
+    Args:
+        out: spatial size of the output.
+        widths: of bricks.
+    """
+
+    def bricks() -> Iterator[Columns]:
+        for rows in combined(width=widths, narrow=(False, True), tiles=(1, 2, 4, 7), blocks=(1, 2, 3, 4, 7)):
+            height = rows["tiles"] * rows.pop("blocks") * where(rows["narrow"], 2, 1)
+            yield {"height": height, **rows}
+
+    return kept(bricks(), lambda rows: rows["height"] <= out[0] + where(rows["narrow"], 1, 3))
+
+
+def sharing(blocks: Iterable[Columns], many: bool) -> Iterator[Columns]:
+    """Plans whose tiles of pixels share weights of the expansion.
+
+    Args:
+        blocks: plans without ``together``.
+        many: weights that do not stay in registers; those that do are shared as far as registers admit.
+    """
+    if many:
+        yield from crossed(blocks, together=(1, 2, 3))
+        return
+    for rows in blocks:
+        yield {**rows, "together": where(rows["tiles"] > 1, 1, 2)}
 
 
 class Expanding:
@@ -107,12 +138,12 @@ class Expanding:
         """Pixels behind the last octet that tiles with columns to spare read (and do not use)."""
         plan, step = self.plan, self.stride * self.plan.tile[0]
         rows = step * (plan.tiles - 1) + self.window
-        second = self.stride * self.pitch if plan.narrow else 8
+        second = where(plan.narrow, self.stride * self.pitch, 8)
         last_tap = (self.window - 1) // self.stride
         corner = (plan.height - plan.tiles * plan.tile[0]) * self.stride * self.pitch
         last = corner + (plan.strips - 1) * plan.tile[1] + 7 + second + last_tap
         last += ((rows - 1) // 2 * 2 + 1) * self.pitch
-        return max(0, last + 1 - self.plane_pixels)
+        return larger(0, last + 1 - self.plane_pixels)
 
     @property
     def input_bytes(self) -> int:

@@ -5,16 +5,17 @@ Where the expansion is missing (the first block of MobileNetV2) the depthwise re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
+from joulemark.merged.kernels.columns import Columns, crossed, kept, larger, smaller, where
 from joulemark.merged.kernels.compile import device_text
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
@@ -24,15 +25,17 @@ from joulemark.merged.kernels.expansion import (
     KEPT_STEPS,
     Cut,
     Expanding,
+    bricks_in,
     constants_text,
     is_depthwise,
     offsets_of,
     packed,
+    sharing,
 )
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import product_fragments, sum_bytes
-from joulemark.merged.kernels.seconds import Counts, cheapest
-from joulemark.merged.kernels.tiling import for_blocks
+from joulemark.merged.kernels.seconds import Counts, cheapest_of
+from joulemark.merged.kernels.tiling import for_residents
 from joulemark.merged.sequence import Shape
 
 _SPARED = 8
@@ -73,10 +76,10 @@ class _Geometry(Expanding):
         """Bytes of shared memory of a block."""
         plan = self.plan
         octets_out = self.channels_out // 8 // plan.parts
-        given = self.input_bytes * (2 if plan.ahead else 1)
-        sums = plan.warps * plan.tiles * octets_out * 512 if plan.groups > 1 else 0
+        given = self.input_bytes * where(plan.ahead, 2, 1)
+        sums = where(plan.groups > 1, plan.warps * plan.tiles * octets_out * 512, 0)
         staged = 0 if self.residual else octets_out * self.out_pixels * 16  # a residual's lies in the input's place
-        return max(given + max(self.hidden_bytes, sums) + self.slack * 16, staged)
+        return larger(given + larger(self.hidden_bytes, sums) + self.slack * 16, staged)
 
     @property
     def weight_bytes(self) -> int:
@@ -107,19 +110,18 @@ class _Geometry(Expanding):
         held = 8 * min(self.steps_in, 6) if self.expands else 0  # weights of the expansion
         wanted = 52 + 6 * plan.ahead + 10 * plan.tiles + sums + held + 16 * (plan.together - 1)  # registers, about
         warps = plan.warps * plan.groups
-        if wanted > 252 or self.shared > device.block_shared:
-            return 0
+        fits = (wanted <= 252) & (self.shared <= device.block_shared)
         # Each of the four schedulers has a quarter of the registers for its warps.
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
         by_registers = 4 * of_scheduler // warps
-        return min(by_registers, device.shared // (self.shared + 1024), 8)
+        return fits * smaller(by_registers, device.shared // (self.shared + 1024), 8)
 
     def counts(self, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
         plan = self.plan
         blocks = plan.parts * plan.bricks(out, batch)
         each = -(-blocks // device.multiprocessors)
-        beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
+        beside = smaller(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
         rounds, whole = each / beside, -(-each // beside)
         tiles, octets = plan.strips * plan.height // plan.tile[0], self.channels_out // 8 // plan.parts
         taken = self.pixel_tiles * 2 * self.channels_in
@@ -130,8 +132,8 @@ class _Geometry(Expanding):
             "project_product": each * self.chunks * 2 * octets * tiles,
             "weights": each * self.chunks * self.weight_bytes,
             "chunk": each * (taken + plan.height * plan.width * octets * (1 + self.residual)),
-            "round": 1 if plan.ahead else rounds,
-            "round_ahead": rounds - 1 if plan.ahead else 0,
+            "round": where(plan.ahead, 1, rounds),
+            "round_ahead": where(plan.ahead, rounds - 1, 0),
             "round_bare": rounds / beside,
             "round_partial": whole - rounds,
             "warp": each * plan.warps * plan.groups,
@@ -240,15 +242,14 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
     out = description.sequence.sizes(size)[-1]
-    fitting = (
-        for_blocks(one, resident)
-        for one in _all_cuts(description, out)
-        for resident in sorted({one.resident(device, spared) for spared in (0, _SPARED)})
-        if resident and (not one.plan.ahead or one.plan.bricks(out, batch) > resident * device.multiprocessors)
-    )
-    ranked = cheapest(
+
+    def made(sizes: Mapping[str, Any]) -> _Geometry:
+        return _geometry(description, Plan(**sizes))
+
+    ranked = cheapest_of(
         "inverted_residual",
-        fitting,
+        for_residents(_all_cuts(description, out), made, (out, batch, device), _SPARED),
+        made,
         lambda geometry: geometry.counts(out, batch, device),
         limit,
         lambda geometry: geometry.kind,
@@ -256,31 +257,27 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     return [one.plan for one in ranked]
 
 
-def _all_cuts(description: Description, out: Shape) -> Iterator[_Geometry]:
+def _all_cuts(description: Description, out: Shape) -> Iterator[Columns]:
     """Every way to cut that the kernel can be generated for."""
     channels = description.sequence.channels(len(description.sequence.layers))
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     splits = [n for n in (1, 2, 4) if n == 1 or channels % (16 * n) == 0]
     expands = len(description.sequence.layers) == 3
-    ways = ((1, 2, 3, 4), (1, 2)) if expands else ((1,), (2,))  # groups, buffers
-    steps = -(-description.sequence.channels(0) // 16)
-    shared = (1, 2, 3) if expands and steps > KEPT_STEPS else (0,)  # 0: as many as there are registers for
-    for width, narrow, tiles, blocks in product(widths, (False, True), (1, 2, 4, 7), (1, 2, 3, 4, 7)):
-        brick = Plan(tiles * blocks * (2 if narrow else 1), width, tiles, narrow=narrow)
-        if brick.height > out[0] + (1 if narrow else 3):
-            continue
-        for groups, buffers, parts, together in product(*ways, splits, shared):
-            if not 2 <= brick.warps * groups <= 16:
-                continue
-            together = together or (1 if tiles > 1 else 2)
-            plan = Plan(brick.height, width, tiles, groups, buffers, 1, narrow, together, parts)
-            geometry = _geometry(description, plan)
-            if groups > geometry.chunks or geometry.turns > 16:
-                continue
-            yield geometry
-            # One group: several small blocks side by side beat one with more warps.
-            if groups == parts == 1 and geometry.stages_in_place:
-                yield _geometry(description, replace(plan, ahead=True))
+    ways = {"groups": (1, 2, 3, 4), "buffers": (1, 2)} if expands else {"groups": (1,), "buffers": (2,)}
+    many = expands and -(-description.sequence.channels(0) // 16) > KEPT_STEPS
+
+    def suits(rows: Columns) -> Any:
+        geometry = _geometry(description, Plan(**rows))
+        groups, warps = geometry.plan.groups, geometry.plan.warps * geometry.plan.groups
+        return (warps >= 2) & (warps <= 16) & (groups <= geometry.chunks) & (geometry.turns <= 16)
+
+    def may_bring(rows: Columns) -> Any:
+        # One group: several small blocks side by side beat one with more warps.
+        alone = (rows["groups"] == 1) & (rows["parts"] == 1)
+        return ~rows["ahead"] | (alone & _geometry(description, Plan(**rows)).stages_in_place)
+
+    cuts = sharing(kept(crossed(bricks_in(out, widths), **ways, parts=splits), suits), many)
+    return kept(crossed(cuts, ahead=(False, True)), may_bring)
 
 
 def _geometry(description: Description, plan: Plan) -> _Geometry:

@@ -7,24 +7,25 @@ them further within a block, and the depthwise may leave the tensor cores for pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.kernels import inverted_residual
+from joulemark.merged.kernels.columns import Columns, combined, crossed, kept, larger, smaller, where
 from joulemark.merged.kernels.compile import KernelError, device_text
 from joulemark.merged.kernels.description import Description, Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, half_taps, neighbours_of_16, sum_bytes
-from joulemark.merged.kernels.seconds import Counts, cheapest
-from joulemark.merged.kernels.tiling import Tiled, for_blocks
+from joulemark.merged.kernels.seconds import Counts, cheapest_of
+from joulemark.merged.kernels.tiling import Tiled, for_residents
 from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
 
@@ -148,10 +149,8 @@ class _Geometry:
     @cached_property
     def hidden_pixels(self) -> int:
         """Of an octet of hidden channels."""
-        if not self.plan.halves:
-            return self.plane_pixels
         # Lanes read two octets of 4 pixels at once, neighbours or every second one.
-        return self._padded(4 if self.plan.narrow else 1)
+        return where(self.plan.halves, self._padded(where(self.plan.narrow, 4, 1)), self.plane_pixels)
 
     def _padded(self, rest: int) -> int:
         """Pixels of all images, what tiles read behind them, and a last one where what nobody reads is put.
@@ -163,9 +162,9 @@ class _Geometry:
         band = plan.tiles * plan.tile[0]
         first = (-(-plan.height // band) - 1) * band * self.stride * self.pitch + (plan.strips - 1) * plan.tile[1]
         taps = self.stride * plan.tile[0] * (plan.tiles - 1) + 3
-        second = self.stride * self.pitch if plan.narrow else 8
+        second = where(plan.narrow, self.stride * self.pitch, 8)
         last = first + 7 + second + (1 if self.stride == 2 else 2) + ((taps - 1) // 2 * 2 + 1) * self.pitch
-        pixels = (plan.images - 1) * self.rows * self.pitch + max(self.rows * self.pitch, last + 1) + 1
+        pixels = (plan.images - 1) * self.rows * self.pitch + larger(self.rows * self.pitch, last + 1) + 1
         return -(-(pixels - rest) // 8) * 8 + rest
 
     @cached_property
@@ -180,15 +179,14 @@ class _Geometry:
     @cached_property
     def project_bytes(self) -> int:
         """Of a chunk's weights of projection and depthwise."""
-        return self.plan.chunk * (self.channels_out * 2 + (20 if self.plan.halves else 48 + 8))
+        return self.plan.chunk * (self.channels_out * 2 + where(self.plan.halves, 20, 48 + 8))
 
     @cached_property
     def hidden_at(self) -> int:
         """Where the hidden channels begin in shared memory, behind the input and what is put together in its place."""
         given = 2 * self.steps_in * self.plane_pixels * 16
-        if self.plan.ahead:
-            return _HEAD + 2 * given
-        return _HEAD + (max(given, self.staged) if self.shares > 1 else given)
+        shared = where(self.shares > 1, larger(given, self.staged), given)
+        return _HEAD + where(self.plan.ahead, 2 * given, shared)
 
     @cached_property
     def staged(self) -> int:
@@ -202,16 +200,15 @@ class _Geometry:
         plan = self.plan
         hidden = 2 * plan.chunk * self.hidden_pixels * 2
         whole = self.hidden_at + plan.groups * (hidden + 2 * (self.expand_bytes + self.project_bytes))
-        if self.shares > 1:
-            return max(whole, self.hidden_at + plan.groups * plan.tiles * self.octets_out * plan.warps * 512)
-        return max(whole, _HEAD + self.staged)
+        sums = self.hidden_at + plan.groups * plan.tiles * self.octets_out * plan.warps * 512
+        return larger(whole, where(self.shares > 1, sums, _HEAD + self.staged))
 
     @cached_property
     def half_loads(self) -> int:
         """Wavefronts of shared memory (128 bytes) of a warp's depthwise in halves, of an octet: taps, then rows."""
         plan = self.plan
         rows = self.stride * (plan.tiles * plan.tile[0] - 1) + 3
-        columns = self.stride * (0 if plan.narrow else 1) + 3
+        columns = self.stride * where(plan.narrow, 0, 1) + 3
         return 10 + rows * columns
 
     @property
@@ -229,48 +226,54 @@ class _Geometry:
         """
         plan = self.plan
         wanted = (
-            (56 if plan.halves else 66)
+            where(plan.halves, 56, 66)
             + 8 * plan.ahead
             + 10 * plan.tiles
             + plan.tiles * self.channels_out // 2
             + plan.chunk // 2
             + 2 * self.turns
         )
-        if wanted > 256 or self.shared > device.block_shared:
-            return 0
+        fits = (wanted <= 256) & (self.shared <= device.block_shared)
         of_scheduler = device.registers // 4 // 32 // (-(-(wanted - spared) // 8) * 8)
-        return min(4 * of_scheduler // (plan.warps * plan.groups), device.shared // (self.shared + 1024), 8)
+        by_registers = 4 * of_scheduler // (plan.warps * plan.groups)
+        return fits * smaller(by_registers, device.shared // (self.shared + 1024), 8)
 
-    def rows_inside(self, out: Shape) -> list[int]:
-        """Rows of the input of each brick of a column that lie in the image; with stride 2 of an image of even size."""
-        tops = range(0, out[0], self.plan.height)
-        return [min(self.stride * (out[0] - top) + 1, self.rows) - (1 if top == 0 else 0) for top in tops]
+    def rows_inside(self, out: Shape) -> list[tuple[int, int]]:
+        """Bricks of a column and rows of the input of each that lie in the image: the first, inner ones, the last.
+
+        With stride 2 of an image of even size.
+        """
+        bricks = -(-out[0] // self.plan.height)
+        last = smaller(self.stride * (out[0] - (bricks - 1) * self.plan.height) + 1, self.rows)
+        several = where(bricks > 1, 1, 0)
+        return [(1, where(several, self.rows, last) - 1), (bricks - 1 - several, self.rows), (several, last)]
 
     def counts(self, out: Shape, batch: int, device: Device) -> Counts:
         """What the busiest multiprocessor does: throughput of all its blocks, waits of one after another."""
         plan = self.plan
         each = -(-plan.bricks(out, batch) // device.clusters(plan.split))
-        beside = min(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
+        beside = smaller(plan.resident, each)  # blocks, which hide a part of each other's beginning and end
         rounds, whole = each / beside, -(-each // beside)
         octets, own = plan.chunk // 8, -(-self.octets_out // plan.split)
         inside = self.rows_inside(out)
-        expanded = plan.images * sum(-(-rows * self.pitch // 64) for rows in inside) / len(inside)
-        columns = min(self.pitch, self.stride * out[1])
-        taken = plan.images * sum(inside) / len(inside) * columns * self.channels_in / 8
+        bricks = sum(many for many, _ in inside)
+        expanded = plan.images * sum(many * -(-rows * self.pitch // 64) for many, rows in inside) / bricks
+        columns = smaller(self.pitch, self.stride * out[1])
+        taken = plan.images * sum(many * rows for many, rows in inside) / bricks * columns * self.channels_in / 8
         moved = taken + plan.images * plan.height * plan.width * own * (1 + self.residual)
-        others = (plan.split - 1) / plan.split + (_OWN_SUMS if plan.groups > 1 else 0)
+        others = (plan.split - 1) / plan.split + where(plan.groups > 1, _OWN_SUMS, 0)
         sums = plan.tiles * self.octets_out * plan.warps * plan.groups * 512 * others
-        waits = max(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
+        waits = larger(plan.chunk // 16, -(-expanded // (plan.warps // 4)))  # for products, of a chunk
         products = expanded * self.steps_in * octets + plan.tiles * plan.warps / 4 * self.octets_out * plan.chunk / 16
         depthwise = octets * plan.tiles * plan.warps
         weights = self.expand_bytes + self.project_bytes - _OVERLAPPED_BYTES * (products + depthwise)
         chunks = each * self.own_chunks * plan.groups
         return {
             "product": chunks * products,
-            "depthwise_tile": 0 if plan.halves else chunks * depthwise,
-            "depthwise_octet": 0 if plan.halves else chunks * octets * plan.warps,
-            "half_load": chunks * octets * plan.warps * self.half_loads if plan.halves else 0,
-            "weights": chunks * max(0.0, weights),
+            "depthwise_tile": where(plan.halves, 0, chunks * depthwise),
+            "depthwise_octet": where(plan.halves, 0, chunks * octets * plan.warps),
+            "half_load": where(plan.halves, chunks * octets * plan.warps * self.half_loads, 0),
+            "weights": chunks * larger(0.0, weights),
             "sums": each * sums,
             "chunk": each * moved,
             "chunk_bare": rounds * moved,
@@ -278,11 +281,11 @@ class _Geometry:
             "hidden_in_turn": whole * self.own_chunks,
             "sums_in_turn": whole * plan.tiles * self.octets_out,
             "load_in_turn": whole * taken / (plan.warps * plan.groups),
-            "round": 1 if plan.ahead else rounds,
-            "round_ahead": rounds - 1 if plan.ahead else 0,
+            "round": where(plan.ahead, 1, rounds),
+            "round_ahead": where(plan.ahead, rounds - 1, 0),
             "round_bare": rounds / beside,
             "launch": 1,
-            "launch_in_order": 0 if plan.early else 1,
+            "launch_in_order": where(plan.early, 0, 1),
         }
 
 
@@ -388,15 +391,14 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     if why:
         raise ValueError(f"{description} cannot be merged as an inverted residual: {why}")
     out = description.sequence.sizes(size)[-1]
-    fitting = (
-        for_blocks(one, resident)
-        for one in _shared_cuts(description, out, batch, device)
-        for resident in sorted({one.resident(device, spared) for spared in (0, _SPARED)})
-        if resident and (not one.plan.ahead or one.plan.bricks(out, batch) > resident * device.multiprocessors)
-    )
-    ranked = cheapest(
+
+    def made(sizes: Mapping[str, Any]) -> _Geometry:
+        return _geometry(description, Plan(**sizes))
+
+    ranked = cheapest_of(
         "inverted_residual_warpgroup",
-        fitting,
+        for_residents(_shared_cuts(description, out, batch, device), made, (out, batch, device), _SPARED),
+        made,
         lambda geometry: geometry.counts(out, batch, device),
         limit,
         lambda geometry: geometry.kind,
@@ -405,46 +407,52 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     return [replace(one.plan, early=_few_blocks(one.plan, out, batch, device)) for one in ranked]
 
 
-def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Plan]:
-    """Every way to cut that the kernel can be generated for."""
+def _all_plans(description: Description, out: Shape, batch: int) -> Iterator[Columns]:
+    """Every way to cut whose blocks have few warps enough."""
+    hidden = description.sequence.layers[1].out_channels
+
+    def suits(rows: Columns) -> Any:
+        images, split = rows["images"], rows["split"]
+        # Several images are whole ones; clusters of any size may come out even with the multiprocessors.
+        several = (images <= batch) & (rows["height"] == out[0]) & (rows["width"] == out[1])
+        divides = where(images == 1, _MOST_SPLIT % split == 0, several) & (rows["chunk"] * (split - 1) < hidden)
+        geometry = _geometry(description, Plan(**rows))
+        return divides & (geometry.plan.warps >= 4) & (geometry.plan.warps <= 16) & (geometry.turns <= 8)
+
+    more = {"chunk": (32, 48, 64, 96), "images": (1, 2, 3, 4), "split": range(1, _MOST_SPLIT + 1)}
+    return kept(crossed(_all_bricks(out), **more), suits)
+
+
+def _all_bricks(out: Shape) -> Iterator[Columns]:
+    """Those of which half the positions of their tiles are wanted, narrow ones where they have fewer."""
     widths = sorted({-(-out[1] // n) for n in range(1, 9)} & set(range(4, 65)))
     heights = sorted({-(-out[0] // n) for n in range(1, 15)} & set(range(2, 33)))
-    hidden = description.sequence.layers[1].out_channels
-    for width, height, narrow, tiles in product(widths, heights, (False, True), (1, 2, 4)):
-        brick = Plan(height, width, tiles, narrow=narrow)
+
+    def suits(rows: Columns) -> Any:
+        brick = Plan(**rows)
         made = _positions(brick)
-        better = not narrow or made < _positions(replace(brick, narrow=False))
-        if not better or 2 * height * width <= made:
-            continue
-        for chunk, images, split in product((32, 48, 64, 96), (1, 2, 3, 4), range(1, _MOST_SPLIT + 1)):
-            # Several images are whole ones; clusters of any size may come out even with the multiprocessors.
-            several = images <= batch and (height, width) == tuple(out)
-            if (split in (1, 2, 4, 8) if images == 1 else several) and chunk * (split - 1) < hidden:
-                yield Plan(height, width, tiles, chunk, images, split, 1, narrow)
+        better = ~rows["narrow"] | (made < _positions(replace(brick, narrow=False)))
+        return better & (2 * brick.height * brick.width > made)
+
+    return kept(combined(width=widths, height=heights, narrow=(False, True), tiles=(1, 2, 4)), suits)
 
 
-def _all_cuts(description: Description, out: Shape, batch: int) -> Iterator[_Geometry]:
-    """Those whose blocks have few warps enough, and the same that bring inputs ahead where there is room for them."""
-    for plan in _all_plans(description, out, batch):
-        geometry = _geometry(description, plan)
-        if 4 <= plan.warps <= 16 and geometry.turns <= 8:
-            yield geometry
-            if plan.split == 1 and geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16:
-                yield _geometry(description, replace(plan, ahead=True))
-
-
-def _shared_cuts(description: Description, out: Shape, batch: int, device: Device) -> Iterator[_Geometry]:
-    """The same with the depthwise of both kinds, and in groups where there are few blocks."""
+def _shared_cuts(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Columns]:
+    """The same with inputs that are brought ahead, the depthwise of both kinds, and in groups where blocks are few."""
     hidden = description.sequence.layers[1].out_channels
     ways = (False,) if halves_unsuited(description) else (False, True)
-    for geometry in _all_cuts(description, out, batch):
+
+    def suits(rows: Columns) -> Any:
+        geometry = _geometry(description, Plan(**rows))
         plan = geometry.plan
-        few = _few_blocks(plan, out, batch, device)
-        most = min(_MOST_GROUPS, 16 // plan.warps) if few and not plan.ahead else 1
-        groups = [n for n in range(1, most + 1) if plan.chunk * (plan.split * n - 1) < hidden]
-        for n, halves in product(groups, ways):
-            same = n == 1 and not halves
-            yield geometry if same else _geometry(description, replace(plan, groups=n, halves=halves))
+        room = geometry.staged <= 2 * geometry.steps_in * geometry.plane_pixels * 16
+        may_bring = (plan.split == 1) & room
+        most = where(_few_blocks(plan, out, batch, device) & ~plan.ahead, smaller(_MOST_GROUPS, 16 // plan.warps), 1)
+        return (~plan.ahead | may_bring) & (plan.groups <= most) & (plan.chunk * (geometry.shares - 1) < hidden)
+
+    groups = range(1, _MOST_GROUPS + 1)
+    cuts = crossed(_all_plans(description, out, batch), ahead=(False, True), groups=groups, halves=ways)
+    return kept(cuts, suits)
 
 
 def _few_blocks(plan: Plan, out: Shape, batch: int, device: Device) -> bool:

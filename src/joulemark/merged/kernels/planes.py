@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from math import prod
 
@@ -161,8 +162,8 @@ def candidates(description: Description, size: Shape, batch: int, device: Device
     """
     refuse(unsuited(description), "plane-streaming kernel")
     plans = _all_plans(description, description.sequence.sizes(size)[-1], batch, device)
-    kept = keeping_weights(plans, lambda plan: _fitting(description, plan))
-    return best_plans("planes", kept, lambda plan: _fitting(description, plan), (size, batch, device), limit)
+    fitting = cache(partial(_fitting, description))
+    return best_plans("planes", keeping_weights(plans, fitting), fitting, (size, batch, device), limit)
 
 
 def _all_plans(description: Description, out: Shape, batch: int, device: Device) -> Iterator[Plan]:

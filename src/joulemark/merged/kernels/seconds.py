@@ -16,20 +16,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import zip_longest
-from math import prod
-from typing import TypeVar
+from math import inf, prod
+from typing import Any, TypeVar
 
+from joulemark.merged.kernels.columns import Columns, each, length, row
 from joulemark.merged.kernels.description import Description
 from joulemark.merged.sequence import Shape
 
 Counts = Mapping[str, float]
 P = TypeVar("P")
 _ALIKE = 2
+"""Plans of a kind that are kept."""
+_ROUNDING = 1e-9
+"""Relative, above what sums of the same numbers differ by: Python rounds them otherwise than numpy from 3.12 on."""
 DRAM = "dram"
 """The term of bytes through DRAM."""
 BESIDE = 4
@@ -115,9 +119,7 @@ def cheapest(
     Raises:
         KeyError: the family has no seconds.
     """
-    seconds = fitted().of(family)
-    if seconds is None:
-        raise KeyError(f"no seconds for {family}")
+    seconds = _seconds(family)
     ranked: list[tuple[float, int, P]] = []
     for number, plan in enumerate(plans):
         try:
@@ -132,3 +134,57 @@ def cheapest(
         if kinds[kind(plan)] <= _ALIKE and len(kept) < limit:
             kept.append(plan)
     return kept
+
+
+def cheapest_of(
+    family: str,
+    blocks: Iterable[Columns],
+    made: Callable[[Mapping[str, Any]], P],
+    counts: Callable[[P], Counts],
+    limit: int,
+    kind: Callable[[P], tuple[Any, ...]],
+) -> list[P]:
+    """:func:`cheapest` of plans whose sizes stand in columns: the same ones, each block of them counted in one go.
+
+    Args:
+        blocks: sizes of plans that fit together.
+        made: of the sizes of a plan, or of columns of them.
+        counts, kind: of what is made; of columns they are columns.
+    """
+    seconds = _seconds(family)
+    plans: list[tuple[Columns, int]] = []
+    times: list[float] = []
+    kinds: list[tuple[Any, ...]] = []
+    for block in blocks:
+        all_ = made(block)
+        plans += [(block, number) for number in range(length(block))]
+        times += each(time_of(counts(all_), seconds), block)
+        kinds += zip(*(each(one, block) for one in kind(all_)), strict=True)
+    chosen = sorted(_shortlist(times, kinds, limit))
+    return cheapest(family, (made(row(*plans[number])) for number in chosen), counts, limit, kind)
+
+
+def _shortlist(times: Sequence[float], kinds: Sequence[Hashable], limit: int) -> list[int]:
+    """Which plans may be among the cheapest, were their times off by rounding."""
+    chosen: list[int] = []
+    alike: dict[Hashable, list[float]] = {}
+    last, kept = inf, 0
+    for number in sorted(range(len(times)), key=times.__getitem__):
+        if times[number] > last:
+            break
+        faster = alike.setdefault(kinds[number], [])
+        if len(faster) < _ALIKE:
+            faster.append(times[number])
+            kept += 1
+            last = times[number] * (1 + _ROUNDING) if kept == limit else last
+        elif times[number] > faster[-1] * (1 + _ROUNDING):
+            continue
+        chosen.append(number)
+    return chosen
+
+
+def _seconds(family: str) -> Mapping[str, float]:
+    seconds = fitted().of(family)
+    if seconds is None:
+        raise KeyError(f"no seconds for {family}")
+    return seconds
