@@ -14,8 +14,10 @@ from torch import nn
 from joulemark.merged import cache, merge
 from joulemark.merged.automatic import _Automatic
 from joulemark.merged.families import Family
+from joulemark.merged.graph import trace
 from joulemark.merged.paths import Executed, library_paths
 from joulemark.merged.sequence import Conv
+from joulemark.merged.setting import Setting
 from joulemark.merged.squeeze import Excitation
 from tests.merged.fakes import (
     RATES,
@@ -118,6 +120,27 @@ def test_a_variant_may_be_as_far_off_as_the_model_itself_is_and_not_much_further
         assert "is allowed" in referee.problems["wrong"]
         for widened in (None, lambda: 1 / 0):  # a model that runs in no other format
             assert Referee(setting, (x,), model(x), widened).try_("as good", lambda: exact) is None
+
+
+@pytest.mark.parametrize(("narrowest", "right"), [("fp32", True), (None, False)])
+def test_a_wide_input_asks_no_more_of_a_model_than_its_narrowest_numbers_give(narrowest, right):
+    from joulemark.merged.whole import Referee
+
+    x = torch.ones(3).double()
+    referee = Referee(Setting(torch.device("cpu"), None, None, (), False), (x,), x, None, narrowest)
+    assert (referee.try_("rounded", lambda: nn.Hardtanh(0.0, 1 - 1e-7)) is not None) is right
+    assert referee.try_("wrong", lambda: nn.Hardtanh(0.0, 0.999)) is None
+
+
+def test_the_narrowest_numbers_of_a_model_are_those_of_its_weights(simulated_gpu):
+    model = Wide(nn.Conv2d(3, 3, 1), nn.Identity()).eval()
+    model.register_buffer("scale", torch.ones(3).double())
+    graph = trace(model, (torch.randn(1, 3, 4, 4).double(),))
+    setting = Setting(torch.device("cpu"), None, RATES, (), False)
+    automatic = _Automatic(model, graph, (torch.randn(1, 3, 4, 4).double(),), setting, 0.0, 1.0)
+    assert automatic._referee().narrowest == "fp32"
+    automatic.model = nn.Identity().eval()
+    assert automatic._referee().narrowest is None
 
 
 def test_a_model_that_amplifies_rounding_errors_is_merged_all_the_same():
@@ -367,7 +390,7 @@ def test_kernels_that_are_not_compiled_in_time_lose_their_range_and_no_more(simu
             ever.wait(10.0)
 
     monkeypatch.setattr(builds, "compiler_for", lambda _: compile_)
-    planner, graph = planner_there(*model_and_input(), deadline=time.monotonic() + 1.0)
+    planner, graph = planner_there(*model_and_input(), deadline=time.monotonic() + 4.0)
     choices, _ = planner.plan(graph)
     ever.set()
     tried = {one.path.partition("/")[2] for trials in planner.ranges.found.values() for one in trials if one.measured_s}

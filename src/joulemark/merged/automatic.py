@@ -263,7 +263,10 @@ class _Automatic:
         plain = self.graph if any(one.training for one in self.model.modules()) else self.model
         with cudnn_tuning(False):
             expected = copy.deepcopy(plain)(*_cloned(self.inputs))
-        return Referee(self.setting, self.inputs, expected, partial(_in_wider_numbers, plain, self.inputs))
+        held = [one for one in (*plain.parameters(), *plain.buffers()) if one.is_floating_point()]
+        narrowest = format_of(min(held, key=lambda one: one.dtype.itemsize)) if held else None
+        widened = partial(_in_wider_numbers, plain, self.inputs)
+        return Referee(self.setting, self.inputs, expected, widened, narrowest)
 
     def _merged_as(
         self, verdict: Verdict, referee: Referee, decisions: List[Decision], cached: bool = False

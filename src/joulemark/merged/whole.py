@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from joulemark.merged.kernels.description import Format
 from joulemark.merged.questions import relative_error
 from joulemark.merged.replay import Replayed
 from joulemark.merged.setting import TOLERANCE, Setting
@@ -51,6 +52,7 @@ class Referee:
         example: inputs that no variant changes.
         expected: the model's own output.
         widened: its output in wider numbers, for models that amplify rounding errors; None where there is none.
+        narrowest: format of the narrowest numbers that the model holds: its input may have wider ones, of no format.
         times: variant → seconds per call as a user calls it; host included.
         device_times: graph → seconds of its replay on the device, without copies of inputs and outputs.
         problems: variant → why it is out.
@@ -62,6 +64,7 @@ class Referee:
     example: tuple[Any, ...]
     expected: Any
     widened: Callable[[], Any] | None = None
+    narrowest: Format | None = None
     times: dict[str, float] = field(default_factory=dict)
     device_times: dict[str, float] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -113,7 +116,8 @@ class Referee:
 
     @property
     def _limit(self) -> float:
-        return 1e-9 if self.setting.form is None else _WHOLE * TOLERANCE[self.setting.form]
+        form = self.setting.form or self.narrowest
+        return 1e-9 if form is None else _WHOLE * TOLERANCE[form]
 
     @cached_property
     def allowed(self) -> float:
