@@ -162,8 +162,12 @@ def test_the_committed_seconds_are_those_of_the_committed_probes(tmp_path, capsy
     assert main([*map(str, PROBES), "--out", str(out)]) == 0
     made, committed = json.loads(out.read_text()), fitted()
     assert (made["gpu"], made["origin"], made["derived"]) == (committed.gpu, committed.origin, committed.derived)
-    for family, terms in made["seconds"].items():
-        assert committed.seconds[family] == {term: pytest.approx(value, rel=0.01) for term, value in terms.items()}
+    # Not term by term: what all kernels of a family count alike (a store of `wide` is 16 chunks) is split as it comes.
+    points = latest([points_of(json.loads(path.read_text())) for path in PROBES])
+    assert len(points) > 1000
+    for one in points:
+        told = predicted_s(one, made["seconds"])
+        assert told == pytest.approx(predicted_s(one, committed.seconds), rel=1e-3, nan_ok=True), one.name
     stored = json.loads((RESULTS / "merged-model.json").read_text())
     for name in ("good_choices", "good_of_three", "good_of_tried", "right_schedules"):
         assert made["errors"][name] == pytest.approx(stored["errors"][name])
