@@ -685,7 +685,7 @@ def test_a_compiler_that_warns_is_not_lost_where_warnings_are_errors(simulated_g
         warnings.warn("torch.jit is deprecated", FutureWarning, stacklevel=1)
         return Wrapped(inner, mode)
 
-    monkeypatch.setattr(automatic, "compiled", warn)
+    monkeypatch.setattr(automatic, "Compiled", warn)
     assert set(merged_there(*model_and_input()).problems) == {"fused graph"}
 
 
@@ -695,7 +695,7 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     def fail(inner, mode):
         raise TypeError("unhashable\nsomething")
 
-    monkeypatch.setattr(automatic, "compiled", fail)
+    monkeypatch.setattr(automatic, "Compiled", fail)
     model, x = model_and_input()
     merged = merged_there(model, x)
     assert merged.problems["compiled"] == merged.problems["compiled graph"] == "TypeError: unhashable"

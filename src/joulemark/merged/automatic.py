@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from joulemark.merged import cache
 from joulemark.merged.biases import move_biases
 from joulemark.merged.branches import WORTH
-from joulemark.merged.compiling import compiled
+from joulemark.merged.compiling import Compiled
 from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.fitting import without_needless_paddings
@@ -347,7 +347,7 @@ class _Automatic:
         elif name.endswith("graph"):
             known = referee.known(plain)
             if known is None and "compiled" in plain and plain not in referee.problems:
-                known = referee.try_(plain, lambda: compiled(inner, _mode(plain)))
+                known = referee.try_(plain, lambda: Compiled(inner, _mode(plain)))
             base = inner if known is None and "compiled" not in plain else known
             if base is None:
                 referee.problems[name] = referee.problems.get(plain, f"{plain} does not work")
@@ -355,7 +355,7 @@ class _Automatic:
             build = lambda: Replayed(base, self.inputs, referee.pool)  # noqa: E731
             referee.try_(name, build)
         else:
-            referee.try_(name, lambda: compiled(inner, _mode(name)))
+            referee.try_(name, lambda: Compiled(inner, _mode(name)))
 
     def _build_fused(self, referee: Referee, name: str) -> None:
         """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""
