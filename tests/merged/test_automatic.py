@@ -274,6 +274,15 @@ def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
     torch.testing.assert_close(second(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_plan_from_the_disk_copies_weights_for_its_graph_and_for_the_referee_alone(simulated_gpu, monkeypatch):
+    model, x = model_and_input()
+    merged_there(model, x)
+    copies, own = [], nn.Parameter.__deepcopy__
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", lambda self, memo: copies.append(self) or own(self, memo))
+    assert merged_there(model, x).cached
+    assert len(copies) == 2 * len(list(model.parameters()))
+
+
 def test_other_shapes_and_other_weights_shapes_are_other_plans():
     model, x = model_and_input()
     keys = set()
@@ -699,7 +708,7 @@ def test_a_compiler_that_warns_is_not_lost_where_warnings_are_errors(simulated_g
         warnings.warn("torch.jit is deprecated", FutureWarning, stacklevel=1)
         return Wrapped(inner, mode)
 
-    monkeypatch.setattr(automatic, "compiled", warn)
+    monkeypatch.setattr(automatic, "Compiled", warn)
     assert set(merged_there(*model_and_input()).problems) == {"fused graph"}
 
 
@@ -709,7 +718,7 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     def fail(inner, mode):
         raise TypeError("unhashable\nsomething")
 
-    monkeypatch.setattr(automatic, "compiled", fail)
+    monkeypatch.setattr(automatic, "Compiled", fail)
     model, x = model_and_input()
     merged = merged_there(model, x)
     assert merged.problems["compiled"] == merged.problems["compiled graph"] == "TypeError: unhashable"

@@ -10,7 +10,7 @@ from torch import nn
 
 from joulemark.merged import merge
 from joulemark.merged.biases import move_biases
-from joulemark.merged.graph import trace
+from joulemark.merged.graph import copied, trace
 from joulemark.merged.norms import ChannelNorm
 from tests.merged.fakes import RATES, executed, fake_family
 
@@ -55,6 +55,19 @@ def test_the_bias_of_a_shortcut_moves(shape, join):
     torch.testing.assert_close(graph(x), model(x))
     assert biases(model) == {"last", "around"} - ({"last"} if "bias" in shape else set())
     assert move_biases(graph) == 0
+
+
+def test_what_shares_its_weights_keeps_its_own_biases():
+    model = Block()
+    torch.manual_seed(2)
+    x = torch.randn(2, 4, 7, 6)
+    graph = trace(model.eval().requires_grad_(False), (x,))
+    other = copied(graph)
+    assert move_biases(other) == 1
+    assert (biases(other), biases(graph)) == ({"last"}, {"last", "around"})
+    assert other.last.weight is graph.last.weight
+    torch.testing.assert_close(graph(x), model(x))
+    torch.testing.assert_close(other(x), model(x))
 
 
 def test_it_moves_to_the_convolution_that_the_addition_belongs_to():

@@ -1,13 +1,22 @@
-"""What torch's compiler is spared: Triton's convolution template over groups, where anything else is left."""
+"""What torch's compiler is given, and what it is spared: Triton's template over groups, where anything else is left."""
 
 from __future__ import annotations
+
+import copy
+import shutil
 
 import pytest
 
 torch = pytest.importorskip("torch")
 algorithms = pytest.importorskip("torch._inductor.select_algorithm")
 
+from torch import nn  # noqa: E402
+
 from joulemark.merged import compiling  # noqa: E402
+from joulemark.merged.bricks import Parameters  # noqa: E402
+from joulemark.merged.paths import Executed  # noqa: E402
+from joulemark.merged.pooling import Pooling  # noqa: E402
+from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 
 
 def template(number, groups, name="convolution2d"):
@@ -70,3 +79,172 @@ def test_its_processes_are_started_where_torch_can_be_asked_to(monkeypatch):
     assert started == [1]
     monkeypatch.delattr(async_compile, "maybe_warm_pool")
     assert not compiling.start_workers()
+
+
+class Stand:
+    """In place of torch's compiler: what it is given from a trace, and how often which way was called."""
+
+    def __init__(self, monkeypatch):
+        self.graphs, self.traced, self.by_torch = [], 0, 0
+        monkeypatch.setattr(torch._inductor, "standalone_compile", self._compile)
+        monkeypatch.setattr(torch, "compile", self._wrap)
+
+    def _compile(self, graph, given, **_):
+        self.graphs.append(graph)
+
+        def run(*inputs):
+            self.traced += 1
+            return graph(*inputs)
+
+        return run
+
+    def _wrap(self, module, **_):
+        stand = self
+
+        class Wrapped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self._orig_mod = module
+
+            def forward(self, *inputs):
+                stand.by_torch += 1
+                return self._orig_mod(*inputs)
+
+        return Wrapped()
+
+    def ways(self):
+        """Calls from the trace and by torch.compile since the last question."""
+        told, self.traced, self.by_torch = (self.traced, self.by_torch), 0, 0
+        return told
+
+
+class Scaled(nn.Module):
+    """A convolution, and whatever else is given added to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.register_buffer("shift", torch.ones(1))
+
+    def forward(self, x, more=None):
+        y = torch.relu(self.layer(x)) + self.shift
+        return {"y": y if more is None else y + more}
+
+
+@pytest.fixture
+def stand(monkeypatch):
+    return Stand(monkeypatch)
+
+
+def compiled_and_input():
+    torch.manual_seed(3)
+    return compiling.Compiled(Scaled().eval()), torch.randn(2, 3, 9, 8)
+
+
+def test_calls_like_the_first_are_compiled_from_a_trace_and_all_others_by_torch(stand):
+    made, x = compiled_and_input()
+    assert not made.training
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(made(x)["y"], made.by_torch._orig_mod(x)["y"])
+        assert stand.ways() == (2, 0)
+        for other in ((x[:1],), (x.contiguous(memory_format=torch.channels_last),), (x, 2.0), (x, x.new_ones(1))):
+            made(*other)
+            assert stand.ways() == (0, 1)
+        with torch.autocast("cpu"):
+            made(x)
+    assert stand.ways() == (0, 1)
+    assert made(x)["y"].requires_grad
+    assert stand.ways() == (0, 1)
+    with torch.inference_mode():
+        made(x)
+    assert stand.ways() == (1, 0)
+    assert len(stand.graphs) == 1
+
+
+def test_weights_are_read_in_each_call_and_where_they_move_it_is_compiled_again(stand):
+    made, x = compiled_and_input()
+    inner = made.by_torch._orig_mod
+    with torch.no_grad():
+        first = made(x)["y"]
+        inner.layer.weight = nn.Parameter(torch.zeros_like(inner.layer.weight))
+        assert not torch.equal(made(x)["y"], first)
+        assert torch.equal(made(x)["y"], inner(x)["y"])
+        assert len(stand.graphs) == 1
+        other = copy.deepcopy(made)
+        other.by_torch._orig_mod.shift += 1
+        torch.testing.assert_close(other(x)["y"], inner(x)["y"] + 1)
+        assert len(stand.graphs) == 2
+        x = x.double()
+        assert made.double()(x)["y"].dtype == torch.float64
+        assert len(stand.graphs) == 3
+    assert stand.by_torch == 0
+
+
+def test_a_part_of_two_names_and_a_weight_of_two_parts_are_what_they_were(stand):
+    """A room for what is joined holds the module that writes there first, which the graph calls too."""
+    torch.manual_seed(4)
+    first, other = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+    other.weight = first.weight
+    inner, x = nn.Sequential(first, nn.Sequential(other, first)).eval(), torch.randn(2, 3, 5, 6)
+    before = [(one, one.clone()) for one in inner.parameters()]
+    made = compiling.Compiled(inner)
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), inner(x))
+    assert stand.ways() == (1, 0)
+    assert [id(one) for one in inner.parameters()] == [id(one) for one, _ in before]
+    assert all(torch.equal(one, value) for one, value in before)
+
+
+def test_where_it_cannot_be_traced_or_not_be_compiled_so_torch_compiles_it(stand, monkeypatch):
+    class Asking(nn.Module):
+        def forward(self, x):
+            return x + 1 if bool(x.sum() > 0) else x - 1
+
+    made, x = compiling.Compiled(Asking()), torch.ones(2)
+    with torch.no_grad():
+        assert torch.equal(made(x), x + 1)
+        assert torch.equal(made(-x), -x - 1)
+        assert stand.ways() == (0, 2)
+        monkeypatch.delattr(torch._inductor, "standalone_compile")
+        made, x = compiled_and_input()
+        made(x), made(x)
+    assert stand.ways() == (0, 2)
+    assert not stand.graphs
+
+
+def test_a_torch_whose_compiler_is_switched_off_runs_the_module(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda *_, **__: pytest.fail("compiled"))
+    made, x = compiled_and_input()
+    with torch.no_grad():
+        assert torch.equal(made(x)["y"], made.by_torch(x)["y"])
+
+
+def test_a_trace_shows_the_compiler_segments_as_one_operator_and_torchs_where_it_may_fuse(stand):
+    def layer(path):
+        weight = torch.randn(8, 8, 3, 3)
+        conv = Conv(8, 8, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+        return Executed(Sequence((conv,)), [Parameters(weight, None)], path, False)
+
+    pooling = Pooling(True, (2, 2), (2, 2), (0, 0))
+    model = nn.Sequential(layer("fused"), layer("epilogue"), pooling)
+    x = torch.randn(1, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        compiling._from_trace(model, (x,), "default")
+    names = [str(node.target) for node in stand.graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("joulemark.executed" in one for one in names) == 1
+    assert sum("convolution" in one for one in names) == 1
+    assert sum("max_pool2d" in one for one in names) == 1
+    assert not compiling.seen_by_compiler()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of compilers, for their own calls
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs one for C++ on a CPU")
+def test_torchs_own_compiler_takes_the_trace_and_reads_no_bytecode(monkeypatch):
+    made, x = compiled_and_input()
+    monkeypatch.setattr(made.by_torch, "forward", lambda *_: pytest.fail("by torch.compile"))
+    with torch.no_grad():
+        expected = made.by_torch._orig_mod(x)["y"]
+        torch.testing.assert_close(made(x)["y"], expected)
+        torch.testing.assert_close(made(x + 0)["y"], expected)

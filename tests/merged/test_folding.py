@@ -51,6 +51,19 @@ def test_means_stay_where_they_were(shape, dtype):
     assert drift(made, *wide, x) < 0.5 * drift(nearest, *wide, x)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_is_copied_once_and_stays_what_it_was(bias, monkeypatch):
+    torch.manual_seed(6)
+    convolution, norm, x = pair(bias=bias)
+    before, copies, own = copy.deepcopy(convolution), [], nn.Parameter.__deepcopy__
+    monkeypatch.setattr(nn.Parameter, "__deepcopy__", lambda self, memo: copies.append(self) or own(self, memo))
+    made = folded(convolution, norm)
+    assert len(copies) == 1 + bias
+    torch.testing.assert_close(made(x), norm(convolution(x)), rtol=1e-4, atol=1e-4)
+    assert torch.equal(convolution(x), before(x))
+    assert (convolution.bias is None) is not bias
+
+
 def test_depthwise_means_stay_too():
     torch.manual_seed(5)
     convolution, norm, x = pair(64, 64, groups=64)

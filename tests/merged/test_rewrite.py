@@ -10,8 +10,11 @@ from torch import nn
 
 from joulemark.merged import merge
 from joulemark.merged.families import Family
+from joulemark.merged.graph import trace, twin
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.paths import Executed
+from joulemark.merged.rewrite import fused_by_cudnn, rewrite
+from joulemark.merged.setting import Setting
 from tests.merged.fakes import RATES, fake_family, packed
 
 
@@ -19,6 +22,18 @@ def only_small(parameters):
     if max(float(one.weight.abs().max()) for one in parameters) > 1:
         raise KernelError("too large")
     return packed(parameters)
+
+
+def test_a_twin_is_rewritten_by_itself():
+    model, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval(), torch.randn(2, 4, 9, 7)
+    with torch.no_grad():
+        graph = trace(model, (x,))
+        before = graph.code
+        other = twin(graph)
+        rewrite(other, fused_by_cudnn(other), Setting(torch.device("cpu"), "fp32", None, (), False))
+        assert sum(isinstance(one, Executed) for one in other.modules()) == 2
+        assert (graph.code, dict(graph.named_children()).keys()) == (before, {"0", "1", "2"})
+        assert torch.equal(graph(x), model(x))
 
 
 def test_weights_that_a_kernel_cannot_hold_leave_their_segment_alone():

@@ -18,11 +18,12 @@ from torch.utils import _pytree as pytree
 from joulemark.merged import cache
 from joulemark.merged.biases import move_biases
 from joulemark.merged.branches import WORTH
-from joulemark.merged.compiling import compiled
+from joulemark.merged.compiling import Compiled
 from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.fitting import without_needless_paddings
 from joulemark.merged.forks import Forked
+from joulemark.merged.graph import copied, twin
 from joulemark.merged.joining import Concatenation, flatten_concatenations, join
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.layer_norms import as_channel_norms
@@ -151,7 +152,7 @@ class _Automatic:
         self.forced = forced
         self.model, self.graph, self.setting = model, weights_channels_last(graph), setting
         self.inputs = _cloned(inputs)
-        self.rewritten = copy.deepcopy(self.graph)
+        self.rewritten = copied(self.graph)
         flatten_concatenations(self.rewritten)
         without_needless_paddings(self.rewritten)
         as_convolutions(self.rewritten)
@@ -221,7 +222,7 @@ class _Automatic:
         decisions += [_of_upsampling(one) for one in self.upsamplings]
         decisions += [Decision(name, "norm", why) for name, why in self.norms.taken.items()]
         decisions += [Decision(name, "plain", why) for name, why in {**left, **self.norms.left}.items()] + self.refused
-        rewritten = copy.deepcopy(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
+        rewritten = twin(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
         rewrite(rewritten, choices, self.setting)
         decisions += [_of_concatenation(one) for one in self._joined(rewritten)]
         referee = self._referee()
@@ -349,7 +350,7 @@ class _Automatic:
         elif name.endswith("graph"):
             known = referee.known(plain)
             if known is None and "compiled" in plain and plain not in referee.problems:
-                known = referee.try_(plain, lambda: compiled(inner, _mode(plain)))
+                known = referee.try_(plain, lambda: Compiled(inner, _mode(plain)))
             base = inner if known is None and "compiled" not in plain else known
             if base is None:
                 referee.problems[name] = referee.problems.get(plain, f"{plain} does not work")
@@ -357,7 +358,7 @@ class _Automatic:
             build = lambda: Replayed(base, self.inputs, referee.pool)  # noqa: E731
             referee.try_(name, build)
         else:
-            referee.try_(name, lambda: compiled(inner, _mode(name)))
+            referee.try_(name, lambda: Compiled(inner, _mode(name)))
 
     def _build_fused(self, referee: Referee, name: str) -> None:
         """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""
@@ -371,7 +372,7 @@ class _Automatic:
 
     @cached_property
     def _fused(self) -> fx.GraphModule | None:
-        graph = copy.deepcopy(self.graph)
+        graph = twin(self.graph)
         choices = fused_by_cudnn(graph)
         if not any(one.path == "fused" for one in choices):
             return None

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 _RIDGE = 0.1
 """Of means from statistics, in parts of the mean square of their factors."""
@@ -28,28 +28,33 @@ def folded(convolution: nn.Module, norm: nn.Module) -> nn.Module:
     """One convolution for both in evaluation mode, computed in fp32 at least and rounded once."""
     dtype = cast(Tensor, convolution.weight).dtype
     wide = torch.promote_types(dtype, torch.float32)
-    before, statistics = (cast(Any, copy.deepcopy(one).to(wide)) for one in (convolution, norm))
-    made: Any = fuse_conv_bn_eval(before, statistics)
-    weight, bias = made.weight.detach(), made.bias.detach()
-    made.bias.data = bias.to(dtype)
+    made: Any = copy.deepcopy(convolution)
+    names = ("running_mean", "running_var", "weight", "bias")
+    given = (made.weight, made.bias, *(getattr(norm, name) for name in names))
+    before, shift, means, variances, scale, offset = (None if one is None else one.detach().to(wide) for one in given)
+    fused = fuse_conv_bn_weights(before, shift, means, variances, cast(Any, norm).eps, scale, offset)
+    weight, bias = (one.detach() for one in fused)
+    if made.bias is None:
+        made.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+    else:
+        made.bias.data = bias.to(dtype)
     if dtype.itemsize == 2:
-        level = _mean_inputs(before, statistics.running_mean)
-        made.weight.data = rounded(weight, dtype, level, made.bias.to(wide) - bias)
+        level = _mean_inputs(before, shift, made.groups, means)
+        made.weight.data = rounded(weight, dtype, level, made.bias.detach().to(wide) - bias)
     else:
         made.weight.data = weight.to(dtype)
     module: nn.Module = made
     return module
 
 
-def _mean_inputs(convolution: Any, means: Tensor) -> Tensor:
+def _mean_inputs(weight: Tensor, bias: Tensor | None, groups: int, means: Tensor) -> Tensor:
     """What each weight [outputs, …] was multiplied by in the mean, as the means of the outputs tell.
 
     The mean of an output is the sum of its weights' times the mean of their channel: a least-squares problem for the
     channels of each group, drawn to one mean for all where outputs are too few to tell them.
     """
-    weight = convolution.weight.detach()
-    sums = weight.flatten(2).sum(2).unflatten(0, (convolution.groups, -1))  # [groups, outputs, channels]
-    told = (means if convolution.bias is None else means - convolution.bias.detach()).view(*sums.shape[:2], 1)
+    sums = weight.flatten(2).sum(2).unflatten(0, (groups, -1))  # [groups, outputs, channels]
+    told = (means if bias is None else means - bias).view(*sums.shape[:2], 1)
     whole = sums.sum(2, keepdim=True)
     common = (whole * told).sum() / (whole * whole).sum().clamp_min(_LEAST)
     left, across = told - common * whole, sums.mT

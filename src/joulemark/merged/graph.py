@@ -126,6 +126,18 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     return graph
 
 
+def twin(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same nodes anew over the same modules: those that replace others in one leave the other as it is."""
+    return fx.GraphModule(graph, copy.deepcopy(graph.graph))
+
+
+def copied(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same nodes and modules anew over the same weights, which may be replaced in one but not changed."""
+    weights = {id(one): one for one in (*graph.parameters(), *graph.buffers())}
+    made: fx.GraphModule = copy.deepcopy(graph, weights)
+    return made
+
+
 def _with_shapes(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     """A copy of a model that no call changes, as a graph that has seen its example."""
     copied = copy.deepcopy(model).eval()

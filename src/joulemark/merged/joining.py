@@ -27,6 +27,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from joulemark.merged import writers
 from joulemark.merged.alternatives import Settled, like, settle
 from joulemark.merged.branches import SECONDS
+from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.fitting import fitted, readers
 from joulemark.merged.graph import module_of
 from joulemark.merged.pooling import Keeping, Pooling
@@ -80,7 +81,7 @@ class Joined(nn.Module):
             room: what a :class:`Room` made, some parts of it written.
             parts: [batch, channels, *size] each.
         """
-        if torch.compiler.is_compiling() or not writers.on_gpu(room):
+        if seen_by_compiler() or not writers.on_gpu(room):
             return torch.cat(parts, 1)
         pairs = list(zip(parts, room.split(self.channels, 1), strict=True))
         if any((part.shape, part.dtype) != (place.shape, place.dtype) for part, place in pairs):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from joulemark.merged.bricks import channel_norm
+from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.kernels.kernel import layout
 from joulemark.merged.trying import has_triton, told
 
@@ -39,7 +40,7 @@ class ChannelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, *size] → the same."""
-        if torch.compiler.is_compiling() or not (self.own and x.is_cuda):
+        if seen_by_compiler() or not (self.own and x.is_cuda):
             return channel_norm(x, self.affine, self.eps)
         from joulemark.merged.normalize import MOST_CHANNELS, normalized
 

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from joulemark.merged.bricks import CONVOLUTIONS, Parameters, channel_norm, finished
+from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.kernels import Kernel, emulate
 from joulemark.merged.kernels.description import Format
 from joulemark.merged.kernels.kernel import aligned, layout
@@ -443,7 +444,7 @@ class Executed(nn.Module):
             x, added, gate: see the class.
             out: where to, some channels of a channels-last tensor, where it :attr:`writes` and that has its shape.
         """
-        if torch.compiler.is_compiling():
+        if seen_by_compiler():
             if self.visible:
                 return self.recipe.in_operators(x, added, gate, self.weight, self.bias)
             made: Tensor = torch.ops.joulemark.executed(x, added, gate, self.weight, self.bias, self.number)

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from joulemark.merged import writers
+from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.graph import module_of
 from joulemark.merged.sequence import Shape
 from joulemark.merged.trying import has_triton, told
@@ -61,7 +62,7 @@ class Pooling(nn.Module):
     def runs(self, x: Tensor) -> bool:
         """Whether the kernel does it."""
         able = self.own and writers.on_gpu(x) and x.dtype != torch.float64
-        return able and not torch.compiler.is_compiling()
+        return able and not seen_by_compiler()
 
     @property
     def keeps(self) -> bool:

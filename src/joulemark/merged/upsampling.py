@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from joulemark.merged import writers
 from joulemark.merged.alternatives import Call, Settled, like, settle
 from joulemark.merged.bricks import ACTIVATIONS
+from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.graph import activation_of, called_once, module_of, only_user
 from joulemark.merged.kernels.kernel import layout
 from joulemark.merged.sequence import Activation, Shape
@@ -71,7 +72,7 @@ class Upsampling(nn.Module):
             out: where to, some channels of a channels-last tensor; what this returns is elsewhere where no kernel runs,
                 or its size is another one.
         """
-        if self.tile is None or torch.compiler.is_compiling() or not writers.on_gpu(x) or x.dtype != self.weight.dtype:
+        if self.tile is None or seen_by_compiler() or not writers.on_gpu(x) or x.dtype != self.weight.dtype:
             return self.in_operators(x)
         if out is not None and out.shape == self.shape_of(x):
             return self.by_kernel(x, self.tile, out)
