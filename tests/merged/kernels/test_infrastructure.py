@@ -112,6 +112,26 @@ def test_a_build_is_the_same_in_this_process_and_in_one_of_its_own(monkeypatch) 
         compile_._compile("small", "nonsense", "sm_90a")
 
 
+@pytest.mark.parametrize(("version", "told"), [((12, 8), False), ((12, 9), True), ((13, 0), True)])
+def test_nvrtc_keeps_nothing_whose_log_would_be_missing(version, told, monkeypatch) -> None:
+    """Found on an H200: what NVRTC had compiled for another folder of ours came back without a word on registers."""
+    from cuda.bindings import nvrtc as bindings
+
+    from joulemark.merged.kernels import nvrtc
+
+    options: list[bytes] = []
+    compile_ = bindings.nvrtcCompileProgram
+
+    def compiled(program, count, given):
+        options.extend(given)
+        return compile_(program, count, given)
+
+    monkeypatch.setattr(bindings, "nvrtcVersion", lambda: (bindings.nvrtcResult.NVRTC_SUCCESS, *version))
+    monkeypatch.setattr(bindings, "nvrtcCompileProgram", compiled)
+    nvrtc.machine_code("small", 'extern "C" __global__ void small() {}', "sm_90a")
+    assert (b"--no-cache" in options) is told
+
+
 def test_spills_are_reported() -> None:
     body = "float v[300]; for (int i = 0; i < 300; i++) v[i] = ((float*)a.input)[i * threadIdx.x];"
     body += "for (int k = 0; k < a.count; k++) UNROLL for (int i = 0; i < 300; i++) v[i] = v[i] * v[(i + 1) % 300] + 1;"

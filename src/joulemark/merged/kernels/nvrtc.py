@@ -13,6 +13,8 @@ from typing import Any
 
 REFUSED = 3
 """Exit code of a text that does not compile."""
+_KEEPS = (12, 9)
+"""Version from which NVRTC keeps what it compiled on disk: of that it has no log, and the log tells the registers."""
 
 
 class Refused(RuntimeError):
@@ -30,6 +32,7 @@ def machine_code(name: str, text: str, architecture: str) -> tuple[bytes, str]:
 
     program = _done(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--ptxas-options=-v"]
+    options += [b"--no-cache"] if nvrtc.nvrtcVersion()[1:] >= _KEEPS else []
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     log = bytearray(_done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
     _done(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
