@@ -356,6 +356,41 @@ def test_what_is_measured_was_compiled_before_each_kernel_once_and_layers_alone_
     assert not planner.ranges.cut
 
 
+class Alike(nn.Module):
+    """Two layers of the same channels, of which one adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return torch.relu(self.b(torch.relu(self.a(x))) + x)
+
+
+def test_kernels_of_one_name_are_each_compiled_before_they_are_measured(simulated_gpu, monkeypatch):
+    from joulemark.merged import builds, ranges
+    from joulemark.merged.families import known_families
+
+    built: list[tuple[str, str]] = []
+    asked: list[tuple[str, str]] = []
+
+    def measure(_, trials, __):
+        texts = [one.kernel.text for one in trials if one.kernel]
+        assert {*texts} <= {*built}
+        asked.extend(texts)
+        return True
+
+    monkeypatch.setattr(builds, "compiler_for", lambda _: lambda kernel: built.append(kernel.text))
+    monkeypatch.setattr(ranges, "measure", measure)
+    monkeypatch.setattr(Setting, "capability", 90)
+    planner, graph = planner_there(Alike().eval().bfloat16(), torch.randn(2, 16, 33, 29).bfloat16())
+    planner.setting = replace(planner.setting, form="bf16", families=known_families())
+    planner.ranges.setting = planner.setting
+    planner.plan(graph)
+    assert len({name for name, _ in asked}) < len({*asked})
+    assert len(built) == len({*built})
+
+
 def test_the_range_that_saves_most_is_measured_first(simulated_gpu, monkeypatch):
     from joulemark.merged.builds import Builds
     from joulemark.merged.graph import find_chains

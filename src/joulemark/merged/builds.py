@@ -35,7 +35,7 @@ class Builds:
     def __init__(self, compile_: Callable[[Kernel], object] | None) -> None:
         self._compile = compile_
         self._pool = ThreadPoolExecutor(_COMPILERS)
-        self._begun: dict[str, Future[object]] = {}
+        self._begun: dict[tuple[str, str], Future[object]] = {}
 
     def __enter__(self) -> Builds:
         return self
@@ -46,13 +46,13 @@ class Builds:
     def add(self, kernels: Iterable[Kernel]) -> None:
         """Have kernels compiled, each once."""
         for kernel in kernels:
-            if self._compile is not None and kernel.name not in self._begun:
-                self._begun[kernel.name] = self._pool.submit(self._compile, kernel)
+            if self._compile is not None and kernel.text not in self._begun:
+                self._begun[kernel.text] = self._pool.submit(self._compile, kernel)
 
     def wait(self, kernels: List[Kernel], deadline: float = inf) -> bool:
         """Whether all of these are there by a deadline on ``time.monotonic``."""
         self.add(kernels)
-        asked = [self._begun[one.name] for one in kernels if one.name in self._begun]
+        asked = [self._begun[one.text] for one in kernels if one.text in self._begun]
         return not wait(asked, None if deadline == inf else max(deadline - time.monotonic(), 0.0)).not_done
 
 

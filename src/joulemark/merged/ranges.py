@@ -47,12 +47,12 @@ class Ranges:
 
     def promised(self, segments: Iterable[Segment]) -> list[Kernel]:
         """Kernels that are promising for segments not seen yet, each once."""
-        kernels: dict[str, Kernel] = {}
+        kernels: dict[tuple[str, str], Kernel] = {}
         for segment in segments:
             if not self.is_ranked(segment):
                 candidates = self.candidates[self.key(segment)] = candidates_of(segment, self.setting)
                 chosen = self._promising(candidates, inf)
-                kernels.update((one.kernel.name, one.kernel) for one in chosen if one.kernel)
+                kernels.update((one.kernel.text, one.kernel) for one in chosen if one.kernel)
         return list(kernels.values())
 
     def is_ranked(self, segment: Segment) -> bool:

@@ -41,13 +41,13 @@ def prebuild(subjects: Sequence[Subject], form: Format, most: int, architecture:
         forced: whether each schedule is tried by itself, beside merging.
     """
     begin = time.perf_counter()
-    tasks: dict[str, tuple[str, str, str]] = {}
+    tasks: dict[tuple[str, str], tuple[str, str, str]] = {}
     lines = []
     for subject in subjects:
         kernels = wanted(subject, form, most) if forced else wanted_by_merge(subject, form)
-        named = {one.name: one for one in kernels}
-        lines.append(f"{subject.name}: {len(named)} kernels")
-        tasks.update((name, (name, full_source(one, "prelude.cuh"), architecture)) for name, one in named.items())
+        texts = {one.text: one for one in kernels}
+        lines.append(f"{subject.name}: {len(texts)} kernels")
+        tasks.update((text, (one.name, full_source(one, "prelude.cuh"), architecture)) for text, one in texts.items())
     workers = max(1, len(os.sched_getaffinity(0)) - 1)
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         for done in as_completed([pool.submit(_build, *task) for task in tasks.values()]):

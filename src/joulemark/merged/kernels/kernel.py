@@ -90,6 +90,11 @@ class Kernel:
     counts: Counting | None = field(default=None, repr=False)
     plan: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def text(self) -> tuple[str, str]:
+        """What is compiled: of one name are kernels too that differ in activations and in what they add."""
+        return self.name, self.source
+
     def runs_on(self, capability: int) -> bool:
         """Whether a GPU of this compute capability, as 90, has its instructions."""
         return capability >= self.least and self.only in (None, capability)
