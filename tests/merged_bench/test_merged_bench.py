@@ -988,6 +988,21 @@ def test_floors_of_a_chain_by_hand():
     assert floors_of(model.double(), x.double(), RATES) is None
 
 
+def test_a_floor_counts_linear_layers_over_the_positions_of_an_image():
+    from joulemark.merged_bench.floors import floors_of
+
+    class Mixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spatial, self.mix = torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.Linear(16, 64)
+
+        def forward(self, x):
+            return self.mix(self.spatial(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    floors = floors_of(Mixed().eval(), torch.randn(2, 16, 8, 8), RATES)
+    assert floors["flops_s"] == pytest.approx(2 * 2 * 8 * 8 * (9 * 16 * 16 + 16 * 64) / 1e15)
+
+
 def test_gains_of_a_group_are_geometric_means():
     nothing = {"sustained": None, "energy": None, "dram_bytes": None}
     rows = [{"group": "a", "gains": {"burst": gain, **nothing}} for gain in (2.0, 8.0)]

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.fx.passes.shape_prop import ShapeProp
 
 from joulemark.merged.cost import Candidate, Rates, predict
 from joulemark.merged.graph import find_chains, range_segment, trace
+from joulemark.merged.linears import as_convolutions
 from joulemark.merged.paths import format_of
 
 
@@ -17,8 +19,8 @@ def floors_of(model: nn.Module, x: Tensor, rates: Rates) -> dict[str, float] | N
 
     Returns:
         ``flops_s``: the convolutions' FLOPs at the measured rate of large products; ``ends_s``: input, output and
-        weights through DRAM once, everything between them on chip; ``layers_s``: the roofline of every convolution
-        with what follows it as one kernel, tensors that do not fit into the L2 through DRAM, no launches counted. None
+        weights through DRAM once, everything between them on chip; ``layers_s``: the roofline of every convolution,
+        linear layers over an image's positions among them, with what follows it as one kernel, tensors that do not fit into the L2 through DRAM, no launches counted. None
         for a model that cannot be traced or a number format without kernels.
     """
     form = format_of(x)
@@ -27,6 +29,8 @@ def floors_of(model: nn.Module, x: Tensor, rates: Rates) -> dict[str, float] | N
     try:
         with torch.no_grad():
             graph = trace(model, (x,))
+            as_convolutions(graph)
+            ShapeProp(graph).propagate(x)
             out = model(x)
     except Exception:  # torch.fx raises whatever the model's own code does with a proxy; then there is no floor to tell
         return None
