@@ -20,8 +20,9 @@ def floors_of(model: nn.Module, x: Tensor, rates: Rates) -> dict[str, float] | N
     Returns:
         ``flops_s``: the convolutions' FLOPs at the measured rate of large products; ``ends_s``: input, output and
         weights through DRAM once, everything between them on chip; ``layers_s``: the roofline of every convolution,
-        linear layers over an image's positions among them, with what follows it as one kernel, tensors that do not fit into the L2 through DRAM, no launches counted. None
-        for a model that cannot be traced or a number format without kernels.
+        linear layers over an image's positions among them, with what follows it as one kernel, tensors that do not fit
+        into the L2 through DRAM, no launches counted. None for a model that cannot be traced or a number format without
+        kernels.
     """
     form = format_of(x)
     if form is None or form not in rates.flop_per_s:
