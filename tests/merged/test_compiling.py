@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import shutil
+import threading
+from collections import OrderedDict
+from contextlib import suppress
 
 import pytest
 
@@ -94,7 +97,7 @@ class Stand:
 
         def run(*inputs):
             self.traced += 1
-            return graph(*inputs)
+            return [*graph(*inputs)]  # torch's gives a list, whatever the graph gives
 
         return run
 
@@ -194,6 +197,146 @@ def test_a_part_of_two_names_and_a_weight_of_two_parts_are_what_they_were(stand)
     assert stand.ways() == (1, 0)
     assert [id(one) for one in inner.parameters()] == [id(one) for one, _ in before]
     assert all(torch.equal(one, value) for one, value in before)
+
+
+def test_weights_of_another_format_are_compiled_for_anew(stand):
+    """As ``load_state_dict(assign=True)`` brings them: compiled code would read them as what they were."""
+    made, x = compiled_and_input()
+    inner = made.by_torch._orig_mod
+    with torch.no_grad():
+        made(x)
+        given = {name: one.clone() for name, one in inner.state_dict().items()}
+        inner.load_state_dict(given, assign=True)
+        made(x)
+        assert len(stand.graphs) == 1
+        given["layer.weight"] = given["layer.weight"].contiguous(memory_format=torch.channels_last)
+        inner.load_state_dict(given, assign=True)
+        assert torch.equal(made(x)["y"], inner(x)["y"])
+        assert len(stand.graphs) == 2
+        inner.load_state_dict({**given, "shift": torch.ones(1, dtype=torch.float64)}, assign=True)
+        assert made(x)["y"].dtype == torch.float64
+        assert len(stand.graphs) == 3
+        del inner.layer._parameters["bias"]
+        inner.layer.bias = None
+        assert torch.equal(made(x)["y"], inner(x)["y"])
+    assert stand.ways() == (5, 0)
+
+
+class Calling(nn.Module):
+    """What a function does."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1, x),
+        lambda x: [x + 1],
+        lambda x: OrderedDict(y=x + 1, rest=(None, 3)),
+        lambda x: torch.return_types.max((x, x.long())),
+    ],
+)
+def test_outputs_have_the_types_that_the_model_gives(stand, function):
+    made, x = compiling.Compiled(Calling(function)), torch.randn(2, 3)
+    with torch.no_grad():
+        out, expected = made(x), function(x)
+    assert stand.ways() == (1, 0)
+    assert type(out) is type(expected)
+    assert str(out) == str(expected)
+
+
+def test_one_tensor_given_twice_is_two_inputs(stand):
+    made, x = compiling.Compiled(Calling(lambda x, y: x - 2 * y)), torch.ones(2)
+    with torch.no_grad():
+        assert torch.equal(made(x, x), -x)
+        assert torch.equal(made(x, 5 * x), -9 * x)
+    assert stand.ways() == (2, 0)
+
+
+def test_who_changes_an_input_is_left_to_torch_which_asks_what_shares_memory(stand):
+    made, x = compiling.Compiled(Calling(lambda x, y: x[:1].add_(1) + y)), torch.ones(2)
+    with torch.no_grad():
+        assert torch.equal(made(x, torch.zeros(2)), torch.tensor([2.0, 2.0]))
+        assert torch.equal(x, torch.tensor([2.0, 1.0]))
+        assert torch.equal(made(x, x), torch.tensor([6.0, 4.0]))
+    assert stand.ways() == (0, 2)
+
+
+def test_a_first_call_in_inference_mode_is_compiled_from_a_trace_too(stand):
+    made, x = compiled_and_input()
+    with torch.inference_mode():
+        out = made(x.clone())["y"]
+    with torch.no_grad():
+        assert torch.equal(made(x)["y"], out)
+    assert stand.ways() == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+def test_what_traces_or_watches_operators_is_shown_the_module(stand):
+    """Of compiled code a tracer would see nothing: what it makes would give one output for all inputs."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    made, x = compiling.Compiled(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval()), torch.randn(2, 3)
+
+    def sees_module():
+        traced, by_torch = stand.ways()
+        return by_torch > 0 and not traced
+
+    with torch.no_grad():
+        made(x)
+        assert stand.ways() == (1, 0)
+        for see in (
+            lambda: torch.jit.trace(made, (x,), check_trace=False),
+            lambda: make_fx(made)(x),
+            lambda: torch.vmap(made)(x[None]),
+        ):
+            see()
+            assert sees_module()
+        with FlopCounterMode(display=False) as counting:
+            made(x)
+        assert sees_module()
+        assert counting.get_total_flops() == 2 * 2 * 3 * 3
+        for other in (x.to_sparse(), torch.nested.nested_tensor([x[0], x[1]]), x.to("meta")):
+            with suppress(RuntimeError):  # what operators say of it
+                made(other)
+            assert sees_module()
+
+
+def test_another_thread_meanwhile_calls_the_module_as_it_is_and_waits_for_what_is_compiled(stand):
+    tracing, done = threading.Event(), threading.Event()
+
+    class Slow(Scaled):
+        def forward(self, x):
+            if threading.current_thread() is first and compiling.seen_by_compiler():
+                tracing.set()
+                assert done.wait(20)
+            return super().forward(x)
+
+    inner, x = Slow().eval(), torch.randn(2, 3, 9, 8)
+    made, outputs = compiling.Compiled(inner), {}
+
+    def call(name):
+        with torch.no_grad():
+            outputs[name] = made(x)["y"]
+
+    first, second = (threading.Thread(target=call, args=(name,)) for name in ("first", "second"))
+    first.start()
+    assert tracing.wait(20)
+    expected = inner(x)["y"]
+    second.start()
+    done.set()
+    first.join(), second.join()
+    assert stand.ways() == (2, 0)
+    assert len(stand.graphs) == 1
+    assert all(torch.equal(one, expected) for one in outputs.values())
 
 
 def test_where_it_cannot_be_traced_or_not_be_compiled_so_torch_compiles_it(stand, monkeypatch):

@@ -15,16 +15,19 @@ channels took its best size 26.5, 17.7 and 68.7 ms, cuDNN 0.133, 0.075 and 0.135
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 _TEMPLATE = "triton_convolution"
 _GROUPS = re.compile(r"\bGROUPS=(\d+)")
@@ -112,9 +115,10 @@ def _traced_for_compiler() -> Iterator[None]:
 class Compiled(nn.Module):
     """A module under torch's compiler for the shapes of its inputs, without graphs of the compiler's own.
 
-    What it is first called with is compiled from a graph that is traced here. Other inputs and calls with gradients or
-    under autocast go to torch.compile, as all do where the model or this version of torch does not allow that. Weights
-    are read anew in each call; where they are moved, and in a copy, the next call compiles again.
+    What it is first called with is compiled from a graph that is traced here. Other inputs, calls with gradients or
+    under autocast and whatever traces go to torch.compile, as all do where the model or this version of torch does not
+    allow that, or the model changes its inputs. Weights are read anew in each call; where they are moved or replaced by
+    some of another format, and in a copy, the next call compiles again.
 
     Args:
         inner: what is compiled.
@@ -128,21 +132,27 @@ class Compiled(nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        self._signature: tuple[object, ...] | None = None
-        self._run: Callable[..., Any] | None = None
+        self._made: tuple[tuple[object, ...], _Traced | None] | None = None
 
     def forward(self, *inputs: Any) -> Any:
         """The module's output."""
-        if not _is_plain(inputs):
-            return self.by_torch(*inputs)
+        traced = self._traced_for(inputs) if _is_plain(inputs) else None
+        return self.by_torch(*inputs) if traced is None else traced(*inputs)
+
+    def _traced_for(self, inputs: tuple[Tensor, ...]) -> _Traced | None:
+        """What is compiled from a trace, made now where nothing is yet; None where that is for other inputs."""
         signature = _signature(inputs)
-        if self._signature is None:
-            inner = getattr(self.by_torch, "_orig_mod", None)  # None where the user has torch.compile do nothing
-            self._signature = signature
-            self._run = None if inner is None else _from_trace(inner, inputs, self.mode)
-        if self._run is None or signature != self._signature:
-            return self.by_torch(*inputs)
-        return self._run(*inputs)
+        if not self._is_up_to_date(self._made):
+            with _compiling:
+                if not self._is_up_to_date(self._made):
+                    inner = getattr(self.by_torch, "_orig_mod", None)  # None where torch.compile is to do nothing
+                    self._made = signature, None if inner is None else _from_trace(inner, inputs, self.mode)
+        made = self._made
+        return made[1] if made is not None and made[0] == signature else None
+
+    @staticmethod
+    def _is_up_to_date(made: tuple[tuple[object, ...], _Traced | None] | None) -> bool:
+        return made is not None and (made[1] is None or made[1].fits())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Compiled:
         """Weights move: what was compiled for the old ones is dropped."""
@@ -152,47 +162,110 @@ class Compiled(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied: all but what was compiled, which reads these weights."""
-        return {**self.__dict__, "_signature": None, "_run": None}
+        return {**self.__dict__, "_made": None}
+
+
+_compiling = threading.RLock()
+"""Held while a module is compiled from a trace: other threads wait for it."""
 
 
 def _is_plain(inputs: tuple[Any, ...]) -> bool:
-    """Whether a call is one of tensors alone, without gradients, autocast and another compiler around it."""
-    if torch.is_grad_enabled() or seen_by_compiler() or not inputs:
+    """Whether a call is one of ordinary tensors alone, without gradients, autocast and what records or replaces calls.
+
+    That is another compiler, a tracer, or a mode that sees each operator.
+    """
+    if not inputs or torch.is_grad_enabled() or seen_by_compiler() or torch.jit.is_tracing():
         return False
-    return all(type(one) is Tensor for one in inputs) and not torch.is_autocast_enabled(inputs[0].device.type)
+    if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(one) is Tensor and _is_ordinary(one) for one in inputs)
+
+
+def _is_ordinary(x: Tensor) -> bool:
+    """Whether a tensor is what lies in its memory, where its strides say."""
+    apart = x.layout is not torch.strided or x.is_nested
+    return not apart and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _signature(inputs: tuple[Tensor, ...]) -> tuple[object, ...]:
     """What code is compiled for."""
-    given = tuple((one.shape, one.stride(), one.dtype, one.device) for one in inputs)
-    return (torch.are_deterministic_algorithms_enabled(), *given)
+    return (torch.are_deterministic_algorithms_enabled(), *map(_format, inputs))
 
 
-def _from_trace(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> Callable[..., Any] | None:
+def _format(x: Tensor | None) -> tuple[object, ...] | None:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
+_Place = tuple[dict[str, Any], str]
+"""What holds a parameter or buffer, and by which key."""
+
+
+class _Traced:
+    """A module's call, compiled from a trace of its operators.
+
+    Args:
+        made: takes weights and inputs, gives the tensors of the output in order.
+        places: of the weights.
+        structure: of the output.
+    """
+
+    def __init__(self, made: Callable[..., Any], places: List[_Place], structure: pytree.TreeSpec) -> None:
+        self._made, self._places, self._structure = made, places, structure
+        self._weights = self._held()
+
+    def _held(self) -> list[Tensor | None]:
+        return [held.get(key) for held, key in self._places]
+
+    def fits(self) -> bool:
+        """Whether weights are those that it was compiled for, or others of the same formats."""
+        before, now = self._weights, self._held()
+        if all(map(is_, before, now)):
+            return True
+        if [_format(one) for one in before] != [_format(one) for one in now]:
+            return False
+        self._weights = now
+        return True
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """The module's output."""
+        return pytree.tree_unflatten(self._made(*self._weights, *inputs), self._structure)
+
+
+def _from_trace(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> _Traced | None:
     """A module's call, compiled from a trace of its operators; None where that cannot be."""
     places = _places(module)
+    structures: list[pytree.TreeSpec] = []
 
-    def call(*given: Tensor) -> Any:
-        with _holding(places, given[: len(places)]):
-            return module(*given[len(places) :])
+    def call(*given: Tensor) -> list[Any]:
+        before = _versions(given)
+        out = _with_weights(module, given[: len(places)])(*given[len(places) :])
+        if before != _versions(given):
+            raise ValueError("it changes what it is given: which of that shares memory counts then")
+        leaves: list[Any]
+        leaves, structure = pytree.tree_flatten(out)
+        structures.append(structure)
+        return leaves
 
     try:
+        from torch._dynamo.convert_frame import compile_lock
         from torch._inductor import config, list_mode_options, standalone_compile
 
         own = "triton.autotune_at_compile_time"  # else another setting than torch.compile has
         options = {"config_patches": {**list_mode_options(mode), own: config.triton.autotune_at_compile_time}}
-        with torch.inference_mode(False), torch.no_grad():
-            given = [*(held[key].detach() for held, key in places), *inputs]
+        with compile_lock, torch.inference_mode(False), torch.no_grad():
+            # Each by itself: of one tensor that is given twice a trace would know one place alone.
+            given = [one.detach() for one in (*(held[key] for held, key in places), *inputs)]
             with _traced_for_compiler():
                 graph = make_fx(call, tracing_mode="fake")(*given)
             made: Any = standalone_compile(graph, given, dynamic_shapes="from_example_inputs", options=options)
     except Exception:  # torch.compile says what is wrong, where it is not this way alone
         return None
-    return lambda *inputs: made(*(held[key] for held, key in places), *inputs)
+    return _Traced(made, places, structures[-1])
 
 
-_Place = tuple[dict[str, Any], str]
-"""What holds a parameter or buffer, and by which key."""
+def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
+    """How often each was written; one of inference mode refuses to be, outside of it."""
+    return [0 if one.is_inference() else one._version for one in tensors]
 
 
 def _places(module: nn.Module) -> list[_Place]:
@@ -201,14 +274,10 @@ def _places(module: nn.Module) -> list[_Place]:
     return [(part, key) for part in held for key, value in part.items() if value is not None]
 
 
-@contextmanager
-def _holding(places: List[_Place], values: tuple[Tensor, ...]) -> Iterator[None]:
-    """Other values there for a while (``torch.func.functional_call`` leaves some where a module has two names)."""
-    before = [held[key] for held, key in places]
-    try:
-        for (held, key), value in zip(places, values, strict=True):
-            held[key] = value
-        yield
-    finally:
-        for (held, key), value in zip(places, before, strict=True):
-            held[key] = value
+def _with_weights(module: nn.Module, values: tuple[Tensor, ...]) -> nn.Module:
+    """A copy of a module with other values at its places; the module may be called meanwhile."""
+    own = [held[key] for held, key in _places(module)]
+    made = copy.deepcopy(module, {id(one): one for one in own})
+    for (held, key), value in zip(_places(made), values, strict=True):
+        held[key] = value
+    return made
