@@ -111,13 +111,15 @@ def of_files(what, *paths):
     if {"-h", "--help"} & set(paths):
         print(__doc__)
         return 0
-    plots = paths[1:2] == ("--plot",) and what == "table"
+    files = [one for one in paths if one != "--plot"]
+    plots = what == "table" and paths[1:2] == ("--plot",)
+    right = len(files) > 1 if what == "join" else len(files) == (2 if plots else 1)
     try:
-        if len(paths) < 2 if what == "join" else len(paths) != (3 if plots else 1):
+        if not right or len(files) + plots != len(paths):
             raise ConfigurationError(
                 f"{what} of {len(paths)} files", "give table FILE, table FILE --plot PICTURE, or join OUT PART…"
             )
-        (join if what == "join" else show)(*(one for one in paths if one != "--plot"))
+        (join if what == "join" else show)(*files)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -62,7 +62,20 @@ def test_joined_files_go_where_they_can_be_written(main, tmp_path, capsys):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["out.json", "part.json"]
 
 
-@pytest.mark.parametrize("given", [["table"], ["table", "a", "b"], ["table", "a", "--plot"], ["join"], ["join", "out"]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["table"],
+        ["table", "a", "b"],
+        ["table", "a", "--plot"],
+        ["table", "--plot"],
+        ["table", "a", "--plot", "--plot"],
+        ["table", "--plot", "b.svg", "a"],
+        ["join"],
+        ["join", "out"],
+        ["join", "out", "--plot", "part"],
+    ],
+)
 def test_too_few_and_too_many_files_are_refused(main, given, capsys):
     assert main(given) == 2
     assert "give table FILE, table FILE --plot PICTURE, or join OUT PART…" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -56,6 +57,15 @@ def test_untrusted_names_are_shown_as_they_are(tmp_path):
     texts = drawn(tmp_path, row("$x^2$ <b>_\x1b[31m", best="_evil$"))
     assert any("$x^2$" in one.replace("\\$", "$") for one in texts)
     assert not any("\x1b" in one for one in texts)
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan])
+def test_a_gain_without_a_place_on_the_axis_is_not_drawn(tmp_path, value):
+    texts = drawn(tmp_path, row("a", energy=value), row("b", burst=value), row("c", dram_bytes=value))
+    assert {"a", "c", "time"} <= {*texts}
+    assert not {"b", "energy", "DRAM bytes"} & {*texts}
+    with pytest.raises(ConfigurationError, match="no row has a gain"):
+        drawn(tmp_path, row("a", burst=value))
 
 
 def test_nothing_to_draw_is_said_and_leaves_no_file(tmp_path):

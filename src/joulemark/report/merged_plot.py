@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,18 +58,24 @@ def draw(document: Mapping[str, Any], path: Path, asked: Callable[[Row], float |
 
 def _limits(gains: Sequence[Mapping[str, float | None]]) -> tuple[float, float]:
     """Of an axis on which all that is drawn lies."""
-    known = [value for one in gains for name in _DRAWN if (value := one.get(name))]
+    known = [value for one in gains for name in _DRAWN if (value := _drawable(one, name)) is not None]
     return min(0.9, 0.9 * min(known)), 1.15 * max(known)
 
 
 def _panels(document: Mapping[str, Any]) -> dict[str, list[Row]]:
     """Rows with a gain in time: networks by batch size and name, blocks by their groups."""
     networks = document["kind"] == "networks"
-    rows = [row for row in document["rows"] if row["gains"]["burst"] is not None]
+    rows = [row for row in document["rows"] if _drawable(row["gains"], "burst") is not None]
     found: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["shape"][0] if networks else 0, row["group"])):
         found.setdefault(f"batch {row['shape'][0]}" if networks else "blocks", []).append(row)
     return found
+
+
+def _drawable(gains: Mapping[str, float | None], name: str) -> float | None:
+    """A gain that has a place on a logarithmic axis; None for any other."""
+    value = gains.get(name)
+    return value if value is not None and 0 < value < inf else None
 
 
 def _draw_panel(panel: Axes, title: str, rows: Sequence[Row], asked: Callable[[Row], float | None]) -> None:
@@ -78,7 +85,7 @@ def _draw_panel(panel: Axes, title: str, rows: Sequence[Row], asked: Callable[[R
     gains = [row["gains"] for row in rows]
     panel.barh(places, [one["burst"] - 1 for one in gains], left=1, height=0.6, color=COLOURS[5], label="time")
     for name, mark, colour, called in _MARKS:
-        known = [(one[name], at) for at, one in enumerate(gains) if one.get(name) is not None]
+        known = [(value, at) for at, one in enumerate(gains) if (value := _drawable(one, name)) is not None]
         if known:
             panel.plot(*zip(*known, strict=True), mark, color=colour, markersize=4.5, linestyle="", label=called)
     bars = [(value, at) for at, row in enumerate(rows) if (value := asked(row)) is not None]
