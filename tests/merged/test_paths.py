@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from math import inf
 
@@ -285,6 +287,33 @@ def test_no_image_launches_nothing(path):
     layer = Conv(4, 8, (3, 3), (2, 2), (1, 1), (1, 1), activation="relu")
     module = Executed(Sequence((layer,)), [Parameters(torch.randn(8, 4, 3, 3), torch.randn(8))], path, True)
     assert module(x, added, torch.empty(0, 4, 1, 1)).shape == (0, 8, 3, 3)
+
+
+def executed_by_torch():
+    conv = Conv(3, 4, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu")
+    return Executed(Sequence((conv,)), [Parameters(torch.randn(4, 3, 3, 3), None)], "library", False)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_copy_leaves_what_is_loaded_on_a_device_and_works_where_nothing_was_made_before(stored, monkeypatch):
+    class Loaded:
+        """As CUDA's handles, which nothing can copy."""
+
+        def __reduce__(self):
+            raise TypeError("no way to copy it")
+
+    module, x = executed_by_torch(), torch.randn(1, 3, 5, 5)
+    module.recipe._ready[("some shape",)] = (Loaded(), None)
+    if stored:
+        written = pickle.dumps(module)
+        monkeypatch.setattr(paths, "_recipes", {})  # as in another process
+        other = pickle.loads(written)
+    else:
+        other = copy.deepcopy(module)
+    assert not other.recipe._ready
+    assert other.recipe == module.recipe
+    assert paths._recipes[other.number] == other.recipe
+    assert torch.equal(other(x), module(x))
 
 
 def test_no_image_has_no_gate():

@@ -242,6 +242,10 @@ class Recipe:
     _ready: dict[tuple[Any, ...], tuple[Any, Tensor | None]] = field(default_factory=dict, compare=False, repr=False)
     _sized_before: dict[Shape, Shape] = field(default_factory=dict, compare=False, repr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is copied or stored: not what is loaded on a device; in another process too its number is known."""
+        return _numbered, (self.sequence, self.path, self.adds, self.kernel)
+
     @property
     def format(self) -> torch.memory_format:
         """Of input and output."""
@@ -384,6 +388,13 @@ class Recipe:
             on_device, scratch = self._ready[key]
             on_device.prepare(x, packed, added, out, scratch)()
         return out
+
+
+def _numbered(*given: Any) -> Recipe:
+    """A recipe that its number names."""
+    recipe = Recipe(*given)
+    _recipes.setdefault(recipe.number, recipe)
+    return recipe
 
 
 class Executed(nn.Module):

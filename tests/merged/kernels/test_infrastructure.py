@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -130,6 +132,11 @@ def test_nvrtc_keeps_nothing_whose_log_would_be_missing(version, told, monkeypat
     monkeypatch.setattr(bindings, "nvrtcCompileProgram", compiled)
     nvrtc.machine_code("small", 'extern "C" __global__ void small() {}', "sm_90a")
     assert (b"--no-cache" in options) is told
+
+
+def test_a_copy_of_a_kernel_is_itself_so_that_it_is_loaded_once() -> None:
+    kernel = product("bf16")
+    assert copy.deepcopy([kernel])[0] is kernel
 
 
 def test_spills_are_reported() -> None:

@@ -90,6 +90,10 @@ class Kernel:
     counts: Counting | None = field(default=None, repr=False)
     plan: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
+        """Itself, which nothing changes: as another one it would be loaded again."""
+        return self
+
     @property
     def text(self) -> tuple[str, str]:
         """What is compiled: of one name are kernels too that differ in activations and in what they add."""
