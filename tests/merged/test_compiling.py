@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 algorithms = pytest.importorskip("torch._inductor.select_algorithm")
 
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 from joulemark.merged import compiling  # noqa: E402
 from joulemark.merged.bricks import Parameters  # noqa: E402
@@ -277,7 +278,7 @@ def test_a_first_call_in_inference_mode_is_compiled_from_a_trace_too(stand):
     assert stand.ways() == (2, 0)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
 def test_what_traces_or_watches_operators_is_shown_the_module(stand):
     """Of compiled code a tracer would see nothing: what it makes would give one output for all inputs."""
@@ -300,6 +301,10 @@ def test_what_traces_or_watches_operators_is_shown_the_module(stand):
         ):
             see()
             assert sees_module()
+        with forward_ad.dual_level():
+            out = made(forward_ad.make_dual(x, torch.ones_like(x)))
+            assert forward_ad.unpack_dual(out).tangent is not None
+        assert sees_module()
         with FlopCounterMode(display=False) as counting:
             made(x)
         assert sees_module()
@@ -362,6 +367,14 @@ def test_a_torch_whose_compiler_is_switched_off_runs_the_module(monkeypatch):
     made, x = compiled_and_input()
     with torch.no_grad():
         assert torch.equal(made(x)["y"], made.by_torch(x)["y"])
+
+
+def test_a_compiler_that_is_switched_off_is_given_no_trace(stand):
+    made, x = compiled_and_input()
+    with torch._dynamo.config.patch(disable=True), torch.no_grad():  # TORCH_COMPILE_DISABLE=1
+        made(x)
+    assert stand.ways() == (0, 1)
+    assert not stand.graphs
 
 
 def test_a_trace_shows_the_compiler_segments_as_one_operator_and_torchs_where_it_may_fuse(stand):

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -176,6 +177,8 @@ def _is_plain(inputs: tuple[Any, ...]) -> bool:
     """
     if not inputs or torch.is_grad_enabled() or seen_by_compiler() or torch.jit.is_tracing():
         return False
+    if forward_ad._current_level >= 0:  # gradients in this direction need no grad mode
+        return False
     if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
         return False
     return all(type(one) is Tensor and _is_ordinary(one) for one in inputs)
@@ -249,6 +252,9 @@ def _from_trace(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> _Tr
     try:
         from torch._dynamo.convert_frame import compile_lock
         from torch._inductor import config, list_mode_options, standalone_compile
+
+        if torch._dynamo.config.disable:  # TORCH_COMPILE_DISABLE
+            return None
 
         own = "triton.autotune_at_compile_time"  # else another setting than torch.compile has
         options = {"config_patches": {**list_mode_options(mode), own: config.triton.autotune_at_compile_time}}
