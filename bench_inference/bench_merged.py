@@ -58,7 +58,8 @@ def show(path, plot=None):
             tables = [blocks.gains_table(document), *([schedules] if schedules.rows else [])]
         else:
             beside = [brickdl_table(document)] if beside_brickdl(document) else []
-            tables = [networks.gains_table(document), *beside]
+            costs = [networks.costs_table(document)] if document["rows"] else []
+            tables = [networks.gains_table(document), *costs, *beside]
         if plot is not None:
             asked = networks.asked_of if document["kind"] == "networks" else lambda _: None
             merged_plot.draw(document, Path(plot), asked)
