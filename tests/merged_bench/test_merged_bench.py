@@ -35,6 +35,7 @@ from joulemark.merged_bench.measure import _perform, _steady, measure_all, measu
 from joulemark.merged_bench.options import Options  # noqa: E402
 from joulemark.merged_bench.prebuild import wanted, wanted_by_merge  # noqa: E402
 from joulemark.merged_bench.prepare import step_of  # noqa: E402
+from joulemark.merged_bench.rows import measured_in  # noqa: E402
 from joulemark.merged_bench.stage import Act, Poisoned, Stage  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
 from tests.merged.fakes import RATES  # noqa: E402
@@ -109,8 +110,8 @@ def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
     jsonschema.Draft202012Validator(SCHEMA).validate(content)
     assert [row["subject"] for row in content["rows"]] == [one.name for one in BLOCKS[:2]]
     again = Document(path, "blocks", facts)
-    assert not any(again.lacks(one, "fp32") for one in BLOCKS[:2])
-    assert again.lacks(BLOCKS[0], "bf16")
+    assert not any(again.lacks(one, "fp32", tiny=True) for one in BLOCKS[:2])
+    assert again.lacks(BLOCKS[0], "bf16", tiny=True)
     with pytest.raises(ConfigurationError, match="no document of merged networks"):
         Document(path, "networks", facts)
 
@@ -380,7 +381,7 @@ def test_bytes_of_our_unmerged_kernels_are_counted_though_they_get_no_steady_win
     monkeypatch.setattr(Stage, "sustained", lambda self, acts, *_: [one.figures.update(sustained_s=1) for one in acts])
     stage = Stage("cpu", counters=Source([0]))
     acts = [stage.act(name, lambda _: None, [None]) for name in ("jit", "merged", "own_unmerged")]
-    spent = _perform(stage, acts, replace(QUICK, rounds=2, sustain_s=1.0, sustain_best=1, steady_unmerged=False))
+    _, spent = _perform(stage, acts, replace(QUICK, rounds=2, sustain_s=1.0, sustain_best=1, steady_unmerged=False))
     assert set(spent) == {"bursts", "sustained", "counted"}
     assert [one.name for one in acts if "sustained_s" in one.figures] == ["jit", "merged"]
     assert acts[2].missing["energy_j"] == "for the fastest alone was time"
@@ -423,6 +424,17 @@ def test_what_is_built_is_what_a_schedule_would_try():
     assert names == {"chain", "stream", "memoized", "wide"}
 
 
+def test_a_row_of_tiny_shapes_is_none_for_whom_shapes_matter(tmp_path):
+    """It is measured over, and never in the place of a row of the real shapes."""
+    path, one = tmp_path / "m.json", BLOCKS[0]
+    document = Document(path, "blocks", {"gpu": "cpu"})
+    document.add(block_row(one.name, tiny=True))
+    assert (document.lacks(one, "bf16"), document.lacks(one, "bf16", tiny=True)) == (True, False)
+    assert (measured_in(path, "bf16"), measured_in(path, "bf16", tiny=True)) == (set(), {one.name})
+    document.add(block_row(one.name))
+    assert (document.lacks(one, "bf16"), document.lacks(one, "bf16", tiny=True)) == (False, False)
+
+
 def test_what_is_built_for_a_network_is_what_merging_would_try():
     kernels = wanted_by_merge(block("inverted-16-96-16"), "bf16")
     families = Counter(
@@ -439,6 +451,19 @@ def test_turns_change_who_begins():
     acts = [Act(name, lambda name=name: order.append(name), 1, False) for name in "abc"]
     stage.bursts(stage.standing(acts), 3)
     assert order == ["a", "b", "c", "a", "b", "c", "b", "c", "a", "c", "a", "b"]
+
+
+def test_bursts_end_with_a_turn_when_time_is_up_but_have_an_interval():
+    """However late it is, everyone has as many, and the median an interval."""
+    stage = Stage("cpu")
+    acts = [stage.act(name, lambda _: None, [None]) for name in ("merged", "eager")]
+    assert stage.bursts(acts, 20, ends_s=time.perf_counter() - 1.0) == 6
+    assert all(len(act.figures["burst_interval_s"]) == 2 for act in acts)
+    assert stage.bursts(acts, 4, ends_s=time.perf_counter() - 1.0) == 4
+    assert stage.bursts(acts, 9, ends_s=time.perf_counter() + 60.0) == 9
+    slow = [stage.act("slow", lambda _: time.sleep(0.02), [None]), *acts]
+    begin = time.perf_counter()
+    assert 6 <= stage.bursts(slow, 1000, ends_s=begin + 0.4) <= 20
 
 
 def test_the_gain_is_over_the_best_rival():
@@ -853,13 +878,13 @@ def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is
     assert row["gains"]["burst"] > 0
     assert row["rivals"]["compile"]["missing"]["all"].startswith("it was not built within")
     assert row["rivals"]["jit"]["missing"]["all"].startswith("no time left after")
-    assert document.lacks(subject, "fp32")
+    assert document.lacks(subject, "fp32", tiny=True)
     monkeypatch.setitem(rivals.RIVALS, "compile", rivals.RIVALS["eager"])
     assert measure_all([subject], document, Stage("cpu"), options, lambda _: None)
     (row,) = document.content["rows"]
     assert not row["cut"]
     assert all(row["rivals"][name]["burst_s"] > 0 for name in options.names)
-    assert not document.lacks(subject, "fp32")
+    assert not document.lacks(subject, "fp32", tiny=True)
 
 
 def test_a_rival_that_fails_in_its_rounds_costs_itself_alone(monkeypatch):
@@ -928,6 +953,7 @@ def test_a_rival_that_leaves_cuda_unusable_in_its_rounds_is_left_out_the_next_ti
     assert row["gpu_uuid"] == "GPU-of-the-next-machine"
     assert set(row["spent_s"]) == {"built", "bursts", "sustained", "counted"}
     assert sum(row["spent_s"].values()) <= row["took_s"]
+    assert row["bursts"] == options.rounds
     assert content["failed"] == {}
 
 
@@ -946,7 +972,7 @@ def test_a_process_that_is_asked_to_end_while_it_builds_counts_no_attempt(tmp_pa
 def test_a_process_that_ends_in_the_rounds_is_no_attempt_of_the_last_rival(tmp_path, monkeypatch):
     path, facts = tmp_path / "m.json", {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
 
-    def deadly(self, acts, rounds):
+    def deadly(self, acts, rounds, ends_s):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Stage, "bursts", deadly)
