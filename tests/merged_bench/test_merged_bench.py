@@ -29,12 +29,20 @@ from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
 from joulemark.merged_bench.document import Document  # noqa: E402
-from joulemark.merged_bench.gains import gains_of, group_gains, line_of, over_best, replayed_over_burst  # noqa: E402
+from joulemark.merged_bench.gains import (  # noqa: E402
+    gains_of,
+    group_gains,
+    line_of,
+    over_best,
+    replayed_over_burst,
+    with_gains,
+)  # fmt: skip
 from joulemark.merged_bench.judge import judge, measured_of  # noqa: E402
 from joulemark.merged_bench.measure import _perform, _steady, measure_all, measure_subject  # noqa: E402
 from joulemark.merged_bench.options import Options  # noqa: E402
 from joulemark.merged_bench.prebuild import wanted, wanted_by_merge  # noqa: E402
 from joulemark.merged_bench.prepare import step_of  # noqa: E402
+from joulemark.merged_bench.remarks import remarks  # noqa: E402
 from joulemark.merged_bench.rows import measured_in  # noqa: E402
 from joulemark.merged_bench.stage import Act, Poisoned, Stage  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
@@ -488,6 +496,42 @@ def test_the_gain_over_wholes_without_merging_is_of_what_merge_itself_timed():
         assert why in gains["missing"]["over_unmerged_variants"]
 
 
+def moved(dram, l2=None):
+    return {"burst_s": 1.0, "dram_read_bytes": 0.75 * dram, "dram_write_bytes": 0.25 * dram, "l2_bytes": l2}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "gain"),
+    [
+        (moved(2e6), moved(4e6, 100e6), 2.0),
+        (moved(2e6), moved(4e6), 2.0),  # nothing is known of the L2
+        (moved(0.5e3), moved(0.3e6, 120e6), None),
+        (moved(0.5e3), moved(8.4e6, 120e6), 7.0),  # merged's bytes are nearly none: a ratio would be any number
+        (moved(0.0), moved(8.4e6, 120e6), 7.0),
+        (moved(0.0), moved(8e6), None),
+    ],
+)
+def test_a_gain_in_dram_bytes_needs_bytes(mine, theirs, gain):
+    gains = gains_of({"merged": mine, "compile": theirs, "eager": moved(9e9, 9e9), "padded": moved(1.0, 1.0)})
+    assert gains["dram_bytes"] == (None if gain is None else pytest.approx(gain))
+    assert ("dram_bytes" in gains["missing"]) == (gain is None)
+    if gain is None:
+        told = "merged 0.0005; compile moves 120 MB through the L2" if theirs["l2_bytes"] else "DRAM, merged 0"
+        assert gains["missing"]["dram_bytes"].endswith(told)
+
+
+def test_gains_of_a_file_are_counted_anew_and_what_lies_in_the_l2_is_told():
+    old = {
+        "subject": "unet-b1",
+        "rivals": {"merged": moved(5e3), "compile": moved(4e5, 2e8)},
+        "gains": {"dram_bytes": 80},
+    }
+    document = with_gains({"gpu": "G", "failed": {}, "rows": [old]})
+    assert document["rows"][0]["gains"]["dram_bytes"] is None
+    assert any(one.endswith("where the rival moves less there is no gain: unet-b1.") for one in remarks(document))
+    assert not any("DRAM" in one for one in remarks({"gpu": "G", "failed": {}, "rows": [{**old, "gains": {}}]}))
+
+
 def conv(channels, **more):
     return Conv(channels, channels, (3, 3), (1, 1), (1, 1), (1, 1), activation="relu", **more)
 
@@ -766,7 +810,7 @@ def test_the_table_of_gains_says_what_a_whole_without_merging_takes_and_of_which
     known = {"joulemark": "1.2", "commit": "0123456789", "dirty": True, "merged_code": "abcdefghij", "missing": {}}
     rows[1]["measured"] = {"at": "2026-11-30T15:00:00+00:00", **known}
     del rows[0]["gains"]["over_unmerged_variants"]  # as in older files
-    table = gains_table(network_document(*rows))
+    table = gains_table(with_gains(network_document(*rows)))
     at = table.columns.index("over unmerged")
     assert [row[at] for row in table.rows] == ["1.5 ×", "2.5 ×"]
     assert any("merged itself takes 0.90 to 0.90 of its burst" in note for note in table.notes)
@@ -795,7 +839,7 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     said = capsys.readouterr().out
     assert "| chain-4x16-1024-b32 | 1 ms | 3 ms | compile | 4 ms | 4 × |" in said
     assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
-    assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00×; 3× is asked for." in said
+    assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00× (1); 3× is asked for." in said
     assert "a: no" in said
     assert "chain-2x64-56-b32: time was up before all rivals were built." in said
     schedules = said.partition("Schedules")[2]
