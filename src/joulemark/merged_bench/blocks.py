@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from joulemark.merged_bench.gains import dram_bytes
 from joulemark.merged_bench.judge import GOOD
 from joulemark.merged_bench.networks import figure, gain
 from joulemark.merged_bench.remarks import of_use, remarks
@@ -60,8 +61,6 @@ def schedules_table(document: Mapping[str, Any]) -> Table:
 def _gains(row: Mapping[str, Any]) -> list[str]:
     rivals, gains = row["rivals"], row["gains"]
     best, merged = gains["best_rival"], rivals.get("merged", {})
-    read, written = merged.get("dram_read_bytes"), merged.get("dram_write_bytes")
-    moved = None if read is None or written is None else read + written
     return [
         row["subject"],
         _time(rivals, "merged"),
@@ -71,7 +70,7 @@ def _gains(row: Mapping[str, Any]) -> list[str]:
         *(gain(gains[name]) for name in ("burst", "sustained")),
         figure(merged.get("energy_j"), "J"),
         gain(gains["energy"]),
-        figure(moved, "B"),
+        figure(dram_bytes(merged), "B"),
         gain(gains["dram_bytes"]),
     ]
 
@@ -126,7 +125,8 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in _FIGURES:
             known = [gains[name] for gains in alike if gains[name]]
             if known:
-                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.2f}×")
+                of = f" ({len(known)})" if len(known) < len(alike) else ""
+                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.2f}×{of}")
         if told:
             lines.append(f"{kind} ({len(alike)} blocks), geometric means: {', '.join(told)}; {asked:g}× is asked for.")
     return lines

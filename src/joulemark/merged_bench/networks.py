@@ -115,10 +115,9 @@ def costs_table(document: Mapping[str, Any]) -> Table:
     return Table(columns, tuple(map(_costs, rows)), frozenset(range(1, len(columns))), notes, title)
 
 
-def _sorted(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows by batch and network, with all the gains of today: older ones have fewer."""
-    rows = sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
-    return [{**row, "gains": gains_of(row["rivals"])} for row in rows]
+def _sorted(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rows by batch and network."""
+    return sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
 
 
 def _gains(row: Mapping[str, Any]) -> list[str]:
