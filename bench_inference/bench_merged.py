@@ -25,6 +25,9 @@ from pathlib import Path
 
 import pytest
 
+BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a document raises that is none."""
+
 
 @pytest.mark.bench(
     models=("mobilenet_v2", "efficientnet_b0", "resnet50"),
@@ -76,7 +79,13 @@ def join(out, *parts):
 
     documents = [read(Path(one)) for one in parts]
     with told_as_no_document(", ".join(parts)):
-        whole = joined(documents)
+        try:
+            whole = joined(documents)
+        except BROKEN:
+            for name, document in zip(parts, documents, strict=True):
+                with told_as_no_document(name):
+                    joined([document])
+            raise
     part = Path(f"{out}.part")
     try:
         part.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -92,7 +101,7 @@ def told_as_no_document(name):
 
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except BROKEN as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigurationError(
             f"{name} is no document of merged execution ({why})", "give a file that --out has written"

@@ -895,7 +895,10 @@ def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsy
         assert script["main"](["join", str(out), *map(str, order)]) == 0
         assert "again" not in json.loads(out.read_text())["rows"][0]
     assert script["main"](["join", str(out), *map(str, paths)]) == 2
-    assert "files differ in driver" in capsys.readouterr().err
+    assert "files 1 and 3 differ in driver" in capsys.readouterr().err
+    paths[1].write_text(json.dumps(network_document(*rows) | {"rows": [None]}))
+    assert script["main"](["join", str(out), *map(str, paths[:2])]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {paths[1]} is no document of merged execution")
 
 
 @pytest.mark.parametrize("works", [True, False])

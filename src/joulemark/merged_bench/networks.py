@@ -58,11 +58,12 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not documents:
         raise ConfigurationError("there is no file to join", "name some")
     first = documents[0]
-    for other in documents[1:]:
+    for number, other in enumerate(documents[1:], 2):
         for name in _SAME:
             if other[name] != first[name]:
                 raise ConfigurationError(
-                    f"files differ in {name}: {first[name]!r} and {other[name]!r}", "join files of one machine"
+                    f"files 1 and {number} differ in {name}: {first[name]!r} and {other[name]!r}",
+                    "join files of one machine",
                 )
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     failed: dict[str, str] = {}
