@@ -206,7 +206,8 @@ def works(curve: Curve) -> Answer:
     counted = [batch for batch in curve.batches if any(curve.value(batch, one) for one in _LEVELS)]
     if not counted:
         filled = _without_tensor_cores(curve, curve.plateau_batch)
-        return Answer("works", "Not measured", f"{filled}{capital(_COUNT_REMEDY)}.", "unknown", "", _COUNT_REMEDY)
+        known = f"At batch {curve.plateau_batch} {filled}. " if filled else ""
+        return Answer("works", "Not measured", f"{known}{_COUNT_REMEDY}.", "unknown", "", _COUNT_REMEDY)
     batch = min(counted, key=lambda one: abs(one - (curve.plateau_batch or one)))
     found = {one: value for one in _LEVELS if (value := curve.value(batch, one)) is not None}
     levels = {one: value.value or 0.0 for one, value in found.items()}
@@ -215,7 +216,8 @@ def works(curve: Curve) -> Answer:
     active = curve.value(batch, "sm_active_fraction")
     resident = "" if active is None else f"SMs have work in {_share(active)} of the time; "
     parts = ", ".join(f"{_LEVELS[one]} {_share(found[one])}" for one in highest)
-    text = f"At batch {batch} {resident}of peak: {parts}. {_without_tensor_cores(curve, batch)}".rstrip()
+    filled = _without_tensor_cores(curve, batch)
+    text = f"At batch {batch} {resident}of peak: {parts}{f'; {filled}' if filled else ''}."
     brief = f"of peak, batch {batch}" + ("" if active is None else f"; SMs active {whole_percent(active.value or 0.0)}")
     tiers = ", ".join(dict.fromkeys(value.tier or "" for value in found.values()))
     return Answer("works", verdict, text, "good" if levels[highest[0]] >= _LOADED else "bad", tiers, brief)
@@ -239,7 +241,7 @@ def _without_tensor_cores(curve: Curve, batch: int | None) -> str:
     others = {name: part for name, part in classes.items() if name not in ("tensor_gemm", "attention")}
     most = max(others, key=lambda one: others[one], default=None)
     named = f", {most.replace('_', ' ')} first ({whole_percent(others[most])})" if most else ""
-    return f"At batch {batch} kernels without tensor cores fill {whole_percent(share[0])} of the step{named}. "
+    return f"kernels without tensor cores fill {whole_percent(share[0])} of the step{named}"
 
 
 def plateau(curve: Curve) -> Answer:
