@@ -327,16 +327,16 @@ def test_published_energies_are_read_and_stand_beside_ours(calibration):
 
 
 def test_what_if_a_part_cost_less(calibration):
-    def models(scale):
-        return Model(calibration), Model(calibration, scale=trends.scale_of(scale))
+    def asked(text):
+        models = Model(calibration), Model(calibration, scale=trends.scale_of([text]))
+        return trends.what_if(*(model.predict(WORK, 1.0) for model in models))
 
-    result = trends.scaled(*models(["hbm=0.5"]), WORK, 1.0)
+    result = asked("hbm=0.5")
     prediction = Model(calibration).predict(WORK, 1.0)
     hbm = sum(energy for (unit, _), energy in prediction.parts.items() if UNITS[unit].group == "hbm")
     saved = result.energy_j - result.new_energy_j
     assert saved == pytest.approx(hbm / 2)  # the memory has no part in the loss of the core's supply
-    nothing = trends.scaled(*models([f"{result.largest}=0"]), WORK, 1.0)
-    assert nothing.new_largest != result.largest
+    assert asked(f"{result.largest}=0").new_largest != result.largest
 
 
 def test_what_if_the_limit_were_lower(calibration):
@@ -417,6 +417,24 @@ def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
     assert outcome.error is None
     assert "power limit is not in the file" in outcome.reason
     assert outcome.to_json()["predicted_j"] is None
+
+
+def test_a_row_whose_clock_was_locked_is_predicted_at_it(gpu, calibration):
+    """No limit held it down, so neither power nor the driver's reasons tell."""
+    counts = counts_of(COUNTERS, 1.0, 1.5e9, calibration, Mix.for_dtype("bf16", "sm_90a"))
+    measured = true_energy(gpu, counts, 1.0, 0.8, clock=1.5 / 1.98)
+    row = Measured("locked", 1.0, measured, COUNTERS, "bf16", sm_clock_hz=1.5e9, max_sm_clock_hz=1.98e9, activity=0.8)
+    (outcome,) = validation.evaluate(calibration, [row])
+    assert outcome.prediction.clock == pytest.approx(1.5 / 1.98)
+    assert abs(outcome.error) < 0.02
+    assert Model(calibration, activity=0.8).predict(counts, 1.0).energy_j / measured - 1 > 0.1
+    without = dataclasses.replace(calibration, frequency_law={"beta": None, "interval": None, "reason": "no window"})
+    (outcome,) = validation.evaluate(without, [row])
+    assert outcome.error is None
+    assert "no law of energy over clock" in outcome.reason
+    a_step_below = dataclasses.replace(row, sm_clock_hz=1.965e9)
+    (outcome,) = validation.evaluate(without, [a_step_below])
+    assert outcome.prediction.clock == 1.0
 
 
 def test_simple_models_are_the_best_of_their_form_on_random_operands(calibration):

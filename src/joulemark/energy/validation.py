@@ -19,6 +19,7 @@ from joulemark.energy.outcome import Measured, Outcome
 from joulemark.energy.series import series_of
 from joulemark.energy.split import split
 from joulemark.energy.units import STATIC
+from joulemark.energy.windows import CLOCK_HELD
 from joulemark.errors import MeasurementError, UnreadableInput, in_words
 from joulemark.records import NOT_REAL, Json, converted
 
@@ -100,8 +101,8 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     offset_w = static_offset_w(calibration, row.idle_w)
     model = model_of(calibration, row, offset_w)
     try:
-        prediction = _predict(model, counts, row)
-        at_clock = prediction if not row.capped else _as_measured(model, counts, row)
+        prediction = predict(model, counts, row)
+        at_clock = prediction if not row.capped else model.predict(counts, row.window_s, row.clock)
     except MeasurementError as lack:
         return Outcome(row, None, None, counts, reason=str(lack))
     rates = {unit: one.value / row.window_s for unit, one in counts.values.items()}
@@ -125,9 +126,14 @@ def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:
     return 0.0 if idle_w is None else idle_w - calibration.value(STATIC)
 
 
-def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:
+def predict(model: Model, counts: Counts, row: Measured) -> Prediction:
+    """A workload at the SM clock that it had; one that the power limit held down, at the clock that the limit allows.
+
+    Raises:
+        MeasurementError: the clock was below its highest and the calibration has no law, or the limit is not known.
+    """
     if not row.capped:
-        return model.predict(counts, row.window_s)
+        return model.predict(counts, row.window_s, 1.0 if row.clock >= CLOCK_HELD else row.clock)
     if row.power_limit_w is None:
         raise MeasurementError(f"{row.workload} was capped, but its power limit is not in the file")
     share = core_share(model.calibration, counts, row) if row.core_share is None else row.core_share
@@ -140,10 +146,6 @@ def core_share(calibration: Calibration, counts: Counts, row: Measured) -> float
     most = max(rates, default=0.0)
     moved = sum(counts.values[unit].value for unit in ("hbm_read", "hbm_write") if unit in counts.values)
     return 1.0 - min(moved / row.window_s / most, 1.0) if most else 1.0
-
-
-def _as_measured(model: Model, counts: Counts, row: Measured) -> Prediction:
-    return model.predict(counts, row.window_s, row.clock)
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Json]:

@@ -38,7 +38,8 @@ SCHEMA = "joulemark/calibration-windows/1"
 BURST = "burst"
 """Duty whose launches are each followed by an idle device for about as long: a check, which enters no fit."""
 _HINDERED_SHARE = 0.5
-_CLOCK_HELD = 0.985
+CLOCK_HELD = 0.985
+"""SM clock over its highest from which on it counts as the highest: clocks have steps."""
 _MOST_W, _MOST_RATE = 1e5, 1e21
 """No board draws as much and no unit counts so fast: a line that says so is damaged."""
 
@@ -111,7 +112,7 @@ def clock_held(conditions: Conditions | None) -> bool | None:
     """Whether the SM clock stayed at its highest; None where the clocks were not read."""
     if conditions is None or conditions.sm_clock_hz is None or conditions.max_sm_clock_hz is None:
         return None
-    return conditions.sm_clock_hz >= _CLOCK_HELD * conditions.max_sm_clock_hz
+    return conditions.sm_clock_hz >= CLOCK_HELD * conditions.max_sm_clock_hz
 
 
 def hindered(conditions: Conditions | None) -> bool:
