@@ -252,6 +252,33 @@ def test_a_counter_that_is_missing_is_named_and_not_zero(calibration):
     assert any("active SMs were not counted" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("without", "found", "said"),
+    [
+        (["", "_hmma", "_imma"], {}, "pipe_tensor_cycles was not counted: what no other counter shows"),
+        ([""], {"wgmma_bf16": 6e10 * 1024, "wgmma_int8": 3e10 * 2048}, "pipe_tensor_cycles was not counted"),
+        (["_hmma"], {"wgmma_bf16": 8e10 * 1024, "wgmma_int8": 3e10 * 2048}, ""),
+        (["_imma"], {"wgmma_bf16": 6e10 * 1024, "mma_fp64": 5e10 * 64}, "pipe_tensor_imma_cycles was not counted"),
+        ([], {"wgmma_bf16": 6e10 * 1024, "wgmma_int8": 3e10 * 2048, "mma_fp64": 2e10 * 64}, ""),
+    ],
+)
+def test_tensor_work_that_was_not_counted_is_named_and_no_cycle_counts_twice(calibration, without, found, said):
+    every = {"pipe_tensor_cycles": 1.1e11, "pipe_tensor_hmma_cycles": 6e10, "pipe_tensor_imma_cycles": 3e10}
+    left = {name for name in every if name not in {f"pipe_tensor{one}_cycles" for one in without}}
+    counters = {name: total for name, total in (COUNTERS | every).items() if name not in every or name in left}
+    counts = counts_of(counters, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a"))
+    tensor = {unit: one.value for unit, one in counts.values.items() if UNITS[unit].group == "tensor"}
+    assert tensor == pytest.approx(found)
+    assert any(note.startswith(said) for note in counts.notes)
+    assert said or not any("_cycles was not counted" in note for note in counts.notes)
+
+
+def test_fp64_work_that_was_not_counted_is_named(calibration):
+    counters = {name: total for name, total in COUNTERS.items() if name != "pipe_fp64_cycles"}
+    notes = counts_of(counters, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a")).notes
+    assert "pipe_fp64_cycles was not counted: FP64 arithmetic costs nothing here" in notes
+
+
 def test_a_unit_without_an_energy_is_named(calibration):
     found = counts_of(COUNTERS, 1.0, None, calibration, Mix(tensor={"mma_fp8": Range.exact(1.0)}))
     assert any("no energy for mma_fp8" in note for note in found.notes)
