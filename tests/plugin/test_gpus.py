@@ -99,6 +99,23 @@ def test_numbers_over_unlike_gpus_are_doubted_and_uuids_are_not(gpus, monkeypatc
     assert "gpu_unverified" in {one["code"] for one in record["findings"]}
 
 
+def test_a_gpu_that_others_use_flags_what_is_measured_on_it(gpus, tmp_path, monkeypatch):
+    """Its power and its counters are theirs too."""
+    scenario = json.loads(SCENARIO.read_text())
+    scenario["gpus"][1]["processes"] = [4711, 4712]
+    path = tmp_path / "shared.json"
+    path.write_text(json.dumps(scenario))
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    arguments = ("--bench", "--bench-quick", "--bench-collect=timing", f"--bench-gpus={UUIDS[1]},{UUIDS[3]}")
+    assert gpus.pytest(*arguments).ret == 0
+    shared, alone = [one for one in gpus.lines if one["kind"] == "record"]
+    (found,) = [one for one in shared["findings"] if one["code"] == "gpu_shared"]
+    assert "2 other processes held a context" in found["message"]
+    assert "pid 4711, 4712" in found["message"]
+    assert shared["outcome"] == "flagged"
+    assert not any(one["code"] == "gpu_shared" for one in alone["findings"])
+
+
 def test_one_process_measures_one_gpu(gpus):
     result = run(gpus, "--bench-inprocess", f"--bench-gpus={UUIDS[1]},{UUIDS[2]}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -18,12 +18,13 @@ from joulemark.collect.pm_sampling import SWEEP_PACE
 from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power, sm_clock_of
 from joulemark.collect.timing import HostTimer, Timer, timer_for
 from joulemark.counter_series import CounterSource
-from joulemark.device.nvml import FAKE_GPUS
+from joulemark.device.nvml import FAKE_GPUS, Nvml
 from joulemark.errors import DeviceError, Unsupported
 from joulemark.measure.counters import Counting
 from joulemark.measure.steady import unknown_clock
 from joulemark.plugin.fixture import Instruments
 from joulemark.plugin.sweep import Target
+from joulemark.records import Finding
 from joulemark.utilization.levels import READ
 
 if TYPE_CHECKING:
@@ -218,6 +219,23 @@ def idle_baseline(uuid: str) -> dict[str, Any]:
             return {"idle_power_w": idle_power(sampler.source, _STATIC_WINDOW_S).to_json()}
         except DeviceError as error:
             return {"idle_power_w": None, "idle_why": str(error)}
+
+
+def shared_gpu(uuid: str) -> Finding | None:
+    """That others hold a context on a GPU before this session does; None where nobody does, or NVML does not tell.
+
+    Power and counters are the whole GPU's, and its time is shared: what others do is in all figures.
+    """
+    try:
+        with Nvml() as nvml:
+            pids = [one.pid for one in nvml.device(uuid).processes() if one.pid != os.getpid()]
+    except DeviceError:
+        return None
+    if not pids:
+        return None
+    who = f"{len(pids)} other process{'es' if len(pids) > 1 else ''}"
+    what = f"{who} held a context on the GPU before this session did (pid {', '.join(map(str, pids))})"
+    return Finding("gpu_shared", what, "end them, or choose another GPU (joulemark env --check)", flags=True)
 
 
 def framework_facts(device: str) -> dict[str, Any]:
