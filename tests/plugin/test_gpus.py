@@ -114,6 +114,10 @@ def test_a_gpu_that_others_use_flags_what_is_measured_on_it(gpus, tmp_path, monk
     assert "pid 4711, 4712" in found["message"]
     assert shared["outcome"] == "flagged"
     assert not any(one["code"] == "gpu_shared" for one in alone["findings"])
+    gpus.files[0].unlink()
+    assert run(gpus, "--bench-inprocess", "--bench-collect=timing", f"--bench-gpus={UUIDS[1]}").ret == 0
+    (record,) = [one for one in gpus.lines if one["kind"] == "record"]
+    assert "gpu_shared" in [one["code"] for one in record["findings"]]
 
 
 def test_one_process_measures_one_gpu(gpus):
