@@ -455,6 +455,10 @@ def test_a_row_whose_clock_was_locked_is_predicted_at_it(gpu, calibration):
     assert outcome.prediction.clock == pytest.approx(1.5 / 1.98)
     assert abs(outcome.error) < 0.02
     assert Model(calibration, activity=0.8).predict(counts, 1.0).energy_j / measured - 1 > 0.1
+    for seen, prolonged in (([0.7, 0.98], False), ([0.8, 0.98], True)):
+        law = dict(calibration.frequency_law) | {"clock_range": seen}
+        (outcome,) = validation.evaluate(dataclasses.replace(calibration, frequency_law=law), [row])
+        assert any("at 0.76 of the highest clock" in one for one in outcome.to_json()["assumptions"]) is prolonged
     without = dataclasses.replace(calibration, frequency_law={"beta": None, "interval": None, "reason": "no window"})
     (outcome,) = validation.evaluate(without, [row])
     assert outcome.error is None
@@ -663,6 +667,8 @@ def _broken(document, change):
         document["bursts"] = {"share": 0.2, "interval": [0.4, 0.1]}
     elif change == "curvature":
         document["frequency_law"] = {**law, "curvature": -2.0}
+    elif change == "clock_range":
+        document["frequency_law"] = {**law, "clock_range": ["0.8", "1.0"]}
     elif change == "value":
         document["coefficients"][0] = {**one, "value": 1e999}
     else:
@@ -674,8 +680,7 @@ def _broken(document, change):
     "change",
     [
         "no static power", "stands there twice", "is no part of that unit", "no covariance that can be", "curvature",
-        "no interval that can be",
-        "value", "sms",
+        "no interval that can be", "clock_range", "value", "sms",
     ],
 )  # fmt: skip
 def test_a_calibration_that_cannot_be_is_refused(calibration, change):

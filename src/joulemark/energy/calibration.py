@@ -95,6 +95,7 @@ class _Law(TypedDict):
     interval: tuple[Finite, Finite] | None
     reason: str | None
     curvature: NotRequired[Amount | None]
+    clock_range: NotRequired[tuple[Finite, Finite] | None]
     covariance: NotRequired[tuple[tuple[Amount, Finite], tuple[Finite, Amount]] | None]
 
 

@@ -7,7 +7,8 @@ the sensors showed, so that every prediction is recomputed from it, offline.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -105,9 +106,20 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
         at_clock = prediction if not row.capped else model.predict(counts, row.window_s, row.clock)
     except MeasurementError as lack:
         return Outcome(row, None, None, counts, reason=str(lack))
+    counts = replace(counts, notes=(*counts.notes, *_beyond_law(calibration, prediction.clock)))
     rates = {unit: one.value / row.window_s for unit, one in counts.values.items()}
     others = {one.name: (one.power_w(rates, calibration) + offset_w) * row.window_s for one in simple}
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def _beyond_law(calibration: Calibration, clock: float) -> Iterator[str]:
+    """That a clock is below those that the law of energy over clock was seen at."""
+    low, high = calibration.frequency_law.get("clock_range") or (0.0, 1.0)
+    if clock < low:
+        yield (
+            f"at {clock:.2f} of the highest clock, the law of energy over clock is prolonged: it was seen at "
+            f"{low:.2f} to {high:.2f}"
+        )
 
 
 def model_of(
