@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from joulemark.collect.power import open_power
+from joulemark.plugin.instruments import settling_s
+
 SCENARIO = Path(__file__).parents[1] / "data" / "nvml" / "four_unlike_gpus.json"
 UUIDS = [one["uuid"] for one in json.loads(SCENARIO.read_text())["gpus"]]
 FILES = {
@@ -175,3 +178,13 @@ def test_the_tier_of_energy_is_the_sensor_that_answers(gpus, monkeypatch):
         tiers.append(gpus.lines[0]["tiers"]["energy"])
         gpus.files[0].unlink()
     assert tiers == ["nvml_power_integral", None, "nvml_energy_counter"]
+
+
+def test_an_idle_board_is_weighed_when_a_mean_over_a_second_no_longer_holds_the_load(monkeypatch):
+    """The first GPU has neither a counter nor instant power; the third has a counter."""
+    path = SCENARIO.with_name("missing_sensors.json")
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    first, _, third = (one["uuid"] for one in json.loads(path.read_text())["gpus"])
+    with open_power(first) as averaged, open_power(third) as counted:
+        assert settling_s(averaged) > 1.0
+        assert settling_s(counted) < 0.5

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from joulemark.measure.attribution_pass import Attributing
 
 _STATIC_WINDOW_S = 1.3
+_SETTLING_S, _AVERAGED_S = 0.15, 1.2
 
 
 def open_instruments(
@@ -200,7 +201,7 @@ def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) ->
         for _ in range(10):
             matrix @ matrix
         timer.synchronize()
-    time.sleep(0.15)
+    time.sleep(settling_s(power))
     del matrix
     torch.cuda.empty_cache()
     try:
@@ -210,6 +211,13 @@ def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) ->
         return None
     facts["baselines"] = {"static_power_w": value.to_json()}
     return value.value
+
+
+def settling_s(power: PowerSampler) -> float:
+    """How long after a load what the sensors show is of the idle board: longer where only a mean over 1 s is read."""
+    source = power.source
+    averaged = energy_tier(power) == source.power_tier and not source.power_is_instant
+    return _AVERAGED_S if averaged else _SETTLING_S
 
 
 def idle_baseline(uuid: str) -> dict[str, Any]:
