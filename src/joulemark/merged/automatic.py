@@ -91,7 +91,8 @@ def merge_automatically(
     # What is copied in inference mode could not be changed, nor trained on, outside of it.
     with torch.inference_mode(False), torch.no_grad():
         try:
-            with spent.on("tracing"):
+            # As the model's own output is made later: cuDNN has plans for its layers by then.
+            with spent.on("tracing"), cudnn_tuning(False):
                 graph = traced_or_reason(model, inputs)
             if isinstance(graph, str):
                 return untraced(model, graph)
