@@ -723,15 +723,15 @@ def test_what_a_compiler_took_says_what_the_next_one_takes():
     assert automatic._why_not_compile("compiled tuned", rewritten) is None, "each mode has its own"
 
 
-def test_what_merging_spent_is_told_by_its_parts_and_a_plan_from_the_disk_has_none(simulated_gpu):
+def test_what_merging_spent_is_told_by_its_parts_of_a_plan_from_the_disk_too(simulated_gpu):
     merged = merged_there(*model_and_input())
-    assert {"ranking", "own kernels", "layers", "ranges", "launches", "graph", "compiled", "judging"} <= set(
-        merged.spent_s
-    )
+    measuring = {"ranking", "own kernels", "layers", "ranges", "compiled", "judging"}
+    assert measuring | {"launches", "graph"} <= set(merged.spent_s)
     assert all(seconds >= 0 for seconds in merged.spent_s.values())
     again = merged_there(*model_and_input())
     assert again.cached
-    assert again.spent_s == {}
+    assert {"rewriting", "graph"} <= set(again.spent_s)
+    assert not measuring & set(again.spent_s)
 
 
 def test_a_compiler_that_warns_is_not_lost_where_warnings_are_errors(simulated_gpu, monkeypatch):

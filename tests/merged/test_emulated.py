@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import shutil
 from dataclasses import replace
 
@@ -81,6 +84,11 @@ def test_a_merged_model_of_generated_kernels(build, channels, family):
         expected = wide(x.float())
         out = merged(x)
         one = merged(x[1:2])
+        held = io.BytesIO()
+        torch.save(merged, held)
+        held.seek(0)
+        copies = [copy.deepcopy(merged), pickle.loads(pickle.dumps(merged)), torch.load(held, weights_only=False)]
+        assert all(torch.equal(other(x), out) for other in copies)
     kernels = [part for part in merged.modules() if isinstance(part, Executed) and part.kernel is not None]
     assert [len(part.sequence.layers) for part in kernels if part.path.startswith(family)]
     assert max(len(part.sequence.layers) for part in kernels) > 1

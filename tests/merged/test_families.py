@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
+from dataclasses import fields, replace
+from functools import lru_cache
 
 import pytest
+import torch
 
 from joulemark.merged import cache
+from joulemark.merged.bricks import Parameters
 from joulemark.merged.families import Problem, known_families, limits_of, offers
-from joulemark.merged.kernels import Description
+from joulemark.merged.kernels import Description, KernelError
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.sequence import Conv, Sequence
 from tests.merged.fakes import RATES
@@ -121,15 +125,64 @@ SEQUENCES = {
 }
 
 
+BATCH = 64
+
+
+@lru_cache
+def offered(name):
+    """What families offer for a sequence; ranking takes tenths of a second."""
+    sequence, size, _ = SEQUENCES[name]
+    return offers(known_families(), Problem(Description(sequence, "bf16"), size, BATCH, Device()))
+
+
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_who_offers_what(name):
-    sequence, size, families = SEQUENCES[name]
-    found = offers(known_families(), Problem(Description(sequence, "bf16"), size, 64, Device()))
+    sequence, _, families = SEQUENCES[name]
+    found = offered(name)
     assert {one.candidate.family for one in found} == families
     assert len({one.path for one in found}) == len(found)
     for one in found:
         assert one.candidate.shared <= Device().block_shared
         assert len(one.candidate.edge) == sequence.dimensions
+
+
+def random_parameters(sequence):
+    made = []
+    for layer in sequence.layers:
+        shape = (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel)
+        made.append(Parameters(0.1 * torch.randn(shape), torch.randn(layer.out_channels)))
+    return made
+
+
+@pytest.mark.parametrize("family", [one.name for one in known_families()])
+def test_a_kernel_that_is_pickled_does_the_same(family):
+    named = next(name for name, (_, _, families) in SEQUENCES.items() if family in families)
+    sequence, size, _ = SEQUENCES[named]
+    kernels = [one.kernel for one in offered(named) if one.candidate.family == family]
+    parameters = random_parameters(sequence)
+    for kernel in kernels:
+        other = pickle.loads(pickle.dumps(kernel))
+        assert other is not kernel
+        assert other.text == kernel.text
+        functions = {"pack", "scratch", "counts"}
+        for one in fields(kernel):
+            ours, theirs = getattr(kernel, one.name), getattr(other, one.name)
+            assert (ours is None) == (theirs is None)
+            assert one.name in functions or ours == theirs
+        assert torch.equal(other.pack(parameters), kernel.pack(parameters))
+        if kernel.scratch is not None:
+            assert other.scratch(BATCH, size) == kernel.scratch(BATCH, size)
+        if kernel.counts is not None:
+            assert other.counts(size, BATCH, Device()) == kernel.counts(size, BATCH, Device())
+
+
+def test_weights_that_fp16_loses_are_refused_by_a_pickled_kernel_too():
+    kernels = [one.kernel for one in offered("inverted") if one.candidate.family == "inverted_residual_warpgroup"]
+    kernel = next(one for one in kernels if one.plan["halves"])
+    parameters = [replace(one, weight=1e6 * one.weight) for one in random_parameters(SEQUENCES["inverted"][0])]
+    for one in (kernel, pickle.loads(pickle.dumps(kernel))):
+        with pytest.raises(KernelError, match=f"{kernel.name} does not suit these weights"):
+            one.pack(parameters)
 
 
 def test_a_ranking_from_the_disk_is_of_the_texts_of_all_kernels(tmp_path, monkeypatch):

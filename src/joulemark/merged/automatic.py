@@ -37,6 +37,7 @@ from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
 from joulemark.merged.setting import Setting
+from joulemark.merged.spent import Spent
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.trials import Choice
 from joulemark.merged.trying import told
@@ -86,18 +87,21 @@ def merge_automatically(
     forced: bool = False,
 ) -> MergedModel:
     """See :func:`joulemark.merged.merge`."""
-    begin = time.monotonic()
+    begin, spent = time.monotonic(), Spent()
     # What is copied in inference mode could not be changed, nor trained on, outside of it.
     with torch.inference_mode(False), torch.no_grad():
-        graph = traced_or_reason(model, inputs)
-        if isinstance(graph, str):
-            return untraced(model, graph)
         try:
-            setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
+            # As the model's own output is made later: cuDNN has plans for its layers by then.
+            with spent.on("tracing"), cudnn_tuning(False):
+                graph = traced_or_reason(model, inputs)
+            if isinstance(graph, str):
+                return untraced(model, graph)
+            with spent.on("rates"):
+                setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
             with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
-                merged = _Automatic(model, graph, inputs, setting, begin, budget_s, forced).merged()
+                merged = _Automatic(model, graph, inputs, setting, begin, budget_s, forced, spent).merged()
         except Exception as error:  # whatever a device or a compiler says: the model itself still works
             why = f"merging it failed: {told(error)}"
             warnings.warn(f"{type(model).__name__} is not merged: {why}", stacklevel=3)
@@ -148,36 +152,51 @@ class _Automatic:
         begin: float,
         budget_s: float,
         forced: bool = False,
+        spent: Spent | None = None,
     ) -> None:
-        self.forced = forced
-        self.model, self.graph, self.setting = model, weights_channels_last(graph), setting
-        self.inputs = _cloned(inputs)
+        self.forced, self.spent = forced, Spent() if spent is None else spent
+        self.model, self.setting = model, setting
+        with self.spent.on("rewriting"):
+            self.graph, self.inputs = weights_channels_last(graph), _cloned(inputs)
+            self._rewrite()
+        self.begin, self.budget_s = begin, budget_s
+        self.compiling_s = dict(_COMPILING_S)
+        self.refused: list[Decision] = []
+        with self.spent.on("disk"):
+            self.key = self._key(inputs)
+            self.kept: _Kept | None = self._kept() if setting.measured else None
+        self.cut = self.of_values = False
+        self.untried: str | None = None
+
+    def _rewrite(self) -> None:
+        """The graph as kernels of ours want it, whatever they will be, and what became of each part."""
+        on = self.spent.on
         self.rewritten = copied(self.graph)
         flatten_concatenations(self.rewritten)
         without_needless_paddings(self.rewritten)
         as_convolutions(self.rewritten)
-        self.norms = as_channel_norms(self.rewritten)
-        self.excitations = replace_excitations(self.rewritten)
-        self.poolings = self._pooled()
-        with cudnn_tuning(False):
+        with on("norms"):
+            self.norms = as_channel_norms(self.rewritten)
+        with on("excitations"):
+            self.excitations = replace_excitations(self.rewritten)
+        with on("poolings"):
+            self.poolings = self._pooled()
+        with on("layouts"), cudnn_tuning(False):
             keep_channels_last(weights_channels_last(self.rewritten), self.inputs)
         move_biases(self.rewritten)
-        measuring = time.monotonic()
-        self.upsamplings = [] if setting.device.type != "cuda" else replace_upsamplings(self.rewritten, setting)
-        self.upsampling_s = time.monotonic() - measuring
-        self.begin, self.budget_s = begin, budget_s
-        self.compiling_s = dict(_COMPILING_S)
-        self.refused: list[Decision] = []
+        with on("upsampling"):
+            on_gpu = self.setting.device.type == "cuda"
+            self.upsamplings = replace_upsamplings(self.rewritten, self.setting) if on_gpu else []
+
+    def _key(self, inputs: tuple[Any, ...]) -> str:
+        """What a plan depends on."""
+        setting = self.setting
         kernels = [one.name for one in setting.families]
         shapes = pytree.tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype, one.stride()), inputs)
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
-        what = (cache.model_key(model), shapes, setting.form, kernels, gpu)
-        self.key = cache.key_of("plan", cache.code_key(), where, *what)
-        self.kept: _Kept | None = self._kept() if setting.measured else None
-        self.cut = self.of_values = False
-        self.untried: str | None = None
-        self.spent_s: dict[str, float] = {}
+        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu)
+        return cache.key_of("plan", cache.code_key(), where, *what)
 
     def _pooled(self) -> dict[str, str]:
         """What became of the model's poolings; nothing where there is no kernel for them."""
@@ -200,32 +219,30 @@ class _Automatic:
                 return self._finish(self.kept.choices, self.kept.left, self.kept)
             except (AssertionError, KeyError, RuntimeError, ValueError):  # of another meaning, or CUDA refuses it today
                 self.kept = None
-        planner = Planner(self.setting, forced=self.forced)
-        choices, left = planner.plan(self.rewritten)
+        planner = Planner(self.setting, forced=self.forced, spent=self.spent)
+        with self.spent.on("cuts"):
+            choices, left = planner.plan(self.rewritten)
         if self.forced:
-            while refused := planner.prove(self.rewritten, choices):
-                self.refused += [Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()]
-                choices, left = planner.plan(self.rewritten)
+            with self.spent.on("proving"):
+                while refused := planner.prove(self.rewritten, choices):
+                    self.refused += [
+                        Decision(one.name, "refused", why, one.edge, one.path) for one, why in refused.items()
+                    ]
+                    choices, left = planner.plan(self.rewritten)
             return self._finish(choices, left, None)
         if planner.ranges.cut:
             self.cut, self.untried = True, _UNTRIED
         if self.setting.rates is not None and self.setting.device.type == "cuda":
-            learn(planner.ranges.points(), self.setting.rates, self.setting.device)
+            with self.spent.on("learning"):
+                learn(planner.ranges.points(), self.setting.rates, self.setting.device)
         self.of_values = planner.ranges.of_values
-        self.spent_s = {**planner.spent_s, **({"upsampling": self.upsampling_s} if self.upsamplings else {})}
         return self._finish(choices, left, None)
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
-        decisions = [_decision(one) for one in choices]
-        decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
-        decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
-        decisions += [_of_upsampling(one) for one in self.upsamplings]
-        decisions += [Decision(name, "norm", why) for name, why in self.norms.taken.items()]
-        decisions += [Decision(name, "plain", why) for name, why in {**left, **self.norms.left}.items()] + self.refused
-        rewritten = twin(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
-        rewrite(rewritten, choices, self.setting)
-        decisions += [_of_concatenation(one) for one in self._joined(rewritten)]
-        referee = self._referee()
+        with self.spent.on("rewriting"):
+            rewritten, decisions = self._as_chosen(choices, left)
+        with self.spent.on("expected output"):
+            referee = self._referee()
         if kept is not None:
             verdict = Verdict(kept.variant, kept.captured)
             for name in dict.fromkeys(one for one in (verdict.calls, verdict.captured) if one is not None):
@@ -235,26 +252,36 @@ class _Automatic:
         self._variants(referee, rewritten)
         if self.untried is not None:
             referee.problems["every range"] = self.untried
-        begin = time.monotonic()
-        verdict = referee.judge()
-        self.spent_s |= {**referee.cost_s, "judging": time.monotonic() - begin}
+        with self.spent.on("judging"):
+            verdict = referee.judge()
         # A key knows no values of weights: what these decided is of no use to another model.
         if self.setting.measured and not self.of_values and not referee.of_values:
             cut_s, chosen = self.budget_s if self.cut else None, (verdict.calls, verdict.captured)
             entry = _Kept(list(choices), left, *chosen, referee.times, referee.device_times, cut_s)
-            cache.write("plan", self.key, asdict(entry))
+            with self.spent.on("disk"):
+                cache.write("plan", self.key, asdict(entry))
         return self._merged_as(verdict, referee, decisions)
+
+    def _as_chosen(self, choices: List[Choice], left: dict[str, str]) -> tuple[fx.GraphModule, list[Decision]]:
+        """The graph with what was chosen in it, and what became of each part."""
+        decisions = [_decision(one) for one in choices]
+        decisions += [Decision(name, "excitation", why) for name, why in self.excitations.items()]
+        decisions += [Decision(name, "pooling", why) for name, why in self.poolings.items()]
+        decisions += [_of_upsampling(one) for one in self.upsamplings]
+        decisions += [Decision(name, "norm", why) for name, why in self.norms.taken.items()]
+        decisions += [Decision(name, "plain", why) for name, why in {**left, **self.norms.left}.items()] + self.refused
+        rewritten = twin(self.rewritten)  # a plan from the disk that fails leaves this one to be rewritten
+        rewrite(rewritten, choices, self.setting)
+        with self.spent.on("joining"):
+            decisions += [_of_concatenation(one) for one in self._joined(rewritten)]
+        return rewritten, decisions
 
     def _joined(self, rewritten: fx.GraphModule) -> list[Concatenation]:
         """What became of concatenations whose parts may be written in place, which have some time of their own."""
         if self.setting.device.type != "cuda":
             return []
-        begin = time.monotonic()
-        deadline = max(self.setting.deadline, begin + _FOR_JOINING * self.budget_s)
-        found = join(rewritten, replace(self.setting, deadline=deadline))
-        if found and self.kept is None:
-            self.spent_s = {**self.spent_s, "joining": time.monotonic() - begin}
-        return found
+        deadline = max(self.setting.deadline, time.monotonic() + _FOR_JOINING * self.budget_s)
+        return join(rewritten, replace(self.setting, deadline=deadline))
 
     def _referee(self) -> Referee:
         """One that knows the model's own output, so that folding is refereed too; what trains gives another each time.
@@ -286,7 +313,7 @@ class _Automatic:
             tuned=not self.forced,
             captured=verdict.captured,
             device_times=referee.device_times,
-            spent_s=self.spent_s,
+            spent_s=self.spent.seconds,
         )
 
     def _variants(self, referee: Referee, rewritten: nn.Module) -> None:
@@ -335,10 +362,15 @@ class _Automatic:
         return _STARTING + sum(1 for node in inner.graph.nodes if node.op.startswith("call"))
 
     def _build(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
-        """One variant by its name; a graph is captured of the variant without it."""
-        if name.startswith("fused"):
-            self._build_fused(referee, name)
-            return
+        """One variant by its name, whose seconds are those until it could be called."""
+        with self.spent.on(name):
+            if name.startswith("fused"):
+                self._build_fused(referee, name)
+            else:
+                self._build_of_ours(referee, name, rewritten)
+
+    def _build_of_ours(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
+        """A graph is captured of the variant without it."""
         inner = self.graph if name.startswith("folded") else rewritten
         if name in _FORKED:
             self._build_forked(referee, name, inner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as List
@@ -19,8 +18,7 @@ from joulemark.merged.paths import OWN, Executed, cudnn_tuning, kind_of_path
 from joulemark.merged.questions import added_to, example, gate_of
 from joulemark.merged.setting import Setting
 from joulemark.merged.trials import Trial
-
-_COMPILERS = max(2, min(16, len(os.sched_getaffinity(0)) - 1))
+from joulemark.merged.trying import COMPILERS
 
 
 class Builds:
@@ -34,7 +32,7 @@ class Builds:
 
     def __init__(self, compile_: Callable[[Kernel], object] | None) -> None:
         self._compile = compile_
-        self._pool = ThreadPoolExecutor(_COMPILERS)
+        self._pool = ThreadPoolExecutor(COMPILERS)
         self._begun: dict[tuple[str, str], Future[object]] = {}
 
     def __enter__(self) -> Builds:
@@ -87,7 +85,7 @@ def compiling_own(trials: Iterable[tuple[Segment, Trial]], setting: Setting) -> 
     for segment, one in trials:
         if one.kernel is None and kind_of_path(one.path) in OWN:
             tasks.setdefault(compiled_as(segment, one.path), (segment, one.path))
-    with cudnn_tuning(False), ThreadPoolExecutor(_COMPILERS) as pool:
+    with cudnn_tuning(False), ThreadPoolExecutor(COMPILERS) as pool:
         started = [pool.submit(_run_small, *task, setting.device) for task in tasks.values()]
         yield
         wait(started, None if setting.deadline == inf else max(setting.deadline - time.monotonic(), 0.0))

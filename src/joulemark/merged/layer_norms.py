@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,6 +18,7 @@ from joulemark.merged import permutations
 from joulemark.merged.graph import attribute_of, module_of, norm_behind
 from joulemark.merged.in_place import changed_by
 from joulemark.merged.norms import ChannelNorm
+from joulemark.merged.trying import tried_at_once
 
 _RANKS = (4, 5)
 
@@ -60,7 +61,7 @@ def as_channel_norms(graph: fx.GraphModule) -> Norms:
         graph.recompile()
     there = set(graph.graph.nodes)
     left |= dict.fromkeys((name for name, node in made.items() if node not in there), "nothing reads what it gives")
-    return Norms({name: _how(node) for name, node in made.items() if node in there}, left)
+    return Norms(_how({name: node for name, node in made.items() if node in there}), left)
 
 
 def _does_more(node: fx.Node) -> bool:
@@ -136,12 +137,16 @@ def _replaced(graph: fx.GraphModule, node: fx.Node, name: str, norm: ChannelNorm
     return new
 
 
-def _how(node: fx.Node) -> str:
-    """How a norm runs, as far as that is known before convolutions have their paths."""
+def _how(norms: dict[str, fx.Node]) -> dict[str, str]:
+    """How norms run, as far as that is known before convolutions have their paths."""
+    alone = {name: cast(ChannelNorm, module_of(node)) for name, node in norms.items() if not _is_behind(node)}
+    device = next((one.affine.device for one in alone.values()), torch.device("cpu"))
+    whys = dict(zip(alone, tried_at_once([one.prove for one in alone.values()], device), strict=True))
+    told = {name: "by itself" if why is None else f"by torch's operator ({why})" for name, why in whys.items()}
+    return {name: f"over channels, {told.get(name, 'in the layer before it')}" for name in norms}
+
+
+def _is_behind(node: fx.Node) -> bool:
+    """Whether a norm is a part of the convolution before it."""
     source = node.args[0]
-    if isinstance(source, fx.Node) and norm_behind(source) is node:
-        return "over channels, in the layer before it"
-    module = module_of(node)
-    assert isinstance(module, ChannelNorm)
-    why = module.prove()
-    return "over channels, by itself" if why is None else f"over channels, by torch's operator ({why})"
+    return isinstance(source, fx.Node) and norm_behind(source) is node

@@ -55,11 +55,11 @@ def _turn(graph: fx.GraphModule, node: fx.Node) -> None:
     linear = cast(nn.Linear, module_of(node))
     rank = len(node.meta["tensor_meta"].shape)  # its input may be new
     weight = linear.weight
-    made = _CONVOLUTIONS[rank](linear.in_features, linear.out_features, 1, bias=linear.bias is not None)
-    made = made.to(weight.device, weight.dtype).requires_grad_(False)
-    made.weight.data = weight.detach().reshape(made.weight.shape)
+    sizes = (linear.in_features, linear.out_features, 1)
+    made = _CONVOLUTIONS[rank](*sizes, bias=linear.bias is not None, device="meta")  # no weights are drawn for it
+    made.weight = nn.Parameter(weight.detach().reshape(made.weight.shape), requires_grad=False)
     if linear.bias is not None:
-        made.bias.data = linear.bias.detach()
+        made.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
     graph.set_submodule(str(node.target), made)
     permutations.around(graph, node, rank)
 

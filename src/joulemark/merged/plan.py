@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import inf, prod
 
@@ -26,6 +26,7 @@ from joulemark.merged.kernels import Kernel
 from joulemark.merged.measuring import works
 from joulemark.merged.ranges import Ranges
 from joulemark.merged.setting import Setting
+from joulemark.merged.spent import Spent
 from joulemark.merged.trials import ALIKE, MEASURED, Choice, Trial, shape_of, unit_names
 
 _FLOPS_PER_ELEMENT = 400
@@ -49,15 +50,15 @@ class Planner:
         forced: several layers are merged wherever something can, whatever they take one by one.
         most: kernels for a range that are measured, the best predicted first.
         proved: range and path of what was run once and not measured.
-        spent_s: seconds of ranking kernels, of waiting for our own of layers alone that are compiled beside (``own
-            kernels``), of measuring layers alone and of measuring ranges.
+        spent: where seconds are counted: of ranking kernels, of waiting for our own of layers alone that are compiled
+            beside (``own kernels``), of measuring layers alone and of measuring ranges.
     """
 
     setting: Setting
     forced: bool = False
     most: int = MEASURED
     proved: set[tuple[str, str]] = field(default_factory=set)
-    spent_s: dict[str, float] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
         self.ranges = Ranges(self.setting, self.forced, self.most)
@@ -82,28 +83,21 @@ class Planner:
         with builds_for(self.setting) as builds:
             if self.setting.measured:
                 with ExitStack() as compiling:
-                    with self._timed("ranking"):
+                    with self.spent.on("ranking"):
                         builds.add(self.ranges.promised(alone))
                         found = self.ranges.candidates
                         own = ((one, trial) for one in alone for trial in found.get(self.ranges.key(one), ()))
                         compiling.enter_context(compiling_own(own, self.setting))
                         self._rank(chains, builds)
-                    with self._timed("own kernels"):
+                    with self.spent.on("own kernels"):
                         compiling.close()
-            with self._timed("layers"):
+            with self.spent.on("layers"):
                 self._measure_alone(self._hopeful_first(alone), builds)
                 singles = [[self._single(unit) for unit in chain] for chain in chains]
             if self.setting.measured:
-                with self._timed("ranges"):
+                with self.spent.on("ranges"):
                     self._measure_ranges(chains, singles, builds)
         return [choice for pair in zip(chains, singles, strict=True) for choice in self._cut(*pair)], left
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        """Adds what is done in the context to ``spent_s``."""
-        begin = time.monotonic()
-        yield
-        self.spent_s[part] = self.spent_s.get(part, 0.0) + time.monotonic() - begin
 
     def _rank(self, chains: List[List[Unit]], builds: Builds) -> None:
         """Rank the kernels of all ranges that may be measured, heavy and long ones first; have the best compiled."""

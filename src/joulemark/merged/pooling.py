@@ -9,7 +9,7 @@ here. What a compiler is to see stays torch's operator.
 
 from __future__ import annotations
 
-from itertools import count
+from functools import partial
 from math import prod
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from joulemark.merged import writers
 from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.graph import module_of
 from joulemark.merged.sequence import Shape
-from joulemark.merged.trying import has_triton, told
+from joulemark.merged.trying import has_triton, told, tried_at_once
 
 _MODULES = {nn.MaxPool2d: True, nn.MaxPool3d: True, nn.AvgPool2d: False, nn.AvgPool3d: False}
 _OPERATORS = {(2, True): F.max_pool2d, (3, True): F.max_pool3d, (2, False): F.avg_pool2d, (3, False): F.avg_pool3d}
@@ -58,6 +58,11 @@ class Pooling(nn.Module):
         out = out if out is not None and out.shape == self.shape_of(x) else None
         with writers.its_device(x):
             return pooled(x, self.largest, self.kernel, self.stride, self.padding, self.counted, out, beside)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The same for poolings that do the same."""
+        return self.largest, self.kernel, self.stride, self.padding, self.counted
 
     def runs(self, x: Tensor) -> bool:
         """Whether the kernel does it."""
@@ -142,7 +147,7 @@ def pooling_of(node: fx.Node) -> Pooling | None:
 
 
 def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """Put a :class:`Pooling` in the place of each.
+    """Put a :class:`Pooling` in the place of each; its kernel is tried once for those of a kind and as many channels.
 
     Args:
         graph: with shapes.
@@ -151,25 +156,42 @@ def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.d
     Returns:
         Per pooling, as the model calls it, what became of it.
     """
-    found: dict[str, str] = {}
-    number = count()  # of nodes: a pooling may be called more than once
-    for node in list(graph.graph.nodes):
+    poolings = _found(graph)
+    if not poolings:
+        return {}
+    kinds: dict[tuple[object, int], Pooling] = {}
+    for _, made, channels in poolings:
+        kinds.setdefault((made.kind, channels), made)
+    trials = [partial(_proved, one, channels, device, dtype) for (_, channels), one in kinds.items()]
+    whys = dict(zip(kinds, tried_at_once(trials, device), strict=True))
+    became: dict[str, str] = {}
+    for number, (node, made, channels) in enumerate(poolings):  # of nodes: a pooling may be called more than once
+        why, made.own = whys[made.kind, channels], kinds[made.kind, channels].own
+        became[str(node.target)] = "by one kernel" if why is None else f"by torch's operator ({why})"
+        node.target = f"pooling_{number}"
+        graph.add_submodule(node.target, made)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return became
+
+
+def _found(graph: fx.GraphModule) -> list[tuple[fx.Node, Pooling, int]]:
+    """Poolings of a graph, and their channels."""
+    found = []
+    for node in graph.graph.nodes:
         made = pooling_of(node)
         meta = cast(fx.Node, node.args[0]).meta.get("tensor_meta") if made is not None else None
         if made is None or meta is None or len(meta.shape) != 2 + len(made.kernel):  # an image without a batch
             continue
-        channels = meta.shape[1]
-        size = [3 * taps + 1 for taps in made.kernel]
-        like = torch.linspace(-1, 1, 2 * channels * prod(size), device=device).to(dtype).view(2, channels, *size)
-        why = made.prove(like)
-        name = f"pooling_{next(number)}"
-        found[str(node.target)] = "by one kernel" if why is None else f"by torch's operator ({why})"
-        graph.add_submodule(name, made)
-        node.target = name
-    if found:
-        graph.delete_all_unused_submodules()
-        graph.recompile()
+        found.append((node, made, int(meta.shape[1])))
     return found
+
+
+def _proved(pooling: Pooling, channels: int, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel of a pooling is not used; None where it is."""
+    size = [3 * taps + 1 for taps in pooling.kernel]
+    like = torch.linspace(-1, 1, 2 * channels * prod(size), device=device).to(dtype).view(2, channels, *size)
+    return pooling.prove(like)
 
 
 def _each(value: object, dimensions: int) -> Shape:

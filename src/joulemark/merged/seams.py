@@ -29,9 +29,13 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> int:
     Otherwise torch joins them in the other layout, and all of it is turned for the next convolution.
 
     Args:
-        graph: a traced model with weights in channels-last; its shapes are found anew.
+        graph: a traced model with weights in channels-last; where something is joined, or a node has no shape yet,
+            shapes are found anew.
         inputs: of the model.
     """
+    nodes = [node for node in graph.graph.nodes if node.op != "output"]
+    if all("tensor_meta" in node.meta and node.target not in _CATS for node in nodes):
+        return 0
     arranged = tuple(
         one.contiguous(memory_format=FORMATS[one.dim()]) if isinstance(one, Tensor) and one.dim() in FORMATS else one
         for one in inputs

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from joulemark.merged.bricks import ACTIVATIONS
 from joulemark.merged.graph import activation_of, module_of, only_user
 from joulemark.merged.sequence import Activation
-from joulemark.merged.trying import has_triton, told
+from joulemark.merged.trying import has_triton, told, tried_at_once
 
 _GATES = {nn.Sigmoid: False, nn.Hardsigmoid: True}
 _AGREES = {2: 2e-2, 4: 1e-3, 8: 1e-6}
@@ -151,7 +151,7 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
     Returns:
         Per first convolution, as the model calls it, what became of it and its second.
     """
-    found: dict[str, str] = {}
+    found: list[tuple[str, Excitation]] = []
     number = count()  # of nodes: layers may be called more than once
     for pool in list(graph.graph.nodes):
         nodes = _matched(pool)
@@ -170,14 +170,19 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
         hard.replace_all_uses_with(new)
         for node in reversed(nodes):
             graph.graph.erase_node(node)
-        why = module.prove()
-        how = "as one" if why is None else f"in torch's operators ({why})"
-        found[f"{first.target} … {second.target}"] = f"squeeze-and-excitation: pooling, both layers and the gate {how}"
-    if found:
-        graph.graph.lint()
-        graph.delete_all_unused_submodules()
-        graph.recompile()
-    return found
+        found.append((f"{first.target} … {second.target}", module))
+    if not found:
+        return {}
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    whys = tried_at_once([module.prove for _, module in found], found[0][1].first_weight.device)
+    return {name: _how(why) for (name, _), why in zip(found, whys, strict=True)}
+
+
+def _how(why: str | None) -> str:
+    how = "as one" if why is None else f"in torch's operators ({why})"
+    return f"squeeze-and-excitation: pooling, both layers and the gate {how}"
 
 
 def _matched(pool: fx.Node) -> list[fx.Node] | None:

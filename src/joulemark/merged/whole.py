@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,7 +55,6 @@ class Referee:
         times: variant → seconds per call as a user calls it; host included.
         device_times: graph → seconds of its replay on the device, without copies of inputs and outputs.
         problems: variant → why it is out.
-        cost_s: variant → seconds until it could be called.
         wrong: variants whose output was wrong on the model's own values.
     """
 
@@ -68,7 +66,6 @@ class Referee:
     times: dict[str, float] = field(default_factory=dict)
     device_times: dict[str, float] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    cost_s: dict[str, float] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
     _modules: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -84,7 +81,6 @@ class Referee:
 
     def try_(self, name: str, build: Callable[[], nn.Module]) -> nn.Module | None:
         """Build a variant and call it once; None, with the reason kept, where that fails or its output is wrong."""
-        begin = time.monotonic()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 # Compilers warn of their own deprecated calls and of what else could be set: no reason to lose a
@@ -95,8 +91,6 @@ class Referee:
         except Exception as error:  # a compiler raises anything; the variant is one of several
             self.problems[name] = told(error)[:300]
             return None
-        finally:
-            self.cost_s[name] = time.monotonic() - begin
         self._modules[name] = module
         return module
 

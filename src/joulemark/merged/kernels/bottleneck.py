@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import ceil
 
@@ -19,7 +20,7 @@ from joulemark.merged.kernels.description import Description
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, bias_bytes, neighbours, product_fragments
-from joulemark.merged.kernels.seconds import Counts, cheapest
+from joulemark.merged.kernels.seconds import Counts, cheapest, counts_by_output
 from joulemark.merged.kernels.tiling import Tiled
 from joulemark.merged.sequence import Conv, Shape
 
@@ -171,9 +172,6 @@ def bottleneck(description: Description, plan: Plan) -> Kernel:
     form = "n" if plan.narrow else "w"
     name = f"bottleneck_{description}_{plan.height}x{plan.width}{form}_t{plan.tiles}_g{plan.groups}_m{plan.together}"
 
-    def pack(parameters: List[Parameters]) -> Tensor:
-        return _pack(geometry, description.dtype, parameters)
-
     return Kernel(
         name,
         description,
@@ -181,9 +179,9 @@ def bottleneck(description: Description, plan: Plan) -> Kernel:
         plan.warps * plan.groups * 32,
         geometry.shared,
         (plan.height, plan.width),
-        pack,
+        partial(_pack, geometry, description.dtype),
         persistent=1,
-        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
+        counts=partial(counts_by_output, geometry, description),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -143,9 +144,6 @@ def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
     joined = "_joined" if description.sequence.layers[2].joined is not None else ""
     name = f"bottleneck_{description}{joined}_{plan.height}x{plan.width}_g{plan.groups}_w{plan.warpgroups}"
 
-    def pack(parameters: List[Parameters]) -> Tensor:
-        return _pack(description.dtype, parameters)
-
     return Kernel(
         name,
         description,
@@ -153,7 +151,7 @@ def bottleneck_warpgroup(description: Description, plan: Plan) -> Kernel:
         plan.groups * plan.warpgroups * 128,
         plan.shared(width),
         (plan.height, plan.width),
-        pack,
+        partial(_pack, description.dtype),
         persistent=1,
         least=90,
         only=90,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -152,9 +152,6 @@ def expand_depthwise(description: Description, plan: Plan) -> Kernel:
         )
     name = f"expand_depthwise_{description}_{_name(geometry)}"
 
-    def pack(parameters: List[Parameters]) -> Tensor:
-        return _pack(geometry, description.dtype, parameters)
-
     return Kernel(
         name,
         description,
@@ -162,10 +159,14 @@ def expand_depthwise(description: Description, plan: Plan) -> Kernel:
         plan.warps * plan.groups * 32,
         geometry.shared,
         (plan.height, plan.width),
-        pack,
+        partial(_pack, geometry, description.dtype),
         parts=plan.parts,
-        counts=lambda size, batch, device: geometry.counts(size, description.sequence.sizes(size)[-1], batch, device),
+        counts=partial(_counts, geometry, description),
     )
+
+
+def _counts(geometry: _Geometry, description: Description, size: Shape, batch: int, device: Device) -> Counts:
+    return geometry.counts(size, description.sequence.sizes(size)[-1], batch, device)
 
 
 def _refuse(description: Description) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from joulemark.merged.kernels.expansion import (
 )
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import product_fragments, sum_bytes
-from joulemark.merged.kernels.seconds import Counts, cheapest_of
+from joulemark.merged.kernels.seconds import Counts, cheapest_of, counts_by_output
 from joulemark.merged.kernels.tiling import for_residents
 from joulemark.merged.sequence import Shape
 
@@ -184,9 +184,6 @@ def inverted_residual(description: Description, plan: Plan) -> Kernel:
         raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
-    def pack(parameters: List[Parameters]) -> Tensor:
-        return _pack(geometry, description.dtype, parameters)
-
     return Kernel(
         name,
         description,
@@ -194,10 +191,10 @@ def inverted_residual(description: Description, plan: Plan) -> Kernel:
         plan.warps * plan.groups * 32,
         geometry.shared,
         (plan.height, plan.width),
-        pack,
+        partial(_pack, geometry, description.dtype),
         persistent=plan.resident if plan.ahead else None,
         parts=plan.parts,
-        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
+        counts=partial(counts_by_output, geometry, description),
     )
 
 

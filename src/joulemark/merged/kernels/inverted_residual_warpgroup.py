@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from joulemark.merged.kernels.description import Description, Format
 from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.kernels.kernel import Kernel
 from joulemark.merged.kernels.lane_weights import as_bytes, diagonal_taps, half_taps, neighbours_of_16, sum_bytes
-from joulemark.merged.kernels.seconds import Counts, cheapest_of
+from joulemark.merged.kernels.seconds import Counts, cheapest_of, counts_by_output
 from joulemark.merged.kernels.tiling import Tiled, for_residents
 from joulemark.merged.kernels.warpgroup import vocabulary
 from joulemark.merged.sequence import Shape
@@ -356,12 +356,6 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         raise ValueError("inputs are brought ahead where one block makes a brick and the output has room in its place")
     name = f"inverted_residual_{description}_{_name(geometry)}"
 
-    def pack(parameters: List[Parameters]) -> Tensor:
-        lost = lost_in_halves(parameters) if plan.halves else None
-        if lost:
-            raise KernelError(f"{name} does not suit these weights: {lost}")
-        return _pack(geometry, description.dtype, parameters)
-
     return Kernel(
         name,
         description,
@@ -369,7 +363,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         plan.warps * plan.groups * 32,
         geometry.shared,
         (plan.height, plan.width),
-        pack,
+        partial(_pack, name, geometry, description.dtype),
         persistent=plan.resident if plan.ahead else None,
         least=90,
         only=90,
@@ -377,7 +371,7 @@ def inverted_residual_warpgroup(description: Description, plan: Plan) -> Kernel:
         cluster=plan.split,
         images=plan.images,
         early=plan.early,
-        counts=lambda size, batch, device: geometry.counts(description.sequence.sizes(size)[-1], batch, device),
+        counts=partial(counts_by_output, geometry, description),
     )
 
 
@@ -543,7 +537,19 @@ def _source(name: str, description: Description, geometry: _Geometry) -> str:
     )
 
 
-def _pack(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
+def _pack(name: str, geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
+    """The layers' weights for a kernel of this name.
+
+    Raises:
+        KernelError: fp16, in which it adds up its depthwise, loses them.
+    """
+    lost = lost_in_halves(parameters) if geometry.plan.halves else None
+    if lost:
+        raise KernelError(f"{name} does not suit these weights: {lost}")
+    return _arranged(geometry, dtype, parameters)
+
+
+def _arranged(geometry: _Geometry, dtype: torch.dtype, parameters: List[Parameters]) -> Tensor:
     """Chunk after chunk what each copy brings: matrices as [octet of inputs][output][8 inputs]."""
     expansion, depthwise, projection = parameters
     chunk = geometry.plan.chunk

@@ -22,10 +22,11 @@ from functools import cache
 from importlib import resources
 from itertools import zip_longest
 from math import inf, prod
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from joulemark.merged.kernels.columns import Columns, each, length, row
 from joulemark.merged.kernels.description import Description
+from joulemark.merged.kernels.device_limits import Device
 from joulemark.merged.sequence import Shape
 
 Counts = Mapping[str, float]
@@ -94,6 +95,20 @@ def dram_bytes(description: Description, size: Shape, batch: int) -> float:
     ends = ((0, size), (len(sequence.layers), sequence.sizes(size)[-1]))
     tensors = (batch * prod(shape) * sequence.channels(number) * description.itemsize for number, shape in ends)
     return float(sum(one for one in tensors if one > _KEPT_BYTES))
+
+
+class CountedByOutput(Protocol):
+    """What knows a kernel's counts by the size of its output."""
+
+    def counts(self, out: Shape, batch: int, device: Device) -> Counts:
+        """What the busiest multiprocessor does."""
+
+
+def counts_by_output(
+    geometry: CountedByOutput, description: Description, size: Shape, batch: int, device: Device
+) -> Counts:
+    """The counts of a geometry for an input of ``size``."""
+    return geometry.counts(description.sequence.sizes(size)[-1], batch, device)
 
 
 def varied(plans: Iterable[P], kind: Callable[[P], Hashable]) -> list[P]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 
@@ -415,11 +415,11 @@ def stem_warpgroup(description: Description, plan: Plan) -> Kernel:
         128 * made.warpgroups,
         made.shared,
         made.edge(description.sequence.dimensions),
-        lambda given: pack(description, given),
+        partial(pack, description),
         persistent=1,
         least=90,
         only=90,
-        counts=lambda size, batch, device: made.counts(description, size, batch, device),
+        counts=partial(made.counts, description),
     )
 
 

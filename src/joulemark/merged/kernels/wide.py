@@ -231,7 +231,7 @@ def wide(description: Description, plan: Plan) -> Kernel:
         128 * (depth + 1),
         shared,
         edge,
-        lambda given: pack(description, given),
+        partial(pack, description),
         persistent=1,
         least=90,
         only=90,
