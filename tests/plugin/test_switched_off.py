@@ -27,6 +27,23 @@ def test_a_plain_pytest_skips_benchmarks_and_imports_nothing_heavy(project):
     assert project.pytest("-p", "light", "--version").ret == 0
 
 
+NO_SCIPY = """
+import sys
+
+def pytest_unconfigure():
+    assert "numpy" in sys.modules  # so it would show
+    assert "scipy" not in sys.modules
+"""
+
+
+def test_a_sweep_without_a_baseline_does_not_import_scipy(project):
+    project.write({"bench_a.py": BENCH, "no_scipy.py": NO_SCIPY})
+    quick = ("--bench", "--bench-gpus=cpu", "--bench-quick", "-p", "no:hypothesispytest")
+    result = project.pytest("-p", "no_scipy", *quick)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*bench_sum*"])
+
+
 def test_the_marker_is_registered(project):
     result = project.pytester.runpytest_inprocess("--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.bench(models, phases, batch_sizes*"])
