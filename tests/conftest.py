@@ -22,6 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(2)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once() -> None:
+    """What hundreds of processes compile alike is kept: the package, and plugins as pytest rewrites them."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 @pytest.fixture(autouse=True)
 def end_of_waiting(pytestconfig: pytest.Config) -> Iterator[None]:
     """A test that waits for ever ends its process, with the stack of each thread, so that the others are still told."""
