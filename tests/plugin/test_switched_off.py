@@ -27,21 +27,25 @@ def test_a_plain_pytest_skips_benchmarks_and_imports_nothing_heavy(project):
     assert project.pytest("-p", "light", "--version").ret == 0
 
 
-NO_SCIPY = """
+IMPORTED = """
 import sys
+from pathlib import Path
 
-def pytest_unconfigure():
-    assert "numpy" in sys.modules  # so it would show
-    assert "scipy" not in sys.modules
+def pytest_unconfigure(config):
+    who = "child" if config.getoption("joulemark_worker") else "parent"
+    Path(who).write_text(" ".join(sys.modules))
 """
 
 
-def test_a_sweep_without_a_baseline_does_not_import_scipy(project):
-    project.write({"bench_a.py": BENCH, "no_scipy.py": NO_SCIPY})
-    quick = ("--bench", "--bench-gpus=cpu", "--bench-quick", "-p", "no:hypothesispytest")
-    result = project.pytest("-p", "no_scipy", *quick)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*bench_sum*"])
+def test_a_sweep_imports_what_it_uses(project):
+    """No scipy without a baseline; a measuring process analyses no trace."""
+    project.write({"bench_a.py": BENCH, "conftest.py": IMPORTED})
+    assert project.pytest("--bench", "--bench-gpus=cpu", "--bench-quick", "-p", "no:hypothesispytest").ret == 0
+    parent, child = ((project.path / who).read_text().split() for who in ("parent", "child"))
+    assert "joulemark.measure.runner" in child
+    assert "joulemark.report.output" in parent
+    assert "scipy" not in parent + child
+    assert "joulemark.trace" not in child
 
 
 def test_the_marker_is_registered(project):
