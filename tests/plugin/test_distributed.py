@@ -57,7 +57,7 @@ CAMPAIGN = """
 def bench_days(bench):
     bench(time.sleep, 0.01)
 """
-QUICK = ("--bench", "--bench-quick", "-p", "no:hypothesispytest", "-p", "no:syrupy")
+QUICK = ("--bench", "--bench-quick")
 TIMING = (*QUICK, "--bench-collect=timing")
 
 

@@ -40,7 +40,7 @@ def pytest_unconfigure(config):
 def test_a_sweep_imports_what_it_uses(project):
     """No scipy without a baseline; a measuring process analyses no trace."""
     project.write({"bench_a.py": BENCH, "conftest.py": IMPORTED})
-    assert project.pytest("--bench", "--bench-gpus=cpu", "--bench-quick", "-p", "no:hypothesispytest").ret == 0
+    assert project.pytest("--bench", "--bench-gpus=cpu", "--bench-quick").ret == 0
     parent, child = ((project.path / who).read_text().split() for who in ("parent", "child"))
     assert "joulemark.measure.runner" in child
     assert "joulemark.report.output" in parent
