@@ -43,6 +43,7 @@ def bench_merged(bench, workload):
 def show(path, plot=None):
     """The tables of a file of networks or of blocks, in Markdown; its gains as a picture where that is wanted."""
     from joulemark.merged_bench import blocks, networks
+    from joulemark.merged_bench.gains import with_gains
     from joulemark.merged_bench.published import beside_brickdl, brickdl_table
     from joulemark.merged_bench.rows import read
     from joulemark.report import merged_plot
@@ -53,6 +54,7 @@ def show(path, plot=None):
         check_path(Path(plot))
     document = read(Path(path))
     with told_as_no_document(path):
+        document = with_gains(document)
         if document["kind"] == "blocks":
             schedules = blocks.schedules_table(document)
             tables = [blocks.gains_table(document), *([schedules] if schedules.rows else [])]

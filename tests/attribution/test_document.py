@@ -57,6 +57,18 @@ def test_every_class_gets_its_own(run):
     assert sum(entry["time_share"] for entry in found["classes"]) == pytest.approx(1)
 
 
+def test_a_kernel_of_no_duration_has_no_shares(run):
+    recording, timeline, series = run().recorded()
+    here = timeline.launches.name == timeline.names.index(TINY.name)
+    end_s = np.where(here, timeline.launches.start_s, timeline.launches.end_s)
+    without = replace(timeline, launches=replace(timeline.launches, end_s=end_s))
+    found = valid(document_of(recording, without, series))
+    kernel = by(found["kernels"], "name")[TINY.name]
+    assert (kernel["time_s"], kernel["launches"]) == (0.0, 1.0)
+    assert set(found["counters"]) - set(kernel["counters"]) == {"pipe_tensor"}
+    assert len(list(attribution_view.tables(found))) > 2
+
+
 def test_totals_over_classes_are_the_runs(run):
     one = run(windows=2)
     found = document(one)

@@ -192,8 +192,10 @@ def test_a_gpu_lost_in_the_window_gives_no_energy() -> None:
     assert energy_of(window, window.start, window.start + 1.4).power_w.value == pytest.approx(300, rel=0.02)
 
 
-def test_a_counter_that_goes_backwards_gives_no_energy() -> None:
-    edges = [EnergyEdge(0.1 * i, 30.0 * i - (1e6 if i > 12 else 0)) for i in range(30)]
+@pytest.mark.parametrize("already_j", [1e6, 20.0])
+def test_a_counter_that_goes_backwards_gives_no_energy(already_j: float) -> None:
+    """Also where it began so low that more was counted after its reset than before."""
+    edges = [EnergyEdge(0.1 * i, 30.0 * (i - 3) if i >= 3 else already_j + 30.0 * i) for i in range(30)]
     reading = energy_of(PowerWindow("nvml_energy_counter", "nvml_power_integral", edges=edges), 0, 3)
     assert reading.power_w.value is None
     assert reading.reason is not None

@@ -201,6 +201,24 @@ def test_energy_predicts_splits_and_asks_what_if(calibrated, measured, capsys):
     assert "<b>" not in out
 
 
+def test_a_what_if_begins_at_the_prediction_of_its_row(calibrated, measured, capsys):
+    """Static power weighed before the work is in both, and so is the power limit that held the clocks down."""
+    law = {"beta": 0.9, "interval": [0.8, 1.0], "curvature": 0.0, "covariance": None, "reason": None}
+    document = json.loads(calibrated.read_text())
+    document["frequency_law"] |= law
+    calibrated.write_text(json.dumps(document))
+    rows = json.loads(measured.read_text())
+    weighed = rows["rows"][0] | {"idle_w": 140.0}
+    held = weighed | {"workload": "held", "capped": True, "power_limit_w": 250.0, "sm_clock_hz": 1.2e9}
+    measured.write_text(json.dumps(rows | {"rows": [weighed, held]}))
+    code, out, _ = run(capsys, "energy", measured, "--calibration", calibrated, "--scale", "hbm=0.5", "--json")
+    assert code == 0
+    document = validate(out, "energy")
+    predicted = [row["predicted_j"] for row in document["rows"]]
+    assert [row["energy_j"] for row in document["what_if"]] == pytest.approx(predicted)
+    assert document["what_if"][1]["slowdown"] < 1  # what costs less is held down less
+
+
 def test_a_narrow_terminal_has_the_largest_part_and_the_error(calibrated, measured, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run(capsys, "energy", measured, "--calibration", calibrated, "--json")

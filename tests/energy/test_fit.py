@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from joulemark.cli import main
 from joulemark.energy.calibrate import measure, measure_caches
 from joulemark.energy.calibration import Calibration, calibration_of, read_calibration, refit, write_calibration
 from joulemark.energy.counters import Counts, Range
-from joulemark.energy.fit import design_of, fit
+from joulemark.energy.fit import bound_reason, design_of, fit
 from joulemark.energy.model import Model, voltage
 from joulemark.energy.plan import plan
 from joulemark.energy.windows import WindowWriter, read_windows
@@ -91,6 +92,7 @@ def test_a_refit_gives_the_same(quick_path, quick, tmp_path):
 
 
 def test_goodness(quick):
+    assert not any("only together with others" in note for note in quick.notes)
     good = quick.goodness
     assert good["r2_dynamic"] > 0.99
     assert good["dynamic_error_mean"] < 0.02
@@ -251,6 +253,8 @@ def test_what_the_windows_do_not_fix_is_named(quick_path):
     fitted = fit(design_of(kept))
     assert fitted.condition_number > 1e6
     assert np.isnan(fitted.unbounded).all()
+    calibration = calibration_of(dataclasses.replace(file, windows=tuple(kept)))
+    assert any("only together with others" in note for note in calibration.notes)
 
 
 def test_too_few_windows_are_refused(quick_path):
@@ -272,6 +276,16 @@ def test_a_coefficient_at_its_bound_says_why(tmp_path):
     assert one.value == 0
     assert "charged too much" in one.reason
     assert all(c.reason is None for c in calibration.coefficients if not c.at_bound)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"), [(-9e-12, "charged too much"), (1e-12, "no more than its noise"), (9e-12, "holds its part")]
+)
+def test_a_coefficient_that_others_took_the_part_of_is_not_called_noise(free, words):
+    """Instructions beside an instruction's own unit: 0 is not what they cost."""
+    found = SimpleNamespace(values=[0.0], unbounded=[free], errors=[3e-12])
+    found.design = SimpleNamespace(columns=[("instruction", "control")])
+    assert words in bound_reason(found, 0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "joulemark/calibration/99"}'])

@@ -252,6 +252,33 @@ def test_a_counter_that_is_missing_is_named_and_not_zero(calibration):
     assert any("active SMs were not counted" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("without", "found", "said"),
+    [
+        (["", "_hmma", "_imma"], {}, "pipe_tensor_cycles was not counted: what no other counter shows"),
+        ([""], {"wgmma_bf16": 6e10 * 1024, "wgmma_int8": 3e10 * 2048}, "pipe_tensor_cycles was not counted"),
+        (["_hmma"], {"wgmma_bf16": 8e10 * 1024, "wgmma_int8": 3e10 * 2048}, ""),
+        (["_imma"], {"wgmma_bf16": 6e10 * 1024, "mma_fp64": 5e10 * 64}, "pipe_tensor_imma_cycles was not counted"),
+        ([], {"wgmma_bf16": 6e10 * 1024, "wgmma_int8": 3e10 * 2048, "mma_fp64": 2e10 * 64}, ""),
+    ],
+)
+def test_tensor_work_that_was_not_counted_is_named_and_no_cycle_counts_twice(calibration, without, found, said):
+    every = {"pipe_tensor_cycles": 1.1e11, "pipe_tensor_hmma_cycles": 6e10, "pipe_tensor_imma_cycles": 3e10}
+    left = {name for name in every if name not in {f"pipe_tensor{one}_cycles" for one in without}}
+    counters = {name: total for name, total in (COUNTERS | every).items() if name not in every or name in left}
+    counts = counts_of(counters, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a"))
+    tensor = {unit: one.value for unit, one in counts.values.items() if UNITS[unit].group == "tensor"}
+    assert tensor == pytest.approx(found)
+    assert any(note.startswith(said) for note in counts.notes)
+    assert said or not any("_cycles was not counted" in note for note in counts.notes)
+
+
+def test_fp64_work_that_was_not_counted_is_named(calibration):
+    counters = {name: total for name, total in COUNTERS.items() if name != "pipe_fp64_cycles"}
+    notes = counts_of(counters, 1.0, 1.98e9, calibration, Mix.for_dtype("bf16", "sm_90a")).notes
+    assert "pipe_fp64_cycles was not counted: FP64 arithmetic costs nothing here" in notes
+
+
 def test_a_unit_without_an_energy_is_named(calibration):
     found = counts_of(COUNTERS, 1.0, None, calibration, Mix(tensor={"mma_fp8": Range.exact(1.0)}))
     assert any("no energy for mma_fp8" in note for note in found.notes)
@@ -327,16 +354,16 @@ def test_published_energies_are_read_and_stand_beside_ours(calibration):
 
 
 def test_what_if_a_part_cost_less(calibration):
-    def models(scale):
-        return Model(calibration), Model(calibration, scale=trends.scale_of(scale))
+    def asked(text):
+        models = Model(calibration), Model(calibration, scale=trends.scale_of([text]))
+        return trends.what_if(*(model.predict(WORK, 1.0) for model in models))
 
-    result = trends.scaled(*models(["hbm=0.5"]), WORK, 1.0)
+    result = asked("hbm=0.5")
     prediction = Model(calibration).predict(WORK, 1.0)
     hbm = sum(energy for (unit, _), energy in prediction.parts.items() if UNITS[unit].group == "hbm")
     saved = result.energy_j - result.new_energy_j
     assert saved == pytest.approx(hbm / 2)  # the memory has no part in the loss of the core's supply
-    nothing = trends.scaled(*models([f"{result.largest}=0"]), WORK, 1.0)
-    assert nothing.new_largest != result.largest
+    assert asked(f"{result.largest}=0").new_largest != result.largest
 
 
 def test_what_if_the_limit_were_lower(calibration):
@@ -417,6 +444,28 @@ def test_a_capped_row_is_judged_by_energy_per_item(gpu, calibration):
     assert outcome.error is None
     assert "power limit is not in the file" in outcome.reason
     assert outcome.to_json()["predicted_j"] is None
+
+
+def test_a_row_whose_clock_was_locked_is_predicted_at_it(gpu, calibration):
+    """No limit held it down, so neither power nor the driver's reasons tell."""
+    counts = counts_of(COUNTERS, 1.0, 1.5e9, calibration, Mix.for_dtype("bf16", "sm_90a"))
+    measured = true_energy(gpu, counts, 1.0, 0.8, clock=1.5 / 1.98)
+    row = Measured("locked", 1.0, measured, COUNTERS, "bf16", sm_clock_hz=1.5e9, max_sm_clock_hz=1.98e9, activity=0.8)
+    (outcome,) = validation.evaluate(calibration, [row])
+    assert outcome.prediction.clock == pytest.approx(1.5 / 1.98)
+    assert abs(outcome.error) < 0.02
+    assert Model(calibration, activity=0.8).predict(counts, 1.0).energy_j / measured - 1 > 0.1
+    for seen, prolonged in (([0.7, 0.98], False), ([0.8, 0.98], True)):
+        law = dict(calibration.frequency_law) | {"clock_range": seen}
+        (outcome,) = validation.evaluate(dataclasses.replace(calibration, frequency_law=law), [row])
+        assert any("at 0.76 of the highest clock" in one for one in outcome.to_json()["assumptions"]) is prolonged
+    without = dataclasses.replace(calibration, frequency_law={"beta": None, "interval": None, "reason": "no window"})
+    (outcome,) = validation.evaluate(without, [row])
+    assert outcome.error is None
+    assert "no law of energy over clock" in outcome.reason
+    a_step_below = dataclasses.replace(row, sm_clock_hz=1.965e9)
+    (outcome,) = validation.evaluate(without, [a_step_below])
+    assert outcome.prediction.clock == 1.0
 
 
 def test_simple_models_are_the_best_of_their_form_on_random_operands(calibration):
@@ -618,6 +667,8 @@ def _broken(document, change):
         document["bursts"] = {"share": 0.2, "interval": [0.4, 0.1]}
     elif change == "curvature":
         document["frequency_law"] = {**law, "curvature": -2.0}
+    elif change == "clock_range":
+        document["frequency_law"] = {**law, "clock_range": ["0.8", "1.0"]}
     elif change == "value":
         document["coefficients"][0] = {**one, "value": 1e999}
     else:
@@ -629,8 +680,7 @@ def _broken(document, change):
     "change",
     [
         "no static power", "stands there twice", "is no part of that unit", "no covariance that can be", "curvature",
-        "no interval that can be",
-        "value", "sms",
+        "no interval that can be", "clock_range", "value", "sms",
     ],
 )  # fmt: skip
 def test_a_calibration_that_cannot_be_is_refused(calibration, change):

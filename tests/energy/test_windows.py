@@ -72,6 +72,14 @@ def test_capped_needs_more_than_a_name_that_lingers(caches):
     first = window.power.states[0]
     window.power.states[0] = (first[0], dataclasses.replace(first[1], reasons=frozenset({"power_cap"})))
     assert not CalibrationWindow.from_json(window.to_json()).capped
+    states, slow = window.power.states, {"reasons": frozenset({"power_cap"}), "sm_clock_hz": 1.7e9}
+    for share, capped in ((0.1, False), (0.4, True)):  # neither moves the median of the clocks
+        window.power.states = [
+            (t, dataclasses.replace(state, **slow) if place < share * len(states) else state)
+            for place, (t, state) in enumerate(states)
+        ]
+        again = CalibrationWindow.from_json(window.to_json())
+        assert (again.capped, again.clock_held) == (capped, True)
     held = SyntheticGpu(limit_w=250.0)
     window = measure_point(held, held.meter, Point("wgmma_bf16", "random", "full", 0), caches, 2.3)
     assert window.capped

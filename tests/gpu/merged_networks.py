@@ -55,6 +55,13 @@ SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "1")
 LARGE = {("unet", 128), ("deepcam", 128)}
 """Network and batch with tensors of more than 2³¹ elements, at which torch and cuDNN may fail (pytorch issue 117736):
 they come last, in processes of their own."""
+LARGE_RIVALS = (
+    "merged",
+    "compile",
+    "compile_default",
+    *(one for one in RIVALS if "compile" not in one and one != "merged"),
+)
+"""In this order a compiler that tunes still has the memory that the others' graphs will take."""
 _CUDA_ERROR = 4
 _WHOLE_S = 150.0
 """Of a row, at least, with the start of its process: no job begins with less."""
@@ -88,6 +95,11 @@ class Job:
     def name(self) -> str:
         """Of its part and its log."""
         return f"{self.network}-b{self.batches.replace(',', '-')}"
+
+    @property
+    def large(self) -> bool:
+        """Whether it is one of :data:`LARGE`, which have their processes for themselves."""
+        return any((self.network, int(batch)) in LARGE for batch in self.batches.split(","))
 
     @property
     def subjects(self) -> set[str]:
@@ -126,7 +138,7 @@ def jobs(networks: Sequence[str], groups: str) -> list[Job]:
 
 def command_of(job: Job, out: Path, more: Sequence[str]) -> tuple[str, ...]:
     """What is run for a job, as soon as it is told its limits."""
-    rivals = (*RIVALS, "xla") if job.network in WITH_XLA else RIVALS
+    rivals = LARGE_RIVALS if job.large else (*RIVALS, "xla") if job.network in WITH_XLA else RIVALS
     what = ("--network", job.network, "--batches", job.batches, "--out", str(part_of(job, out)))
     return (sys.executable, str(SCRIPT), *what, "--rivals", ",".join(rivals), *SHORT, *more, "--wait")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from joulemark.measure.assemble import assemble
+from joulemark.measure.assemble import assemble, join
 from joulemark.records import Case, Conditions, Finding, Measurement, Record, Value
 
 CASE = Case("resnet50", "inference", "eager", "fp32", 8)
@@ -128,6 +128,34 @@ def test_conditions_and_dynamic_energy():
     assert made.measured_windows_utc == ((1.0, 2.0), (2.0, 3.5))
     assert made.conditions == conditions
     assert record([latency(), power]).value("dynamic_energy_per_item_j") is None
+
+
+def test_a_step_that_draws_less_than_the_idle_board_has_no_dynamic_energy():
+    """Its clocks were lower than when the board was weighed: energy below nothing is none."""
+    power = Measurement("power", {"power_w": Value(90.0, "W"), "energy_per_item_j": Value(2.0, "J")})
+    made = record([latency(), power], static_power_w=120.0)
+    assert made.metrics["dynamic_energy_per_item_j"].value is None
+    assert made.notes["dynamic_energy_per_item_j"].startswith("the step drew 90.0 W")
+
+
+def test_conditions_are_those_of_all_processes():
+    """The third one was throttled: the record says so, whichever process came first."""
+
+    def power(process, clock_hz, temperature_c, reasons):
+        conditions = Conditions(clock_hz, 3.2e9, 1.98e9, temperature_c, reasons, 20)
+        return Measurement("power", {"power_w": Value(1.0, "W")}, conditions=conditions, process=process)
+
+    hot = power(2, 1.5e9, 88.0, {"thermal": 0.9, "power_cap": 0.1})
+    passes = [power(0, 1.98e9, 60.0, {}), power(1, 1.97e9, 62.0, {"idle": 0.3}), hot]
+    made = record([latency(), latency(process=1), latency(process=2), *passes])
+    assert made.conditions.sm_clock_hz == 1.97e9
+    assert made.conditions.temperature_c == 88.0
+    assert made.conditions.n == 60
+    assert made.conditions.reasons == pytest.approx({"thermal": 0.3, "power_cap": 0.1 / 3, "idle": 0.1})
+    assert made.outcome == "flagged"
+    assert [one.code for one in made.findings] == ["throttled"]
+    rounds = [record([latency(), replace(one, process=0)]) for one in passes]
+    assert join(rounds).conditions == made.conditions
 
 
 def exposed(step, busy):

@@ -398,6 +398,18 @@ def test_a_compiler_may_tune_for_what_the_others_do_not_need(tmp_path, seconds, 
         assert ("xla" in command[command.index("--rivals") + 1].split(",")) is xla
 
 
+def test_where_memory_is_short_the_compiler_tunes_before_the_others_take_it(tmp_path):
+    def rivals_of(batches):
+        return [
+            command[command.index("--rivals") + 1].split(",")
+            for command in (NETWORKS["command_of"](job, tmp_path, ()) for job in NETWORKS["jobs"](["unet"], batches))
+        ]
+
+    usual, large = rivals_of("32,128")
+    assert (usual[:2], large[:3]) == (["merged", "eager"], ["merged", "compile", "compile_default"])
+    assert sorted(usual) == sorted(large)
+
+
 def test_no_job_begins_without_time_for_a_row(tmp_path):
     told, _ = work(tmp_path, [], seconds=155.0)
     assert all_that("goes", told) == ["unet-b32", "vgg16-b32", "unet-b1", "vgg16-b1"]

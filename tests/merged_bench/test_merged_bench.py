@@ -29,12 +29,21 @@ from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
 from joulemark.merged_bench.document import Document  # noqa: E402
-from joulemark.merged_bench.gains import gains_of, group_gains, line_of, over_best, replayed_over_burst  # noqa: E402
+from joulemark.merged_bench.gains import (  # noqa: E402
+    gains_of,
+    group_gains,
+    line_of,
+    over_best,
+    replayed_over_burst,
+    with_gains,
+)  # fmt: skip
 from joulemark.merged_bench.judge import judge, measured_of  # noqa: E402
 from joulemark.merged_bench.measure import _perform, _steady, measure_all, measure_subject  # noqa: E402
 from joulemark.merged_bench.options import Options  # noqa: E402
 from joulemark.merged_bench.prebuild import wanted, wanted_by_merge  # noqa: E402
 from joulemark.merged_bench.prepare import step_of  # noqa: E402
+from joulemark.merged_bench.remarks import remarks  # noqa: E402
+from joulemark.merged_bench.rows import measured_in  # noqa: E402
 from joulemark.merged_bench.stage import Act, Poisoned, Stage  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
 from tests.merged.fakes import RATES  # noqa: E402
@@ -109,8 +118,8 @@ def test_a_file_is_valid_and_goes_on_where_it_ended(tmp_path):
     jsonschema.Draft202012Validator(SCHEMA).validate(content)
     assert [row["subject"] for row in content["rows"]] == [one.name for one in BLOCKS[:2]]
     again = Document(path, "blocks", facts)
-    assert not any(again.lacks(one, "fp32") for one in BLOCKS[:2])
-    assert again.lacks(BLOCKS[0], "bf16")
+    assert not any(again.lacks(one, "fp32", tiny=True) for one in BLOCKS[:2])
+    assert again.lacks(BLOCKS[0], "bf16", tiny=True)
     with pytest.raises(ConfigurationError, match="no document of merged networks"):
         Document(path, "networks", facts)
 
@@ -380,7 +389,7 @@ def test_bytes_of_our_unmerged_kernels_are_counted_though_they_get_no_steady_win
     monkeypatch.setattr(Stage, "sustained", lambda self, acts, *_: [one.figures.update(sustained_s=1) for one in acts])
     stage = Stage("cpu", counters=Source([0]))
     acts = [stage.act(name, lambda _: None, [None]) for name in ("jit", "merged", "own_unmerged")]
-    spent = _perform(stage, acts, replace(QUICK, rounds=2, sustain_s=1.0, sustain_best=1, steady_unmerged=False))
+    _, spent = _perform(stage, acts, replace(QUICK, rounds=2, sustain_s=1.0, sustain_best=1, steady_unmerged=False))
     assert set(spent) == {"bursts", "sustained", "counted"}
     assert [one.name for one in acts if "sustained_s" in one.figures] == ["jit", "merged"]
     assert acts[2].missing["energy_j"] == "for the fastest alone was time"
@@ -423,6 +432,17 @@ def test_what_is_built_is_what_a_schedule_would_try():
     assert names == {"chain", "stream", "memoized", "wide"}
 
 
+def test_a_row_of_tiny_shapes_is_none_for_whom_shapes_matter(tmp_path):
+    """It is measured over, and never in the place of a row of the real shapes."""
+    path, one = tmp_path / "m.json", BLOCKS[0]
+    document = Document(path, "blocks", {"gpu": "cpu"})
+    document.add(block_row(one.name, tiny=True))
+    assert (document.lacks(one, "bf16"), document.lacks(one, "bf16", tiny=True)) == (True, False)
+    assert (measured_in(path, "bf16"), measured_in(path, "bf16", tiny=True)) == (set(), {one.name})
+    document.add(block_row(one.name))
+    assert (document.lacks(one, "bf16"), document.lacks(one, "bf16", tiny=True)) == (False, False)
+
+
 def test_what_is_built_for_a_network_is_what_merging_would_try():
     kernels = wanted_by_merge(block("inverted-16-96-16"), "bf16")
     families = Counter(
@@ -439,6 +459,19 @@ def test_turns_change_who_begins():
     acts = [Act(name, lambda name=name: order.append(name), 1, False) for name in "abc"]
     stage.bursts(stage.standing(acts), 3)
     assert order == ["a", "b", "c", "a", "b", "c", "b", "c", "a", "c", "a", "b"]
+
+
+def test_bursts_end_with_a_turn_when_time_is_up_but_have_an_interval():
+    """However late it is, everyone has as many, and the median an interval."""
+    stage = Stage("cpu")
+    acts = [stage.act(name, lambda _: None, [None]) for name in ("merged", "eager")]
+    assert stage.bursts(acts, 20, ends_s=time.perf_counter() - 1.0) == 6
+    assert all(len(act.figures["burst_interval_s"]) == 2 for act in acts)
+    assert stage.bursts(acts, 4, ends_s=time.perf_counter() - 1.0) == 4
+    assert stage.bursts(acts, 9, ends_s=time.perf_counter() + 60.0) == 9
+    slow = [stage.act("slow", lambda _: time.sleep(0.02), [None]), *acts]
+    begin = time.perf_counter()
+    assert 6 <= stage.bursts(slow, 1000, ends_s=begin + 0.4) <= 20
 
 
 def test_the_gain_is_over_the_best_rival():
@@ -461,6 +494,42 @@ def test_the_gain_over_wholes_without_merging_is_of_what_merge_itself_timed():
         gains = gains_of({"merged": {**merged, **lacking}})
         assert gains["over_unmerged_variants"] is None
         assert why in gains["missing"]["over_unmerged_variants"]
+
+
+def moved(dram, l2=None):
+    return {"burst_s": 1.0, "dram_read_bytes": 0.75 * dram, "dram_write_bytes": 0.25 * dram, "l2_bytes": l2}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "gain"),
+    [
+        (moved(2e6), moved(4e6, 100e6), 2.0),
+        (moved(2e6), moved(4e6), 2.0),  # nothing is known of the L2
+        (moved(0.5e3), moved(0.3e6, 120e6), None),
+        (moved(0.5e3), moved(8.4e6, 120e6), 7.0),  # merged's bytes are nearly none: a ratio would be any number
+        (moved(0.0), moved(8.4e6, 120e6), 7.0),
+        (moved(0.0), moved(8e6), None),
+    ],
+)
+def test_a_gain_in_dram_bytes_needs_bytes(mine, theirs, gain):
+    gains = gains_of({"merged": mine, "compile": theirs, "eager": moved(9e9, 9e9), "padded": moved(1.0, 1.0)})
+    assert gains["dram_bytes"] == (None if gain is None else pytest.approx(gain))
+    assert ("dram_bytes" in gains["missing"]) == (gain is None)
+    if gain is None:
+        told = "merged 0.0005; compile moves 120 MB through the L2" if theirs["l2_bytes"] else "DRAM, merged 0"
+        assert gains["missing"]["dram_bytes"].endswith(told)
+
+
+def test_gains_of_a_file_are_counted_anew_and_what_lies_in_the_l2_is_told():
+    old = {
+        "subject": "unet-b1",
+        "rivals": {"merged": moved(5e3), "compile": moved(4e5, 2e8)},
+        "gains": {"dram_bytes": 80},
+    }
+    document = with_gains({"gpu": "G", "failed": {}, "rows": [old]})
+    assert document["rows"][0]["gains"]["dram_bytes"] is None
+    assert any(one.endswith("where the rival moves less there is no gain: unet-b1.") for one in remarks(document))
+    assert not any("DRAM" in one for one in remarks({"gpu": "G", "failed": {}, "rows": [{**old, "gains": {}}]}))
 
 
 def conv(channels, **more):
@@ -741,7 +810,7 @@ def test_the_table_of_gains_says_what_a_whole_without_merging_takes_and_of_which
     known = {"joulemark": "1.2", "commit": "0123456789", "dirty": True, "merged_code": "abcdefghij", "missing": {}}
     rows[1]["measured"] = {"at": "2026-11-30T15:00:00+00:00", **known}
     del rows[0]["gains"]["over_unmerged_variants"]  # as in older files
-    table = gains_table(network_document(*rows))
+    table = gains_table(with_gains(network_document(*rows)))
     at = table.columns.index("over unmerged")
     assert [row[at] for row in table.rows] == ["1.5 ×", "2.5 ×"]
     assert any("merged itself takes 0.90 to 0.90 of its burst" in note for note in table.notes)
@@ -770,7 +839,7 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     said = capsys.readouterr().out
     assert "| chain-4x16-1024-b32 | 1 ms | 3 ms | compile | 4 ms | 4 × |" in said
     assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
-    assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00×; 3× is asked for." in said
+    assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00× (1); 3× is asked for." in said
     assert "a: no" in said
     assert "chain-2x64-56-b32: time was up before all rivals were built." in said
     schedules = said.partition("Schedules")[2]
@@ -853,13 +922,13 @@ def test_a_row_that_time_cuts_short_is_written_and_measured_again_where_there_is
     assert row["gains"]["burst"] > 0
     assert row["rivals"]["compile"]["missing"]["all"].startswith("it was not built within")
     assert row["rivals"]["jit"]["missing"]["all"].startswith("no time left after")
-    assert document.lacks(subject, "fp32")
+    assert document.lacks(subject, "fp32", tiny=True)
     monkeypatch.setitem(rivals.RIVALS, "compile", rivals.RIVALS["eager"])
     assert measure_all([subject], document, Stage("cpu"), options, lambda _: None)
     (row,) = document.content["rows"]
     assert not row["cut"]
     assert all(row["rivals"][name]["burst_s"] > 0 for name in options.names)
-    assert not document.lacks(subject, "fp32")
+    assert not document.lacks(subject, "fp32", tiny=True)
 
 
 def test_a_rival_that_fails_in_its_rounds_costs_itself_alone(monkeypatch):
@@ -928,6 +997,7 @@ def test_a_rival_that_leaves_cuda_unusable_in_its_rounds_is_left_out_the_next_ti
     assert row["gpu_uuid"] == "GPU-of-the-next-machine"
     assert set(row["spent_s"]) == {"built", "bursts", "sustained", "counted"}
     assert sum(row["spent_s"].values()) <= row["took_s"]
+    assert row["bursts"] == options.rounds
     assert content["failed"] == {}
 
 
@@ -946,7 +1016,7 @@ def test_a_process_that_is_asked_to_end_while_it_builds_counts_no_attempt(tmp_pa
 def test_a_process_that_ends_in_the_rounds_is_no_attempt_of_the_last_rival(tmp_path, monkeypatch):
     path, facts = tmp_path / "m.json", {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": {}}
 
-    def deadly(self, acts, rounds):
+    def deadly(self, acts, rounds, ends_s):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Stage, "bursts", deadly)

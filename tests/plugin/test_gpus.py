@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from joulemark.collect.power import open_power
+from joulemark.plugin.instruments import settling_s
+
 SCENARIO = Path(__file__).parents[1] / "data" / "nvml" / "four_unlike_gpus.json"
 UUIDS = [one["uuid"] for one in json.loads(SCENARIO.read_text())["gpus"]]
 FILES = {
@@ -99,6 +102,27 @@ def test_numbers_over_unlike_gpus_are_doubted_and_uuids_are_not(gpus, monkeypatc
     assert "gpu_unverified" in {one["code"] for one in record["findings"]}
 
 
+def test_a_gpu_that_others_use_flags_what_is_measured_on_it(gpus, tmp_path, monkeypatch):
+    """Its power and its counters are theirs too."""
+    scenario = json.loads(SCENARIO.read_text())
+    scenario["gpus"][1]["processes"] = [4711, 4712]
+    path = tmp_path / "shared.json"
+    path.write_text(json.dumps(scenario))
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    arguments = ("--bench", "--bench-quick", "--bench-collect=timing", f"--bench-gpus={UUIDS[1]},{UUIDS[3]}")
+    assert gpus.pytest(*arguments).ret == 0
+    shared, alone = [one for one in gpus.lines if one["kind"] == "record"]
+    (found,) = [one for one in shared["findings"] if one["code"] == "gpu_shared"]
+    assert "2 other processes held a context" in found["message"]
+    assert "pid 4711, 4712" in found["message"]
+    assert shared["outcome"] == "flagged"
+    assert not any(one["code"] == "gpu_shared" for one in alone["findings"])
+    gpus.files[0].unlink()
+    assert run(gpus, "--bench-inprocess", "--bench-collect=timing", f"--bench-gpus={UUIDS[1]}").ret == 0
+    (record,) = [one for one in gpus.lines if one["kind"] == "record"]
+    assert "gpu_shared" in [one["code"] for one in record["findings"]]
+
+
 def test_one_process_measures_one_gpu(gpus):
     result = run(gpus, "--bench-inprocess", f"--bench-gpus={UUIDS[1]},{UUIDS[2]}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -154,3 +178,13 @@ def test_the_tier_of_energy_is_the_sensor_that_answers(gpus, monkeypatch):
         tiers.append(gpus.lines[0]["tiers"]["energy"])
         gpus.files[0].unlink()
     assert tiers == ["nvml_power_integral", None, "nvml_energy_counter"]
+
+
+def test_an_idle_board_is_weighed_when_a_mean_over_a_second_no_longer_holds_the_load(monkeypatch):
+    """The first GPU has neither a counter nor instant power; the third has a counter."""
+    path = SCENARIO.with_name("missing_sensors.json")
+    monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(path))
+    first, _, third = (one["uuid"] for one in json.loads(path.read_text())["gpus"])
+    with open_power(first) as averaged, open_power(third) as counted:
+        assert settling_s(averaged) > 1.0
+        assert settling_s(counted) < 0.5

@@ -117,6 +117,12 @@ def test_long_traces_are_cut_and_say_so(tmp_path: Path) -> None:
     assert "more (--json has them all)" in text
 
 
+def test_a_host_that_was_not_recorded_was_nowhere() -> None:
+    text = render(analyse_files([DATA / "kernels_only.json"]))
+    assert "host not recorded" in text
+    assert "outside operators" not in text
+
+
 def test_diff_shows_missing_sides_as_missing() -> None:
     kernels, host = analyse_files([DATA / "kernels_only.json"]), analyse_files([DATA / "cpu_only.json"])
     text = render(diff(kernels, host))

@@ -161,6 +161,8 @@ class Pass:
 def cells(passes: Sequence[Pass], rows: Rows, time_s: Floats) -> list[dict[str, Json]]:
     """Per row its counters: an amount per step, or a share of peak over the row's time, each with its interval.
 
+    A row that took no time (a coarse clock writes such kernels) has no shares.
+
     Args:
         passes: a counter of several is the first one's.
         rows: what is wanted.
@@ -172,6 +174,8 @@ def cells(passes: Sequence[Pass], rows: Rows, time_s: Floats) -> list[dict[str, 
         for column, name in enumerate(one.counters):
             for row, cell in enumerate(out):
                 per = float(time_s[row]) if one.unit_of[name] == "1" else 1.0
+                if not per:
+                    continue
                 cell.setdefault(name, _cell(float(amount[row, column]) / per, float(half[row, column]) / per))
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,11 @@ from joulemark.cli.console import check_places, deliver
 from joulemark.errors import ConfigurationError, MeasurementError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from joulemark.energy.calibration import Calibration
     from joulemark.energy.outcome import Outcome
+    from joulemark.energy.trends import WhatIf
     from joulemark.records import Json
 
 
@@ -87,7 +89,6 @@ def _what_if(
     calibration: Calibration, outcomes: Sequence[Outcome], scale: Sequence[str], cap: float | None
 ) -> list[dict[str, Json]]:
     from joulemark.energy import trends
-    from joulemark.energy.validation import core_share, model_of
 
     if cap is not None and not 0 < cap < float("inf"):
         raise ConfigurationError(f"--power-cap {cap} is no power", "give watts, as in --power-cap 500")
@@ -96,30 +97,46 @@ def _what_if(
     for outcome in outcomes:
         if outcome.counts is None:
             continue
-        seen = outcome.measured
         if factors:
-            models = model_of(calibration, seen), model_of(calibration, seen, scale=factors)
-            result = trends.scaled(*models, outcome.counts, seen.window_s)
-            rows.append(_row(seen.workload, " ".join(scale), result, None))
+            rows.append(_row(outcome, " ".join(scale), partial(_scaled, calibration, outcome, factors)))
         if cap is not None:
-            share = core_share(calibration, outcome.counts, seen) if seen.core_share is None else seen.core_share
-            try:
-                result = trends.limited(
-                    model_of(calibration, seen), outcome.counts, seen.window_s, cap, seen.clock, share
-                )
-            except MeasurementError as lack:
-                rows.append(_row(seen.workload, f"{cap:g} W", None, str(lack)))
-            else:
-                rows.append(_row(seen.workload, f"{cap:g} W", result, None))
+            rows.append(_row(outcome, f"{cap:g} W", partial(_limited, calibration, outcome, cap)))
     return rows
 
 
-def _row(workload: str, change: str, result: object, reason: str | None) -> dict[str, Json]:
-    from joulemark.energy.trends import WhatIf
+def _scaled(calibration: Calibration, outcome: Outcome, factors: Mapping[str, float]) -> WhatIf:
+    """The same work on this GPU and on one whose units cost so many times as much, both under its power limit."""
+    from joulemark.energy import trends
+    from joulemark.energy.validation import model_of, predict, static_offset_w
 
-    one = result if isinstance(result, WhatIf) else None
+    seen, counts = outcome.measured, outcome.counts
+    assert counts is not None
+    offset_w = static_offset_w(calibration, seen.idle_w)
+    models = (model_of(calibration, seen, offset_w, scale) for scale in (None, factors))
+    return trends.what_if(*(predict(model, counts, seen) for model in models))
+
+
+def _limited(calibration: Calibration, outcome: Outcome, limit_w: float) -> WhatIf:
+    """The same work as it was measured and under another power limit."""
+    from joulemark.energy import trends
+    from joulemark.energy.validation import core_share, model_of, static_offset_w
+
+    seen, counts = outcome.measured, outcome.counts
+    assert counts is not None
+    share = core_share(calibration, counts, seen) if seen.core_share is None else seen.core_share
+    model = model_of(calibration, seen, static_offset_w(calibration, seen.idle_w))
+    return trends.limited(model, counts, seen.window_s, limit_w, seen.clock, share)
+
+
+def _row(outcome: Outcome, change: str, question: Callable[[], WhatIf]) -> dict[str, Json]:
+    """The answer to a question; without one, the reason."""
+    one, reason = None, None
+    try:
+        one = question()
+    except MeasurementError as lack:
+        reason = str(lack)
     return {
-        "workload": workload,
+        "workload": outcome.measured.workload,
         "change": change,
         "energy_j": None if one is None else one.energy_j,
         "new_energy_j": None if one is None else one.new_energy_j,

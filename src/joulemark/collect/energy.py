@@ -273,16 +273,17 @@ def energy_of(window: PowerWindow, start: float, end: float) -> EnergyReading:
     """
     if window.problem is not None and (window.problem_t is None or window.problem_t <= end):
         return _no_answer(str(window.problem))
-    parts = aligned_windows(window.edges, start, end)
-    if any(part.energy_j < 0 for part in parts):
+    inside = [edge.energy_j for edge in window.edges if start <= edge.t <= end]
+    if any(b < a for a, b in pairwise(inside)):
         return _no_answer("the energy counter went backwards: was the driver reloaded?")
+    parts = aligned_windows(window.edges, start, end)
     if parts:
         return _by_counter(window, parts)
     if "energy" in window.missing or _stuck(window, start, end):
         return _by_power(window, start, end)
-    seen = sum(start <= edge.t <= end for edge in window.edges)
     return _no_answer(
-        f"window shorter than counter resolution: {end - start:.3g} s hold {seen} updates, {MIN_UPDATES + 1} are needed"
+        f"window shorter than counter resolution: {end - start:.3g} s hold {len(inside)} updates, "
+        f"{MIN_UPDATES + 1} are needed"
     )
 
 

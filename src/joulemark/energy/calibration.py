@@ -95,6 +95,7 @@ class _Law(TypedDict):
     interval: tuple[Finite, Finite] | None
     reason: str | None
     curvature: NotRequired[Amount | None]
+    clock_range: NotRequired[tuple[Finite, Finite] | None]
     covariance: NotRequired[tuple[tuple[Amount, Finite], tuple[Finite, Amount]] | None]
 
 
@@ -418,6 +419,8 @@ def _notes(fitted: Fit, file: WindowFile) -> tuple[str, ...]:
         notes.append(
             f"control and datapath not told apart for want of one kind of operands, both in control: {together}"
         )
+    if not fitted.determined:
+        notes.append("the windows fix some coefficients only together with others: a single one may stand for several")
     lacking = {unit for unit, _ in fitted.design.columns} ^ set(UNITS)
     if lacking:
         notes.append(f"units without a window of this GPU: {', '.join(sorted(lacking))}")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from joulemark.records import Json
 
 _LANES, _WAVEFRONT_BYTES, _SECTOR_BYTES = 32.0, 128.0, 32.0
+_TENSOR_CYCLES = ("pipe_tensor_cycles", "pipe_tensor_hmma_cycles", "pipe_tensor_imma_cycles")
+"""Counters of the tensor pipes: all work, half-precision work, integer work."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +322,7 @@ class _Table:
         xu = self._total("pipe_xu_instructions", "special functions cost nothing here")
         if xu is not None:
             found["special"] = Range.exact(xu * _LANES)
+        self._total("pipe_fp64_cycles", "FP64 arithmetic costs nothing here")
         operations = self._fp64_operations()
         found["fp64"] = Range.exact(operations)
         found["fp64_operands"] = _THREE_REGISTERS * operations
@@ -334,29 +337,33 @@ class _Table:
 
     @cached_property
     def _tensor(self) -> dict[str, Range]:
-        """Tensor pipes: half-precision formats share one counter, FP64 is what is left of all."""
-        found: dict[str, Range] = {}
-        half = self._counters.get("pipe_tensor_hmma_cycles", 0.0)
-        integer = self._counters.get("pipe_tensor_imma_cycles", 0.0)
-        for cycles, shares, counter in (
-            (half, self._mix.tensor, "pipe_tensor_hmma_cycles"),
-            (integer, self._mix.int8, "pipe_tensor_imma_cycles"),
-        ):
-            if cycles and not shares:
-                self.notes.append(f"{counter} counted, but the mix names no format: those cycles cost nothing here")
-            if cycles:
-                self._tell_rest(shares, counter)
-            for unit, share in shares.items() if cycles else ():
-                found[unit] = share * (cycles / self._cycles_per_flop(unit, counter))
-        if "pipe_tensor_cycles" in self._counters and "pipe_tensor_hmma_cycles" in self._counters:
-            rest = self._counters["pipe_tensor_cycles"] - half - integer
-            if rest > 0.01 * self._counters["pipe_tensor_cycles"]:
-                found["mma_fp64"] = Range.exact(rest / self._cycles_per_flop("mma_fp64", "pipe_tensor_cycles"))
-        elif "pipe_tensor_cycles" in self._counters:
-            for unit, share in self._mix.tensor.items():
-                cycles = self._counters["pipe_tensor_cycles"]
-                found[unit] = share * (cycles / self._cycles_per_flop(unit, "pipe_tensor_cycles"))
+        """Tensor pipes: half-precision formats share one counter, FP64 is what is left of all.
+
+        Where half precision is not counted, what is no integer work is taken for the formats of the mix.
+        """
+        every, half, integer = (self._counters.get(name) for name in _TENSOR_CYCLES)
+        if every is None:
+            self._total(_TENSOR_CYCLES[0], "what no other counter shows of the tensor cores costs nothing here")
+        rest = (every or 0.0) - (half or 0.0) - (integer or 0.0)
+        counter = _TENSOR_CYCLES[1]
+        if half is None:
+            half, rest, counter = max(rest, 0.0), 0.0, _TENSOR_CYCLES[0]
+        found = self._products(half, self._mix.tensor, counter)
+        found |= self._products(integer or 0.0, self._mix.int8, _TENSOR_CYCLES[2])
+        if every and rest > 0.01 * every:
+            if integer is None:
+                self._total(_TENSOR_CYCLES[2], "what is no half precision is taken as FP64")
+            found["mma_fp64"] = Range.exact(rest / self._cycles_per_flop("mma_fp64", _TENSOR_CYCLES[0]))
         return found
+
+    def _products(self, cycles: float, shares: Mapping[str, Range], counter: str) -> dict[str, Range]:
+        """FLOP of formats that share the cycles of a counter."""
+        if not cycles:
+            return {}
+        if not shares:
+            self.notes.append(f"{counter} counted, but the mix names no format: those cycles cost nothing here")
+        self._tell_rest(shares, counter)
+        return {unit: share * (cycles / self._cycles_per_flop(unit, counter)) for unit, share in shares.items()}
 
     def _cycles_per_flop(self, unit: str, counter: str) -> float:
         architecture = str(self._calibration.gpu.get("architecture"))

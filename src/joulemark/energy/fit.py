@@ -193,6 +193,11 @@ class Fit:
         return float(without_loss(np.asarray(drawn_w), self.loss_at(row)))
 
     @property
+    def determined(self) -> bool:
+        """Whether the windows fix every coefficient, or some only together with others."""
+        return bool(np.isfinite(self.unbounded).all())
+
+    @property
     def supply(self) -> float:
         """Loss of the supply with all SMs active, per W."""
         return self._value(SUPPLY)
@@ -488,6 +493,8 @@ def bound_reason(fitted: Fit, column: int) -> str | None:
     unit, part = fitted.design.columns[column]
     unit_text = UNITS[unit].energy_unit
     seen = f"without the bound it would be {free:.3g} ± {error:.2g} {unit_text}"
-    if free > -2 * error:
-        return f"at 0: {seen}, no more than its noise: the {part} of {unit} costs nothing that was seen"
-    return f"at 0: {seen}: what lies above it or beside it in the same windows is charged too much"
+    if free < -2 * error:
+        return f"at 0: {seen}: what lies above it or beside it in the same windows is charged too much"
+    if free > 2 * error:
+        return f"at 0: {seen}, with others below 0: what is charged beside it in the same windows holds its part"
+    return f"at 0: {seen}, no more than its noise: the {part} of {unit} costs nothing that was seen"

@@ -159,11 +159,6 @@ class WhatIf:
     clock: float
 
 
-def scaled(before: Model, after: Model, counts: Counts, time_s: float) -> WhatIf:
-    """The same work on a GPU and on one whose units cost ``scale`` times as much."""
-    return _what_if(before.predict(counts, time_s), after.predict(counts, time_s))
-
-
 def limited(
     model: Model, counts: Counts, time_s: float, limit_w: float, clock: float = 1.0, core_share: float = 1.0
 ) -> WhatIf:
@@ -180,10 +175,11 @@ def limited(
     Raises:
         MeasurementError: the calibration has no frequency law.
     """
-    return _what_if(model.predict(counts, time_s, clock), model.under_limit(counts, time_s, limit_w, clock, core_share))
+    return what_if(model.predict(counts, time_s, clock), model.under_limit(counts, time_s, limit_w, clock, core_share))
 
 
-def _what_if(before: Prediction, after: Prediction) -> WhatIf:
+def what_if(before: Prediction, after: Prediction) -> WhatIf:
+    """The same work by two predictions."""
     return WhatIf(
         before.energy_j, after.energy_j, before.time_s, after.time_s, largest(before), largest(after), after.clock
     )

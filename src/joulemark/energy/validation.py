@@ -7,7 +7,8 @@ the sensors showed, so that every prediction is recomputed from it, offline.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -19,6 +20,7 @@ from joulemark.energy.outcome import Measured, Outcome
 from joulemark.energy.series import series_of
 from joulemark.energy.split import split
 from joulemark.energy.units import STATIC
+from joulemark.energy.windows import CLOCK_HELD
 from joulemark.errors import MeasurementError, UnreadableInput, in_words
 from joulemark.records import NOT_REAL, Json, converted
 
@@ -100,13 +102,24 @@ def _outcome(calibration: Calibration, row: Measured, simple: Sequence[Baseline]
     offset_w = static_offset_w(calibration, row.idle_w)
     model = model_of(calibration, row, offset_w)
     try:
-        prediction = _predict(model, counts, row)
-        at_clock = prediction if not row.capped else _as_measured(model, counts, row)
+        prediction = predict(model, counts, row)
+        at_clock = prediction if not row.capped else model.predict(counts, row.window_s, row.clock)
     except MeasurementError as lack:
         return Outcome(row, None, None, counts, reason=str(lack))
+    counts = replace(counts, notes=(*counts.notes, *_beyond_law(calibration, prediction.clock)))
     rates = {unit: one.value / row.window_s for unit, one in counts.values.items()}
     others = {one.name: (one.power_w(rates, calibration) + offset_w) * row.window_s for one in simple}
     return Outcome(row, prediction, split(calibration, at_clock, counts, row.measured_j), counts, others)
+
+
+def _beyond_law(calibration: Calibration, clock: float) -> Iterator[str]:
+    """That a clock is below those that the law of energy over clock was seen at."""
+    low, high = calibration.frequency_law.get("clock_range") or (0.0, 1.0)
+    if clock < low:
+        yield (
+            f"at {clock:.2f} of the highest clock, the law of energy over clock is prolonged: it was seen at "
+            f"{low:.2f} to {high:.2f}"
+        )
 
 
 def model_of(
@@ -125,9 +138,14 @@ def static_offset_w(calibration: Calibration, idle_w: float | None) -> float:
     return 0.0 if idle_w is None else idle_w - calibration.value(STATIC)
 
 
-def _predict(model: Model, counts: Counts, row: Measured) -> Prediction:
+def predict(model: Model, counts: Counts, row: Measured) -> Prediction:
+    """A workload at the SM clock that it had; one that the power limit held down, at the clock that the limit allows.
+
+    Raises:
+        MeasurementError: the clock was below its highest and the calibration has no law, or the limit is not known.
+    """
     if not row.capped:
-        return model.predict(counts, row.window_s)
+        return model.predict(counts, row.window_s, 1.0 if row.clock >= CLOCK_HELD else row.clock)
     if row.power_limit_w is None:
         raise MeasurementError(f"{row.workload} was capped, but its power limit is not in the file")
     share = core_share(model.calibration, counts, row) if row.core_share is None else row.core_share
@@ -140,10 +158,6 @@ def core_share(calibration: Calibration, counts: Counts, row: Measured) -> float
     most = max(rates, default=0.0)
     moved = sum(counts.values[unit].value for unit in ("hbm_read", "hbm_write") if unit in counts.values)
     return 1.0 - min(moved / row.window_s / most, 1.0) if most else 1.0
-
-
-def _as_measured(model: Model, counts: Counts, row: Measured) -> Prediction:
-    return model.predict(counts, row.window_s, row.clock)
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Json]:

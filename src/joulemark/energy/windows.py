@@ -37,8 +37,11 @@ SCHEMA = "joulemark/calibration-windows/1"
 
 BURST = "burst"
 """Duty whose launches are each followed by an idle device for about as long: a check, which enters no fit."""
-_HINDERED_SHARE = 0.5
-_CLOCK_HELD = 0.985
+_HOLDING = ("power_cap", "thermal", "hw_slowdown")
+"""Clock-event reasons for which clocks fall under load."""
+_HINDERED_SHARE, _SLOWED_SHARE = 0.5, 0.2
+CLOCK_HELD = 0.985
+"""SM clock over its highest from which on it counts as the highest: clocks have steps."""
 _MOST_W, _MOST_RATE = 1e5, 1e21
 """No board draws as much and no unit counts so fast: a line that says so is damaged."""
 
@@ -111,19 +114,29 @@ def clock_held(conditions: Conditions | None) -> bool | None:
     """Whether the SM clock stayed at its highest; None where the clocks were not read."""
     if conditions is None or conditions.sm_clock_hz is None or conditions.max_sm_clock_hz is None:
         return None
-    return conditions.sm_clock_hz >= _CLOCK_HELD * conditions.max_sm_clock_hz
+    return conditions.sm_clock_hz >= CLOCK_HELD * conditions.max_sm_clock_hz
 
 
-def hindered(conditions: Conditions | None) -> bool:
-    """Whether the power limit, or heat, held the clocks down.
+def hindered(power: PowerWindow, start: float, end: float) -> bool:
+    """Whether the power limit, or heat, held the clocks down in a stretch of a window, or in a part of it.
 
     NVML goes on naming the limit for a moment after work that met it, so a name alone counts only if it stands in most
-    samples.
+    samples; beside a lower clock it counts from a fifth of them on, as a median of clocks hides that.
     """
+    conditions = conditions_of(power, start, end)
     if conditions is None:
         return False
-    share = max(conditions.reasons.get(name, 0.0) for name in ("power_cap", "thermal", "hw_slowdown"))
-    return share > _HINDERED_SHARE or (share > 0 and clock_held(conditions) is False)
+    share = max(conditions.reasons.get(name, 0.0) for name in _HOLDING)
+    if share > _HINDERED_SHARE or (share > 0 and clock_held(conditions) is False):
+        return True
+    states = [state for t, state in power.states if start <= t <= end]
+    return sum(map(_is_slowed, states)) > _SLOWED_SHARE * len(states)
+
+
+def _is_slowed(state: ConditionReading) -> bool:
+    if not state.reasons or state.sm_clock_hz is None or state.max_sm_clock_hz is None:
+        return False
+    return not state.reasons.isdisjoint(_HOLDING) and state.sm_clock_hz < CLOCK_HELD * state.max_sm_clock_hz
 
 
 @dataclass(frozen=True)
@@ -219,7 +232,7 @@ class CalibrationWindow:
     @property
     def capped(self) -> bool:
         """Whether the power limit, or heat, held the clocks down."""
-        return hindered(self.conditions)
+        return hindered(self.power, self.start, self.end)
 
     def to_json(self) -> dict[str, Json]:
         zero = self.start

@@ -108,7 +108,7 @@ def measure_energy(
     """
     before = idle or weigh_idle(meter)
     ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
-    if hindered(conditions_of(power, ran.start, ran.end)):  # clocks fall for a second; now they are where they stay
+    if hindered(power, ran.start, ran.end):  # clocks fall for a second; now they are where they stay
         ran, power = meter(lambda: stepper.steady(_SETTLE_S, window_s))
     reading, state = energy_of(power, ran.start, ran.end), conditions_of(power, ran.start, ran.end)
     if reading.power_w.value is None:
@@ -134,7 +134,7 @@ def measure_energy(
         "max_sm_clock_hz": None if state is None else state.max_sm_clock_hz,
         "temperature_c": None if state is None else state.temperature_c,
         "reasons": {} if state is None else dict(state.reasons),
-        "capped": hindered(state),
+        "capped": hindered(power, ran.start, ran.end),
         "power_limit_w": power_limit_w,
     }
 

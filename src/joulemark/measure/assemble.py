@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from joulemark.findings import findings_of
 from joulemark.metrics import CORE, find
@@ -37,10 +38,10 @@ def assemble(
     in_order = [group for _, group in sorted(groups.items())]
     per_process = [_figures(group) for group in in_order]
     metrics = _pool(per_process)
-    conditions = next((one.conditions for one in measurements if one.conditions is not None), None)
-    _add_dynamic_energy(metrics, static_power_w)
+    conditions = _joined(one.conditions for one in measurements)
+    why_not_dynamic = _add_dynamic_energy(metrics, static_power_w)
     _add_unprofiled_exposure(metrics)
-    notes = _notes(measurements, metrics, outcome, reason)
+    notes = _notes(measurements, metrics, outcome, reason) | why_not_dynamic
     for name in notes:
         metrics.setdefault(name, Value(None, _unit(name)))
     record = Record(
@@ -90,6 +91,7 @@ def join(records: Sequence[Record]) -> Record:
         samples={name: [x for one in records for x in one.samples.get(name, ())] for name in names},
         sample_counts={name: tuple(n for one in records for n in _counts(one, name)) for name in names},
         findings=_unique(finding for one in records for finding in one.findings),
+        conditions=_joined(one.conditions for one in records),
         window_utc=(min(lo for lo, _ in windows), max(hi for _, hi in windows)) if windows else None,
         measured_windows_utc=tuple(window for one in records for window in one.measured_windows_utc),
         processes=tuple(process for one in records for process in one.processes),
@@ -156,6 +158,28 @@ def _sample_counts(groups: Sequence[list[Measurement]]) -> dict[str, tuple[int, 
     return {name: tuple(len(samples.get(name, ())) for samples in per_process) for name in names}
 
 
+def _joined(several: Iterable[Conditions | None]) -> Conditions | None:
+    """The conditions of several processes as one: medians of their clocks, shares over all their samples."""
+    known = [one for one in several if one is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    samples = sum(one.n for one in known)
+    names = sorted({name for one in known for name in one.reasons}) if samples else []
+    return Conditions(
+        _middle([one.sm_clock_hz for one in known]),
+        _middle([one.memory_clock_hz for one in known]),
+        _middle([one.max_sm_clock_hz for one in known]),
+        max((one.temperature_c for one in known if one.temperature_c is not None), default=None),
+        {name: sum(one.reasons.get(name, 0.0) * one.n for one in known) / samples for name in names},
+        samples,
+    )
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return median(present) if present else None
+
+
 def _add_conditions(metrics: dict[str, Value], conditions: Conditions | None) -> None:
     if conditions is None:
         return
@@ -168,14 +192,18 @@ def _add_conditions(metrics: dict[str, Value], conditions: Conditions | None) ->
             metrics[name] = Value(value, unit, n=conditions.n, tier="nvml")
 
 
-def _add_dynamic_energy(metrics: dict[str, Value], static_power_w: float | None) -> None:
+def _add_dynamic_energy(metrics: dict[str, Value], static_power_w: float | None) -> dict[str, str]:
+    """Energy above static power; where the step draws less than that, the reason why there is none."""
+    name = "dynamic_energy_per_item_j"
     energy, power = metrics.get("energy_per_item_j"), metrics.get("power_w")
     if static_power_w is None or energy is None or power is None or not energy.value or not power.value:
-        return
+        return {}
+    if power.value < static_power_w:
+        idle = f"the idle board with clocks up ({static_power_w:.1f} W)"
+        return {name: f"the step drew {power.value:.1f} W, less than {idle}"}
     share = 1 - static_power_w / power.value
-    metrics["dynamic_energy_per_item_j"] = Value(
-        energy.value * share, "J", None, energy.confidence, energy.n, energy.tier
-    )
+    metrics[name] = Value(energy.value * share, "J", None, energy.confidence, energy.n, energy.tier)
+    return {}
 
 
 def _add_unprofiled_exposure(metrics: dict[str, Value]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from joulemark.merged_bench.gains import dram_bytes
 from joulemark.merged_bench.judge import GOOD
 from joulemark.merged_bench.networks import unit
 from joulemark.merged_bench.remarks import of_use, remarks
@@ -59,8 +60,6 @@ def schedules_table(document: Mapping[str, Any]) -> Table:
 def _gains(row: Mapping[str, Any]) -> list[str]:
     rivals, gains = row["rivals"], row["gains"]
     best, merged = gains["best_rival"], rivals.get("merged", {})
-    read, written = merged.get("dram_read_bytes"), merged.get("dram_write_bytes")
-    moved = None if read is None or written is None else read + written
     return [
         row["subject"],
         _time(rivals, "merged"),
@@ -70,7 +69,7 @@ def _gains(row: Mapping[str, Any]) -> list[str]:
         *(unit(gains[name], 1, "×") for name in ("burst", "sustained")),
         unit(merged.get("energy_j"), 1e3, "mJ"),
         unit(gains["energy"], 1, "×"),
-        unit(moved, 1e-6, "MB"),
+        unit(dram_bytes(merged), 1e-6, "MB"),
         unit(gains["dram_bytes"], 1, "×"),
     ]
 
@@ -125,7 +124,8 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in _FIGURES:
             known = [gains[name] for gains in alike if gains[name]]
             if known:
-                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.2f}×")
+                of = f" ({len(known)})" if len(known) < len(alike) else ""
+                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.2f}×{of}")
         if told:
             lines.append(f"{kind} ({len(alike)} blocks), geometric means: {', '.join(told)}; {asked:g}× is asked for.")
     return lines

@@ -237,7 +237,7 @@ def _ready_and_told(subjects: Sequence[Subject], args: argparse.Namespace) -> li
     Returns:
         None where the input ended instead: nothing is to be measured.
     """
-    there = measured_in(args.out, args.dtype)
+    there = measured_in(args.out, args.dtype, args.tiny)
     first = next((one for one in subjects if one.name not in there), None)
     if first is not None:
         with suppress(

@@ -50,9 +50,15 @@ class Document:
         found["rows"] = [row for row in found["rows"] if holds_figures(row)]
         self.content = found
 
-    def lacks(self, subject: Subject, dtype: str) -> bool:
-        """Whether the subject is still to be measured; once more where time was up before all its rivals were built."""
-        return not any(_is_of(row, subject.name, dtype) and is_whole(row) for row in self.content["rows"])
+    def lacks(self, subject: Subject, dtype: str, tiny: bool = False) -> bool:
+        """Whether the subject is still to be measured; once more where time was up before all its rivals were built.
+
+        Args:
+            subject: of the rows.
+            dtype: its number format.
+            tiny: whether a row of tiny shapes is enough.
+        """
+        return not any(_is_of(row, subject.name, dtype) and is_whole(row, tiny) for row in self.content["rows"])
 
     def expected_s(self, subject: Subject) -> float:
         """What a subject may take: as the shorter of the last two of its kind, or of all; 0 before the first.

@@ -78,7 +78,7 @@ def measure_subject(
     found |= {one: {"missing": {"all": rivals.NOT_ASKED}} for one in rivals.USERS if one not in found}
     spent = {"built": time.perf_counter() - begin}
     with torch.no_grad():
-        spent |= _perform(stage, acts, options)
+        bursts, performing = _perform(stage, acts, options)
     for act in acts:
         if "all" in act.missing:
             found[act.name] = {"missing": act.missing}
@@ -92,13 +92,14 @@ def measure_subject(
         **({"tiny": True} if options.tiny else {}),
         "dtype": options.dtype,
         "calls_per_round": len(xs),
+        "bursts": bursts,
         "rivals": found,
         "gains": gains_of(found),
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
         "cut": bool(late) and end < begin + options.limit_s,
         "measured": measured_now(),
         "took_s": time.perf_counter() - begin,
-        "spent_s": spent,
+        "spent_s": spent | performing,
     }
 
 
@@ -149,13 +150,13 @@ def _needless(name: str, acts: Sequence[Act]) -> str | None:
     return f"{tuned} was built, the same compiler with tuning" if any(one.name == tuned for one in acts) else None
 
 
-def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> dict[str, float]:
-    """Bursts of all, steady windows and counters of some; the seconds that each took."""
+def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> tuple[int, dict[str, float]]:
+    """Bursts of all, steady windows and counters of some; how many bursts of each, and the seconds that each took."""
     begin = time.perf_counter()
     acts = stage.standing(acts)
     if not acts:
-        return {}
-    stage.bursts(acts, options.rounds)
+        return 0, {}
+    bursts = stage.bursts(acts, options.rounds, options.ends_s - options.steady_s)
     steady = _steady(acts, options.sustain_best, options.steady_unmerged)
     counted = _steady(acts, options.sustain_best, also=_CUDNN)
     for act in acts:
@@ -167,7 +168,7 @@ def _perform(stage: Stage, acts: Sequence[Act], options: Options) -> dict[str, f
         stage.sustained(steady, options.sustain_s, options.turns)
         spent["sustained"], done = time.perf_counter() - done, time.perf_counter()
     stage.count(counted)
-    return spent | {"counted": time.perf_counter() - done}
+    return bursts, spent | {"counted": time.perf_counter() - done}
 
 
 def _steady(acts: Sequence[Act], best: int | None, unmerged: bool = True, also: str = "") -> list[Act]:
@@ -197,7 +198,7 @@ def measure_all(
     cut, first_s = False, FIRST_S
     failed = set(document.content["failed"])
     for subject in sorted(subjects, key=lambda one: one.name in failed):
-        if not document.lacks(subject, options.dtype):
+        if not document.lacks(subject, options.dtype, options.tiny):
             continue
         known_s, own = document.expected_s(subject), options.of(subject)
         if time.perf_counter() + max(known_s and known_s + first_s, own.measuring_s) > options.ends_s:

@@ -71,7 +71,6 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def gains_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: merged beside the best rival; energy per image, bytes, costs and the bars."""
     rows = sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
-    rows = [{**row, "gains": gains_of(row["rivals"])} for row in rows]  # older ones have fewer
     document = {**document, "rows": rows}
     judged = of_use(document)
     cells = [(*_cells(row), "–" if only_a_test(row, document["gpu"]) else _verdict(row)) for row in rows]

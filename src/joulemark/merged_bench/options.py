@@ -54,10 +54,14 @@ class Options:
 
     @property
     def measuring_s(self) -> float:
-        """What measuring a subject's rivals takes, about; its counters are not counted for each rival."""
+        """What measuring a subject's rivals takes, about."""
+        return self.rounds * len(self.names) * _BURST_S + self.steady_s
+
+    @property
+    def steady_s(self) -> float:
+        """What follows the bursts takes, about; counters are not counted for each rival."""
         steady = len(self.names) if self.sustain_best is None else self.sustain_best + 1 + self.steady_unmerged
-        bursts_s = self.rounds * len(self.names) * _BURST_S
-        return bursts_s + steady * (self.turns * (self.sustain_s + _SETTLED_S) + _COUNTED_S)
+        return steady * (self.turns * (self.sustain_s + _SETTLED_S) + _COUNTED_S)
 
     def of(self, subject: Subject) -> Options:
         """With the rivals that this subject gets."""

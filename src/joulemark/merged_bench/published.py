@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from typing import Any
 
+from joulemark.merged_bench.gains import dram_bytes
 from joulemark.merged_bench.remarks import of_use
 from joulemark.records import Table
 
@@ -53,7 +54,7 @@ def beside_brickdl(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = [one for one in of_use(document) if one["group"] in BRICKDL]
     for row in sorted(found, key=lambda one: _place(one, order)):
         over = {name: _ratio(row, rival, _burst) for name, rival in _RIVALS.items()}
-        over["dram"] = _ratio(row, "eager", _dram)
+        over["dram"] = _ratio(row, "eager", dram_bytes)
         names = {"network": row["group"], "batch": row["shape"][0], "subject": row["subject"]}
         rows.append({**names, "brickdl": BRICKDL[row["group"]], **over})
     return rows
@@ -65,11 +66,6 @@ def _place(row: Mapping[str, Any], order: list[str]) -> tuple[int, int]:
 
 def _burst(rival: Mapping[str, Any]) -> float | None:
     return rival.get("burst_s")
-
-
-def _dram(rival: Mapping[str, Any]) -> float | None:
-    read, written = rival.get("dram_read_bytes"), rival.get("dram_write_bytes")
-    return None if read is None or written is None else float(read + written)
 
 
 def _ratio(row: Mapping[str, Any], rival: str, figure: Any) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from joulemark.merged_bench.gains import IN_L2
 from joulemark.merged_bench.rivals import NOT_ASKED, USERS
 
 
@@ -42,10 +43,20 @@ def remarks(document: Mapping[str, Any]) -> list[str]:
     rows = document["rows"]
     return [
         *lines_of_tests(document),
+        *_in_l2(rows),
         *_not_asked(rows),
         *(f"{row['subject']}: time was up before all rivals were built." for row in rows if row.get("cut")),
         *(f"{name}: {why}" for name, why in document["failed"].items()),
     ]
+
+
+def _in_l2(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whose bytes have no gain because nearly all stay in the L2, and how many merged's count as."""
+    names = [row["subject"] for row in rows if "dram_bytes" in row["gains"].get("missing", {})]
+    least = f"{IN_L2:.0%} of what the rival moves through the L2"
+    counted = f"Of DRAM bytes merged's count as {least} at least"
+    none = f", and where the rival moves less there is no gain: {', '.join(names)}" if names else ""
+    return [f"{counted}{none}."] if any(row["gains"].get("dram_bytes") for row in rows) or names else []
 
 
 def _not_asked(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -50,14 +50,19 @@ def check_writable(path: Path) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error}", "choose another file") from error
 
 
-def measured_in(path: Path, dtype: str) -> set[str]:
+def measured_in(path: Path, dtype: str, tiny: bool = False) -> set[str]:
     """The subjects that need not be measured again for a file; none where it is not there.
+
+    Args:
+        path: of the file.
+        dtype: number format of the rows that count.
+        tiny: whether rows of tiny shapes count.
 
     Raises:
         ConfigurationError: the file holds no rows.
     """
     rows = read(path)["rows"] if path.exists() else ()
-    return {row["subject"] for row in rows if row["dtype"] == dtype and is_whole(row)}
+    return {row["subject"] for row in rows if row["dtype"] == dtype and is_whole(row, tiny)}
 
 
 def ask_again(path: Path, names: Iterable[str]) -> None:
@@ -78,9 +83,15 @@ def ask_again(path: Path, names: Iterable[str]) -> None:
     write(path, content)
 
 
-def is_whole(row: Mapping[str, Any]) -> bool:
-    """Whether a row stays as it is: figures in it, not cut short by time, not to be measured again."""
-    return holds_figures(row) and not row.get("cut") and not row.get("again")
+def is_whole(row: Mapping[str, Any], tiny: bool = False) -> bool:
+    """Whether a row stays as it is: figures in it, not cut short by time, not to be measured again.
+
+    Args:
+        row: of a document.
+        tiny: whether its shapes may be tiny ones, as tests take.
+    """
+    complete = holds_figures(row) and not row.get("cut") and not row.get("again")
+    return complete and (tiny or not row.get("tiny"))
 
 
 def holds_figures(row: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class Poisoned(RuntimeError):
 
 
 _REST_S = 2e-3
+_TURNS = 6
+"""Bursts of each rival, whatever time says: a median of fewer has no interval."""
 _SETTLE_S = 0.3
 _COUNTED_S = 0.25
 _SECTOR_BYTES = 32
@@ -169,10 +172,22 @@ class Stage:
             found.append(act)
         return found
 
-    def bursts(self, acts: Sequence[Act], rounds: int) -> None:
-        """Rounds in turns, each after a rest; ``burst_s`` per call with its interval. Who begins changes."""
+    def bursts(self, acts: Sequence[Act], rounds: int, ends_s: float = inf) -> int:
+        """Rounds in turns, each after a rest; ``burst_s`` per call with its interval. Who begins changes.
+
+        Args:
+            acts: all that take turns.
+            rounds: turns of each.
+            ends_s: on ``time.perf_counter``, after which no turn begins that an interval does not need.
+
+        Returns:
+            Turns that each had.
+        """
         times: dict[str, list[float]] = {act.name: [] for act in acts}
         for turn in range(rounds):
+            if turn >= _TURNS and time.perf_counter() >= ends_s:
+                rounds = turn
+                break
             first = turn % len(acts)
             for act in (*acts[first:], *acts[:first]):
                 time.sleep(_REST_S)
@@ -181,6 +196,7 @@ class Stage:
             summary = summarize(times[act.name])
             act.figures["burst_s"] = summary.median
             act.figures["burst_interval_s"] = None if summary.interval is None else list(summary.interval)
+        return rounds
 
     def _seconds(self, act: Act) -> float:
         """One round alone: between events on the device, else on the host's clock."""

@@ -10,6 +10,7 @@ import pytest
 
 from joulemark.plugin.child import BENCH, outcome_of
 from joulemark.plugin.parent import Sweep
+from joulemark.records import Finding
 
 
 class InProcess:
@@ -17,10 +18,12 @@ class InProcess:
 
     Args:
         sweep: keeps the records.
+        shared: that others use the GPU; None where nobody does.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, shared: Finding | None) -> None:
         self.sweep = sweep
+        self._shared = [] if shared is None else [shared]
         self._error: BaseException | None = None
 
     @pytest.hookimpl(wrapper=True)
@@ -51,7 +54,7 @@ class InProcess:
                 "reason": reason,
                 "window_utc": [begin, time.time()],
                 "measurements": [one.to_json() for one in bench.measurements],
-                "findings": [one.to_json() for one in bench.findings],
+                "findings": [one.to_json() for one in (*bench.findings, *self._shared)],
                 "static_power_w": bench.instruments.static_power_w,
             },
         )

@@ -18,18 +18,20 @@ from joulemark.collect.pm_sampling import SWEEP_PACE
 from joulemark.collect.power import NullPowerSource, PowerSampler, idle_power, open_power, sm_clock_of
 from joulemark.collect.timing import HostTimer, Timer, timer_for
 from joulemark.counter_series import CounterSource
-from joulemark.device.nvml import FAKE_GPUS
+from joulemark.device.nvml import FAKE_GPUS, Nvml
 from joulemark.errors import DeviceError, Unsupported
 from joulemark.measure.counters import Counting
 from joulemark.measure.steady import unknown_clock
 from joulemark.plugin.fixture import Instruments
 from joulemark.plugin.sweep import Target
+from joulemark.records import Finding
 from joulemark.utilization.levels import READ
 
 if TYPE_CHECKING:
     from joulemark.measure.attribution_pass import Attributing
 
 _STATIC_WINDOW_S = 1.3
+_SETTLING_S, _AVERAGED_S = 0.15, 1.2
 
 
 def open_instruments(
@@ -199,7 +201,7 @@ def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) ->
         for _ in range(10):
             matrix @ matrix
         timer.synchronize()
-    time.sleep(0.15)
+    time.sleep(settling_s(power))
     del matrix
     torch.cuda.empty_cache()
     try:
@@ -211,6 +213,13 @@ def _static_power_w(timer: Timer, power: PowerSampler, facts: dict[str, Any]) ->
     return value.value
 
 
+def settling_s(power: PowerSampler) -> float:
+    """How long after a load what the sensors show is of the idle board: longer where only a mean over 1 s is read."""
+    source = power.source
+    averaged = energy_tier(power) == source.power_tier and not source.power_is_instant
+    return _AVERAGED_S if averaged else _SETTLING_S
+
+
 def idle_baseline(uuid: str) -> dict[str, Any]:
     """Power of the board before this session holds a context on it, in W, with its interval; or why there is none."""
     with open_power(uuid) as sampler:
@@ -218,6 +227,23 @@ def idle_baseline(uuid: str) -> dict[str, Any]:
             return {"idle_power_w": idle_power(sampler.source, _STATIC_WINDOW_S).to_json()}
         except DeviceError as error:
             return {"idle_power_w": None, "idle_why": str(error)}
+
+
+def shared_gpu(uuid: str) -> Finding | None:
+    """That others hold a context on a GPU before this session does; None where nobody does, or NVML does not tell.
+
+    Power and counters are the whole GPU's, and its time is shared: what others do is in all figures.
+    """
+    try:
+        with Nvml() as nvml:
+            pids = [one.pid for one in nvml.device(uuid).processes() if one.pid != os.getpid()]
+    except DeviceError:
+        return None
+    if not pids:
+        return None
+    who = f"{len(pids)} other process{'es' if len(pids) > 1 else ''}"
+    what = f"{who} held a context on the GPU before this session did (pid {', '.join(map(str, pids))})"
+    return Finding("gpu_shared", what, "end them, or choose another GPU (joulemark env --check)", flags=True)
 
 
 def framework_facts(device: str) -> dict[str, Any]:

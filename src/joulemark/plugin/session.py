@@ -161,11 +161,14 @@ class BenchSession:
         if not self.options.isolate:
             from joulemark.plugin.child import Measuring
             from joulemark.plugin.in_process import InProcess, show_one_gpu
+            from joulemark.plugin.instruments import shared_gpu
 
             self.measuring = Measuring(self.options)
-            if self.targets[0].on_gpu:
-                show_one_gpu(self.config, self.targets[0].uuid or "")
-            self.config.pluginmanager.register(InProcess(self.sweep), "joulemark-in-process")
+            uuid = self.targets[0].uuid
+            if uuid is not None:
+                show_one_gpu(self.config, uuid)
+            shared = None if uuid is None else shared_gpu(uuid)
+            self.config.pluginmanager.register(InProcess(self.sweep, shared), "joulemark-in-process")
 
     def _find_devices(self) -> None:
         """The GPUs of this machine, or those that a cluster gives."""

@@ -22,13 +22,13 @@ from joulemark.measure.turn import TURN_VARIABLE
 from joulemark.measure.worker import SCRATCH_PREFIX, Worker, preload
 from joulemark.metrics import ATTRIBUTION, COUNTERS
 from joulemark.plugin.inherited import child_arguments, child_environment
-from joulemark.plugin.instruments import idle_baseline
+from joulemark.plugin.instruments import idle_baseline, shared_gpu
 from joulemark.plugin.journal import Seen
 from joulemark.plugin.own_process import OwnProcess
 from joulemark.plugin.profiling import PASS as PROFILING
 from joulemark.plugin.profiling import ProfilingProcess
 from joulemark.plugin.sweep import Target
-from joulemark.records import Case, Environment, Json, Measurement
+from joulemark.records import Case, Environment, Finding, Json, Measurement
 
 if TYPE_CHECKING:
     from joulemark.device.lease import Leases
@@ -67,6 +67,7 @@ class Workers:
         self._documents = folder_beside(results).resolve()
         self.leases: Leases | None = None
         self._idle: dict[str, dict[str, Any]] = {}
+        self._shared: dict[str, Finding | None] = {}
         self._scratch_root = scratch
         self._folder: Path | None = None
         self._worker: Worker | RankGroup | None = None
@@ -95,7 +96,9 @@ class Workers:
         if replies[-1]["outcome"] == "ok":
             for other in self._passes_alone(item, case, target, replies[-1].get("collect", ())):
                 replies[-1] = joined(replies[-1], other)
-        return as_one(replies)
+        reply = as_one(replies)
+        shared = [one.to_json() for uuid in target.uuids if (one := self._shared.get(uuid)) is not None]
+        return {**reply, "findings": [*reply["findings"], *shared]}
 
     def seen(self, target: Target, elsewhere: Environment | None) -> Seen:
         """What the processes have told of a device.
@@ -143,6 +146,9 @@ class Workers:
             self._worker.close()
             self._worker = None
         if self._worker is None:
+            for uuid in target.uuids:  # while no process of this session holds a context there
+                if uuid not in self._shared:
+                    self._shared[uuid] = shared_gpu(uuid)
             ahead = self._counts_alone(target, self.options.collect) and target.on_gpu
             if ahead:
                 self._counting.prepare(target)

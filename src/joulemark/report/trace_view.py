@@ -165,9 +165,10 @@ def _copies(entry: Mapping[str, Any]) -> Table:
 
 def _gaps(entry: Mapping[str, Any]) -> Table:
     rows = []
+    nothing = "n/a" if entry["host_operators"] is None else "outside operators and calls"
     for gap in entry["idle_gaps"][:_SHOWN_GAPS]:
         cause = max(gap["idle_s"], key=gap["idle_s"].get, default="unknown")
-        host = gap["host"][0]["name"] if gap["host"] else "outside operators and calls"
+        host = gap["host"][0]["name"] if gap["host"] else nothing
         at = f"{_seconds(gap['start_s'])} on device {gap['device']}"
         before = shorten(printable(gap["before"]), _NAME_WIDTH)
         rows.append((_CAUSE_TITLES.get(cause, cause), _seconds(gap["duration_s"]), at, host, before))
