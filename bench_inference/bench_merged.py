@@ -25,6 +25,9 @@ from pathlib import Path
 
 import pytest
 
+BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a document raises that is none."""
+
 
 @pytest.mark.bench(
     models=("mobilenet_v2", "efficientnet_b0", "resnet50"),
@@ -60,7 +63,8 @@ def show(path, plot=None):
             tables = [blocks.gains_table(document), *([schedules] if schedules.rows else [])]
         else:
             beside = [brickdl_table(document)] if beside_brickdl(document) else []
-            tables = [networks.gains_table(document), *beside]
+            costs = [networks.costs_table(document)] if document["rows"] else []
+            tables = [networks.gains_table(document), *costs, *beside]
         if plot is not None:
             asked = networks.asked_of if document["kind"] == "networks" else lambda _: None
             merged_plot.draw(document, Path(plot), asked)
@@ -75,7 +79,13 @@ def join(out, *parts):
 
     documents = [read(Path(one)) for one in parts]
     with told_as_no_document(", ".join(parts)):
-        whole = joined(documents)
+        try:
+            whole = joined(documents)
+        except BROKEN:
+            for name, document in zip(parts, documents, strict=True):
+                with told_as_no_document(name):
+                    joined([document])
+            raise
     part = Path(f"{out}.part")
     try:
         part.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -91,7 +101,7 @@ def told_as_no_document(name):
 
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except BROKEN as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigurationError(
             f"{name} is no document of merged execution ({why})", "give a file that --out has written"

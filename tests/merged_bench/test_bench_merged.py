@@ -139,3 +139,13 @@ def test_the_docs_hold_the_tables_of_the_committed_networks(main, capsys):
     text = (ROOT / "docs" / "merged.md").read_text(encoding="utf-8")
     between = text.partition("<!-- gains -->")[2].partition("<!-- end of gains -->")[0]
     assert [line for line in between.splitlines() if line.startswith(("| ", "- "))] == printed
+
+
+def test_the_readme_says_what_the_committed_networks_gain(main, capsys):
+    assert main(["table", str(ROOT / "results" / "nvidia-h200" / "merged.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = next(one.split(" | ") for one in lines if one.startswith("| geometric mean, batch 32, of 11 "))
+    names = next(one.split(" | ") for one in lines if one.startswith("| network | merged | "))
+    time, energy = (cells[names.index(name)] for name in ("burst gain", "energy gain"))
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"over eleven networks at batch 32 on an H200 {time} in time and {energy} in energy" in said

@@ -761,10 +761,11 @@ def test_tiny_shapes_on_a_gpu_are_a_test_and_stand_beside_rows_that_are_judged()
     document = network_document(*(one | {"group": "chain-16"} for one in (tiny, whole)))
     said = "Only a test of the command, tiny shapes: no figure is of use and no bar asked for: unet-b32."
     networks, blocks = gains_table(document), of_blocks(document)
-    assert {row[0]: row[-1] for row in networks.rows} == {"unet-b32": "–", "vgg16-b32": "0.98×: reached"}
+    told = {row[0]: row[-1] for row in networks.rows if "-b" in row[0]}
+    assert told == {"unet-b32": "–", "vgg16-b32": "0.98×: reached"}
     assert said in networks.notes
     assert said in blocks.notes
-    assert any(one.startswith("batch 32, ") and "burst 2.000× (1)" in one for one in networks.notes)
+    assert networks.rows[-1][:5] == ("geometric mean, batch 32, of 1", "", "", "", "2.00 ×")
     assert any(one.startswith("chain-16 (1 blocks), ") and "burst 2.00×" in one for one in blocks.notes)
 
 
@@ -779,17 +780,44 @@ def test_the_table_of_gains_says_what_was_asked_for_and_what_was_reached():
     ]
     table = gains_table(network_document(*rows, failed={"deepcam-b128": "out of memory"}))
     cells = {row[0]: row for row in table.rows}
-    assert cells["mobilenet_v2-b32"][2:5] == ("compile", "1.5e+03 ms", "1.5 ×")
-    assert cells["mobilenet_v2-b32"][-1] == "1.7×: missed by 0.20"
+    assert cells["mobilenet_v2-b32"][2:5] == ("compile", "1.5 s", "1.50 ×")
+    assert cells["mobilenet_v2-b32"][-1] == "1.7×: missed by 0.2"
     assert cells["unet-b32"][-1] == "0.98×: reached"
     assert cells["vgg16-b1"][-1] == "0.98×: missed by 0.48"
     assert cells["drn_26-b32"][-1] == "0.98×: not measured"
-    assert any("batch 32" in note and "1.219× (2)" in note for note in table.notes)
+    assert cells["geometric mean, batch 1, of 1"][4:] == ("0.50 ×", "–", "–", "", "–", "–", "")
+    assert cells["geometric mean, batch 32, of 3"][4] == "1.22 × (2)"
+    assert cells["geometric mean, batch 32, of 3"][-1] == "1.25× over 11: 3 are there"
     assert not any("over unmerged" in note for note in table.notes)
     assert "deepcam-b128: out of memory" in table.notes
     assert not any("time was up" in note for note in table.notes)
     cut = gains_table(network_document({**rows[1], "cut": True}))
     assert "unet-b32: time was up before all rivals were built." in cut.notes
+
+
+def test_every_column_of_the_tables_of_merged_execution_says_what_it_is_of_and_figures_have_prefixes():
+    from joulemark.merged_bench import blocks, networks
+
+    row = network_row("unet", 51.6e-3, compile=61.5e-3)
+    row["rivals"]["merged"] |= {"energy_j": 32 * 1.14, "merge_s": 38.7, "merge_cached_s": 2.76, "peak_bytes": 2**30}
+    row["floors"] = {"layers_s": 25.8e-3}
+    document = network_document(row)
+    gains, costs = networks.gains_table(document), networks.costs_table(document)
+    for table in (gains, costs, blocks.gains_table(document)):
+        assert len(set(table.columns)) == len(table.columns)
+        assert not {"gain", "its time", "merge"} & set(table.columns)
+        assert not any("e+" in cell for one in table.rows for cell in one)
+    assert gains.rows[0][gains.columns.index("energy/sample")] == "1.14 J"
+    assert costs.rows == (("unet-b32", "38.7 s", "2.76 s", "9 s", "1 GiB", "50%"),)
+    assert networks.gains_table(document | {"rows": []}).notes[0] == "No network was measured yet."
+
+
+@pytest.mark.parametrize(("least", "said"), [(1.25, "reached"), (1.2496, "missed by 0.0004")])
+def test_the_mean_over_all_networks_is_held_against_its_bar(least, said):
+    from joulemark.merged_bench.networks import gains_table
+
+    rows = [network_row(f"network_{n}", 1.0, eager=least) for n in range(11)]
+    assert gains_table(network_document(*rows)).rows[-1][-1] == f"1.25×: {said}"
 
 
 def test_the_table_of_gains_says_where_the_best_rival_was_found_without_a_tuning_compiler():
@@ -811,11 +839,10 @@ def test_the_table_of_gains_says_what_a_whole_without_merging_takes_and_of_which
     rows[1]["measured"] = {"at": "2026-11-30T15:00:00+00:00", **known}
     del rows[0]["gains"]["over_unmerged_variants"]  # as in older files
     table = gains_table(with_gains(network_document(*rows)))
-    at = table.columns.index("over unmerged")
-    assert [row[at] for row in table.rows] == ["1.5 ×", "2.5 ×"]
+    at = table.columns.index("gain over unmerged")
+    assert [row[at] for row in table.rows] == ["1.50 ×", "2.50 ×", f"{(1.5 * 2.5) ** 0.5:.2f} ×"]
     assert any("merged itself takes 0.90 to 0.90 of its burst" in note for note in table.notes)
-    assert "over unmerged without a compiled one, which was not built: vgg16-b32." in table.notes
-    assert any(f"over unmerged {(1.5 * 2.5) ** 0.5:.3f}× (2)" in note for note in table.notes)
+    assert "gain over unmerged without a compiled one, which was not built: vgg16-b32." in table.notes
     assert table.notes[-2:] == (
         "Measured at an unknown time by unknown code: unet-b32.",
         "Measured 2026-11-30 by joulemark 1.2 (commit 01234567, changed; merged abcdefgh): vgg16-b32.",
@@ -837,8 +864,8 @@ def test_the_tables_of_blocks_hold_gains_beside_bars_and_schedules_side_by_side(
     script = runpy.run_path(str(ROOT / "bench_inference" / "bench_merged.py"))
     assert script["main"](["table", str(tmp_path / "blocks.json")]) == 0
     said = capsys.readouterr().out
-    assert "| chain-4x16-1024-b32 | 1 ms | 3 ms | compile | 4 ms | 4 × |" in said
-    assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1 × | – | – | – | 2 MB | 4 × |" in said
+    assert "| chain-4x16-1024-b32 | 1 ms | 3 ms | compile | 4 ms | 4.00 × |" in said
+    assert "| chain-2x16-1024-b32 | 1 ms | – | compile | 1 ms | 1.00 × | – | – | – | 1.91 MiB | 4.00 × |" in said
     assert "chain-16 (2 blocks), geometric means: burst 2.00×, dram_bytes 4.00× (1); 3× is asked for." in said
     assert "a: no" in said
     assert "chain-2x64-56-b32: time was up before all rivals were built." in said
@@ -868,7 +895,10 @@ def test_files_of_several_gpus_become_one_and_others_are_refused(tmp_path, capsy
         assert script["main"](["join", str(out), *map(str, order)]) == 0
         assert "again" not in json.loads(out.read_text())["rows"][0]
     assert script["main"](["join", str(out), *map(str, paths)]) == 2
-    assert "files differ in driver" in capsys.readouterr().err
+    assert "files 1 and 3 differ in driver" in capsys.readouterr().err
+    paths[1].write_text(json.dumps(network_document(*rows) | {"rows": [None]}))
+    assert script["main"](["join", str(out), *map(str, paths[:2])]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {paths[1]} is no document of merged execution")
 
 
 @pytest.mark.parametrize("works", [True, False])

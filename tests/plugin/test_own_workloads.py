@@ -103,3 +103,31 @@ def test_a_name_that_does_not_exist_is_said_before_anything_is_measured(project)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --bench-models: 'nowhere.mod:make': there is no module 'nowhere.mod'*"])
     assert project.files == []
+
+
+WRONG = """
+def nothing():
+    pass
+
+def raising():
+    raise ValueError("no weights\\nin the cache")
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("nothing", "the factory returned a NoneType: return a Workload, a ModelSpec, a pair"),
+        ("raising", "the factory raised ValueError: no weights in the cache: fix it, or name another factory"),
+    ],
+)
+def test_a_wrong_factory_is_told_with_the_remedy_and_without_this_projects_own_code(project, factory, said):
+    project.write({"mine.py": WRONG, "bench_a.py": SWEPT})
+    result = project.bench("--bench-models", f"mine:{factory}", "--bench-batch-sizes", "1")
+    text = result.stdout.str()
+    (record,) = project.records.values()
+    assert said in record["reason"]
+    failures = text.partition(" FAILURES ")[2].partition(" joulemark =")[0]
+    assert "loader.py" not in failures
+    assert len(failures.splitlines()) < 15
+    assert ("in raising" in failures and "mine.py" in failures) is (factory == "raising")

@@ -19,7 +19,7 @@ from joulemark.cli import main
 from joulemark.energy import stored as energy
 from joulemark.environment import anonymous
 from joulemark.errors import ConfigurationError, UnreadableInput
-from joulemark.records import Environment, Finding
+from joulemark.records import Environment, Finding, Value
 from joulemark.report import answers, documents, page, render, sides
 from joulemark.report.answers import answers_of
 from joulemark.report.evidence import Document, gather
@@ -74,14 +74,39 @@ def committed():
     return gather(runs, found)
 
 
-def test_the_first_card_answers_the_three_questions_of_resnet50_training(committed):
+def test_the_first_card_answers_the_four_questions_of_resnet50_training(committed):
     first = committed.workloads[0]
     assert (first.main.case.workload, first.main.case.phase) == ("resnet50", "train")
-    waits, plateau, joules = answers_of(first, committed)
+    waits, works, plateau, joules = answers_of(first, committed)
     assert waits.verdict == "No, from batch 128 on"
     assert "framework code on the host" in waits.text
     assert re.match(r"From batch \d+ \[.*\] on", plateau.verdict)
     assert "mJ" in joules.text
+    assert works.verdict == "DRAM 47 %, issue slots 30 %, tensor pipe 15 %"
+    assert works.text.startswith("At batch 256 SMs have work in 91 % of the time; of peak: DRAM 47 %, ")
+    assert "tensor pipe 15 %; kernels without tensor cores fill" in works.text
+    assert works.source == "pm_sampling"
+
+
+@pytest.mark.parametrize(("highest", "tone"), [(0.7, "good"), (0.3, "bad")])
+def test_how_much_of_a_busy_gpu_works_is_told_at_the_counted_batch_next_to_the_knee(
+    make_record, make_run, highest, tone
+):
+    records = sweep(make_record, batches=(16, 64, 256, 1024), knee=256)
+    level = Value(highest, "1", (highest - 0.04, highest + 0.04), tier="gpm")
+    counted = [
+        replace(one, metrics={**one.metrics, "issue_slot_fraction": level}) if one.case.batch_size in (16, 64) else one
+        for one in records
+    ]
+    (workload,) = gather([make_run(*counted)]).workloads
+    found = answers.works(workload.main)
+    share = f"{100 * highest:.0f} %"
+    assert (found.verdict, found.tone, found.source) == (f"Issue slots {share}", tone, "gpm")
+    assert f"At batch 64 of peak: issue slots {share} [{100 * highest - 4:.0f}, {100 * highest + 4:.0f}]." in found.text
+    (workload,) = gather([make_run(*records)]).workloads
+    found = answers.works(workload.main)
+    assert (found.verdict, found.tone) == ("Not measured", "unknown")
+    assert found.text == "--bench-collect timing,profiler,counters tells."
 
 
 def test_the_plateau_is_that_of_the_committed_utilization(committed):
@@ -140,7 +165,7 @@ def test_an_energy_split_is_shown_when_it_is_given(committed, split, tmp_path):
     schema = json.loads((ROOT / "docs/schema/energy.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(split)
     evidence = gather(committed.runs, [Document(tmp_path / "energy-split.json", "energy", split)])
-    joules = answers_of(evidence.workloads[0], evidence)[2]
+    joules = answers_of(evidence.workloads[0], evidence)[3]
     expected = answers.group_shares(split["rows"][1]["split"])
     largest = max(expected, key=lambda one: expected[one])
     said = f"{answers.GROUP_TITLES[largest]} {100 * expected[largest]:.0f} %"
@@ -167,7 +192,7 @@ def test_parts_that_cannot_be_told_apart_are_not_ranked(committed, split, tmp_pa
     for part in (first, second):
         close["rows"][1]["split"]["share_intervals"][part] = [shares[part] - half, shares[part] + half]
     evidence = gather(committed.runs, [Document(tmp_path / "e.json", "energy", close)])
-    joules = answers_of(evidence.workloads[0], evidence)[2]
+    joules = answers_of(evidence.workloads[0], evidence)[3]
     assert (", then " if apart else " or ") in joules.verdict
     assert apart or joules.tone == "unsure"
 
@@ -175,7 +200,7 @@ def test_parts_that_cannot_be_told_apart_are_not_ranked(committed, split, tmp_pa
 def test_a_split_of_another_gpu_is_not_this_ones(committed, energy_document, tmp_path):
     other = energy_document("resnet50-train-bf16-b64", gpu_name="NVIDIA A100")
     evidence = gather(committed.runs, [Document(tmp_path / "e.json", "energy", other)])
-    assert "not split" in answers_of(evidence.workloads[0], evidence)[2].verdict
+    assert "not split" in answers_of(evidence.workloads[0], evidence)[3].verdict
 
 
 @pytest.mark.parametrize(
@@ -187,7 +212,7 @@ def test_a_split_of_another_board_is_said_to_be_one(make_record, make_run, split
     uuid = kept("GPU-11111111-aaaa")
     run = make_run(*(make_record(batch=size, figures=figures, gpu_uuid=uuid) for size in (64, 256)))
     evidence = gather([run], [Document(Path("e.json"), "energy", {**split, "gpu_uuid": board})])
-    joules = answers_of(evidence.workloads[0], evidence)[2]
+    joules = answers_of(evidence.workloads[0], evidence)[3]
     assert ("The shares are of another board of this model." in joules.text) == elsewhere
     assert ("another board" in joules.source) == elsewhere
 
@@ -315,6 +340,12 @@ def test_documents_are_found_and_wrong_ones_refused(split, tmp_path):
         documents.read_all([tmp_path / "broken.json"])
     with pytest.raises(ConfigurationError, match="which no report shows"):
         documents.read_all([H200 / "tandem.json"])
+    for path, shows in (
+        (H200 / "merged.json", "bench_merged.py table {}, in a clone, shows it"),
+        (ROOT / "results" / "calibration" / "nvidia-h200.json", "joulemark energy --calibration {} shows it"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(shows.format(path))):
+            documents.read_all([path])
 
 
 def run_command(capsys, *arguments):
@@ -530,7 +561,7 @@ def test_a_function_of_ones_own_on_a_cpu_is_named_once_and_asked_nothing_of_a_gp
     evidence = gather([make_run(*own)])
     (workload,) = evidence.workloads
     assert (workload.full_title, workload.configuration) == ("bench_own.mine", "")
-    assert answers_of(workload, evidence)[0].verdict == "No GPU"
+    assert [one.verdict for one in answers_of(workload, evidence)[:2]] == ["No GPU", "No GPU"]
     text = page.render(evidence)
     assert "<h2>bench_own.mine</h2>" in text
     assert "bench_own.mine, bench_own.mine" not in text

@@ -55,7 +55,7 @@ def test_the_page_of_the_committed_results_is_whole_and_asks_for_nothing(opened,
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_three_answers_stand_in_the_first_screen(opened, committed, dark):
+def test_the_four_answers_stand_in_the_first_screen(opened, committed, dark):
     for width, height in ((1280, 800), (390, 844)):
         opened.dark(dark)
         opened.open(committed, width, height)
@@ -66,7 +66,7 @@ def test_the_three_answers_stand_in_the_first_screen(opened, committed, dark):
         assert card["text"].startswith("resnet50 train")
         assert card["bottom"] <= height
         assert card["wide"] <= width
-        assert card["text"].count("?") == 3
+        assert card["text"].count("?") == 4
         assert "From batch" in card["text"]
 
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from joulemark import findings
-from joulemark.records import Case, Environment, Finding
+from joulemark.records import Case, Environment, Finding, Table, Value
 from joulemark.report import terminal
-from joulemark.report.tables import efficiency_of, notes_of_missing, summary_line, tables_of_run
+from joulemark.report.tables import efficiency_of, format_figure, notes_of_missing, summary_line, tables_of_run
 
 
 def table_of(run):
@@ -225,3 +225,17 @@ def test_levels_of_the_chip_have_a_table_of_their_own_where_they_were_read(make_
     assert "issue slots" not in levels.columns
     assert levels.notes
     assert len(tables_of_run(make_run(plain))) == 1
+
+
+@pytest.mark.parametrize(("half", "shown"), [(0.004, "±0.4%"), (0.996, "±99.6%"), (118.1421, "±11814%")])
+def test_a_wide_interval_has_no_decimals(half, shown):
+    value = Value(768e-6, "s", (768e-6 * (1 - half), 768e-6 * (1 + half)))
+    assert format_figure(value) == f"768 µs {shown}"
+
+
+def test_one_long_name_does_not_cut_others_that_have_room():
+    names = ["resnet50-inference-bf16-eager-b128-channels_last-nvidia-h200", "x-" * 70]
+    table = Table(("case", "time"), tuple((name, "1 ms") for name in names), frozenset({1}))
+    text = terminal.render([table], 100)
+    assert names[0] in text
+    assert max(map(len, text.splitlines())) <= 100

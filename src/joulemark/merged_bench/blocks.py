@@ -9,7 +9,7 @@ from typing import Any
 
 from joulemark.merged_bench.gains import dram_bytes
 from joulemark.merged_bench.judge import GOOD
-from joulemark.merged_bench.networks import unit
+from joulemark.merged_bench.networks import figure, gain
 from joulemark.merged_bench.remarks import of_use, remarks
 from joulemark.records import Table
 
@@ -32,7 +32,8 @@ def gains_table(document: Mapping[str, Any]) -> Table:
     """A row per block: merged and unmerged beside the best rival, and what is saved in time, energy and bytes."""
     cells = [tuple(_gains(row)) for row in document["rows"]]
     columns = (
-        "block", "merged", "unmerged", "best rival", "its time", "burst", "sustained", "energy", "gain", "DRAM", "gain",
+        "block", "merged", "unmerged", "best rival", "rival's time", "burst gain", "sustained gain", "energy",
+        "energy gain", "DRAM bytes", "DRAM gain",
     )  # fmt: skip
     notes = [
         "Times per call in bursts; gains are the best rival's over merged's; energy and DRAM bytes per call of merged.",
@@ -66,11 +67,11 @@ def _gains(row: Mapping[str, Any]) -> list[str]:
         _time(rivals, "own_unmerged"),
         best or "–",
         "–" if best is None else _time(rivals, best),
-        *(unit(gains[name], 1, "×") for name in ("burst", "sustained")),
-        unit(merged.get("energy_j"), 1e3, "mJ"),
-        unit(gains["energy"], 1, "×"),
-        unit(dram_bytes(merged), 1e-6, "MB"),
-        unit(gains["dram_bytes"], 1, "×"),
+        *(gain(gains[name]) for name in ("burst", "sustained")),
+        figure(merged.get("energy_j"), "J"),
+        gain(gains["energy"]),
+        figure(dram_bytes(merged), "B"),
+        gain(gains["dram_bytes"]),
     ]
 
 
@@ -112,7 +113,7 @@ def _timed(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _time(rivals: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    return unit(rivals.get(name, {}).get("burst_s"), 1e3, "ms")
+    return figure(rivals.get(name, {}).get("burst_s"), "s")
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,27 +13,38 @@ from joulemark.merged_bench.provenance import UNKNOWN, versions
 from joulemark.merged_bench.remarks import of_use, only_a_test, remarks, why_missing
 from joulemark.merged_bench.rivals import NOT_ASKED
 from joulemark.merged_bench.rows import is_whole
+from joulemark.metrics import format_ratio, format_value
 from joulemark.records import Table
 
 BARS: Mapping[str, float] = {"mobilenet_v2": 1.7, "efficientnet_b0": 1.3, "resnet50": 1.1}
 """Gains over the best rival that are asked for, in batches of 32 and 128."""
 LEAST, MEAN = 0.98, 1.25
 """Below which no network may fall, and what the geometric mean of all is to reach."""
+_NETWORKS = 11
+"""How many all are."""
 _SAME = ("schema", "kind", "gpu", "driver", "software")
 
 
-_FLOOR = (
-    "The floor is the roofline of every layer as one kernel, at rates measured on this GPU, over merged's time: above "
-    "100 % merging went below what layers one by one can reach."
+_GAINS = (
+    "Gains are a rival's figure over merged's: above 1 × merging is better. Each is over the rival that is best in "
+    "that figure: time per call in bursts, each after a rest (those times stand beside it), and sustained, in a steady "
+    "window; energy in that window; bytes through DRAM."
 )
-_ASKED = "asked: the gain that is asked for, and whether burst and sustained reach it."
-
-_CALLED = {"over_unmerged_variants": "over unmerged"}
-_OVER_UNMERGED = (
+_UNMERGED = (
     "the fastest whole without merging that merge itself timed (folded batch norms, cuDNN's fused kernels, a compiler "
     "without tuning) over merged's burst. It is no rival, and only about comparable: these are replays back to back on "
     "one input, bursts are single rounds over rotating inputs"
 )
+_ASKED = "asked: the gain that is asked for, and whether burst and sustained reach it."
+_COSTS = (
+    "first merge: the first time; cached: with a plan from the disk; torch.compile: what the rival that tunes took to "
+    "be built; memory: the most that a call of merged holds."
+)
+_FLOOR = (
+    "layers' floor: the roofline of every layer as one kernel, at rates measured on this GPU, over merged's time: "
+    "above 100 % merging went below what layers one by one can reach."
+)
+_FIGURES = ("burst", "sustained", "over_unmerged_variants", "energy", "dram_bytes")
 
 
 def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -47,11 +58,12 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not documents:
         raise ConfigurationError("there is no file to join", "name some")
     first = documents[0]
-    for other in documents[1:]:
+    for number, other in enumerate(documents[1:], 2):
         for name in _SAME:
             if other[name] != first[name]:
                 raise ConfigurationError(
-                    f"files differ in {name}: {first[name]!r} and {other[name]!r}", "join files of one machine"
+                    f"files 1 and {number} differ in {name}: {first[name]!r} and {other[name]!r}",
+                    "join files of one machine",
                 )
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     failed: dict[str, str] = {}
@@ -69,21 +81,19 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def gains_table(document: Mapping[str, Any]) -> Table:
-    """A row per network and batch: merged beside the best rival; energy per image, bytes, costs and the bars."""
-    rows = sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
+    """A row per network and batch: merged beside the best rival in time, energy and bytes, and the bars; then means."""
+    rows = _sorted(document)
     document = {**document, "rows": rows}
     judged = of_use(document)
-    cells = [(*_cells(row), "–" if only_a_test(row, document["gpu"]) else _verdict(row)) for row in rows]
+    cells = [(*_gains(row), "–" if only_a_test(row, document["gpu"]) else _verdict(row)) for row in rows]
     columns = (
-        "network", "merged", "best rival", "its time", "burst", "sustained", "over unmerged", "energy/image", "gain",
-        "DRAM gain", "layers' floor", "merge", "cached", "compile", "memory", "asked",
+        "network", "merged", "best rival", "rival's time", "burst gain", "sustained gain", "gain over unmerged",
+        "energy/sample", "energy gain", "DRAM gain", "asked",
     )  # fmt: skip
     notes = [
-        "Times per call; gains are the best rival's figure over merged's; energy per image of merged, then its gain.",
+        _GAINS if rows else "No network was measured yet.",
         *_unmerged(rows),
-        *([_FLOOR] if any(row["floors"] for row in rows) else []),
         *([_ASKED] if judged else []),
-        *_means(judged),
         *(
             f"{row['subject']}: no compiler that tunes among the rivals: {why}."
             for row in rows
@@ -93,27 +103,48 @@ def gains_table(document: Mapping[str, Any]) -> Table:
         *versions(rows),
     ]
     title = f"Networks merged, against their best rival ({document['gpu']})"
-    return Table(columns, tuple(cells), frozenset(range(3, len(columns) - 1)), tuple(notes), title)
+    numeric = frozenset({1, *range(3, len(columns) - 1)})
+    return Table(columns, (*cells, *_means(judged)), numeric, tuple(notes), title)
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def costs_table(document: Mapping[str, Any]) -> Table:
+    """A row per network and batch: seconds until it is merged or compiled, memory, and how near its floor it is."""
+    rows = _sorted(document)
+    columns = ("network", "first merge", "cached", "torch.compile", "memory", "layers' floor")
+    notes = (_COSTS, *([_FLOOR] if any(row["floors"] for row in rows) else []))
+    title = f"What merging costs ({document['gpu']})"
+    return Table(columns, tuple(map(_costs, rows)), frozenset(range(1, len(columns))), notes, title)
+
+
+def _sorted(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rows by batch and network."""
+    return sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
+
+
+def _gains(row: Mapping[str, Any]) -> list[str]:
     gains, merged, batch = row["gains"], row["rivals"].get("merged", {}), row["shape"][0]
-    best = gains["best_rival"]
-    energy, floors = merged.get("energy_j"), row["floors"]
-    mine = merged.get("burst_s")
+    best, energy = gains["best_rival"], merged.get("energy_j")
     return [
         row["subject"],
-        unit(mine, 1e3, "ms"),
+        figure(merged.get("burst_s"), "s"),
         best or "–",
-        unit(row["rivals"][best].get("burst_s") if best else None, 1e3, "ms"),
-        *(unit(gains[name], 1, "×") for name in ("burst", "sustained", "over_unmerged_variants")),
-        unit(None if energy is None else energy / batch, 1e3, "mJ"),
-        *(unit(gains[name], 1, "×") for name in ("energy", "dram_bytes")),
-        "–" if floors is None or not mine else f"{floors['layers_s'] / mine:.0%}",
-        *(unit(merged.get(name), 1, "s") for name in ("merge_s", "merge_cached_s")),
-        unit(row["rivals"].get("compile", {}).get("build_s"), 1, "s"),
-        unit(merged.get("peak_bytes"), 2**-30, "GiB"),
+        figure(row["rivals"][best].get("burst_s") if best else None, "s"),
+        *(gain(gains[name]) for name in _FIGURES[:3]),
+        figure(None if energy is None else energy / batch, "J"),
+        *(gain(gains[name]) for name in _FIGURES[3:]),
     ]
+
+
+def _costs(row: Mapping[str, Any]) -> tuple[str, ...]:
+    merged, floors = row["rivals"].get("merged", {}), row["floors"]
+    mine = merged.get("burst_s")
+    return (
+        row["subject"],
+        *(figure(merged.get(name), "s") for name in ("merge_s", "merge_cached_s")),
+        figure(row["rivals"].get("compile", {}).get("build_s"), "s"),
+        figure(merged.get("peak_bytes"), "B"),
+        "–" if floors is None or not mine else f"{floors['layers_s'] / mine:.0%}",
+    )
 
 
 def _unmerged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -125,15 +156,20 @@ def _unmerged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     own = f" (timed so, merged itself takes {min(apart):.2f} to {max(apart):.2f} of its burst)" if apart else ""
     bare = [name for name, times in timed.items() if times and not any("compiled" in one for one in times)]
     lines = [
-        f"over unmerged: {_OVER_UNMERGED}{own}.",
-        f"over unmerged without a compiled one, which was not built: {', '.join(bare)}." if bare else "",
+        f"gain over unmerged: {_UNMERGED}{own}.",
+        f"gain over unmerged without a compiled one, which was not built: {', '.join(bare)}." if bare else "",
     ]
     return [one for one in lines if one]
 
 
-def unit(value: float | None, scale: float, name: str) -> str:
-    """A figure in a cell, in a unit that is ``scale`` to one of SI; a dash where it is missing."""
-    return "–" if value is None else f"{value * scale:.3g} {name}"
+def figure(value: float | None, unit: str) -> str:
+    """A figure in a cell, with the prefix that its size asks for; a dash where it is missing."""
+    return "–" if value is None else format_value(value, unit)
+
+
+def gain(value: float | None) -> str:
+    """A gain in a cell; a dash where it is missing."""
+    return "–" if value is None else f"{format_ratio(value, 2)} ×"
 
 
 def asked_of(row: Mapping[str, Any]) -> float:
@@ -142,21 +178,27 @@ def asked_of(row: Mapping[str, Any]) -> float:
 
 
 def _verdict(row: Mapping[str, Any]) -> str:
-    asked = asked_of(row)
     known = [row["gains"][name] for name in ("burst", "sustained") if row["gains"][name] is not None]
-    told = "not measured" if not known else "reached" if min(known) >= asked else f"missed by {asked - min(known):.2f}"
+    return _held(known, asked_of(row))
+
+
+def _held(known: Sequence[float], asked: float) -> str:
+    """Whether the least of some gains is what is asked for."""
+    told = "not measured" if not known else "reached" if min(known) >= asked else f"missed by {asked - min(known):.2g}"
     return f"{asked:g}×: {told}"
 
 
-def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Geometric means per batch, of how many networks."""
-    lines = []
+def _means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Geometric means per batch, a row each; of how many networks, where a figure is missing of others."""
+    cells = []
     for batch in sorted({row["shape"][0] for row in rows}):
-        told = []
-        for name in ("burst", "sustained", "over_unmerged_variants", "energy", "dram_bytes"):
-            known = [row["gains"][name] for row in rows if row["shape"][0] == batch and row["gains"][name]]
-            if known:
-                told.append(f"{_CALLED.get(name, name)} {exp(sum(map(log, known)) / len(known)):.3f}× ({len(known)})")
-        asked = f"; {MEAN}× is asked for over eleven" if batch > 1 else ""
-        lines.append(f"batch {batch}, geometric means (of so many networks): {', '.join(told) or 'none'}{asked}.")
-    return lines
+        alike = [row["gains"] for row in rows if row["shape"][0] == batch]
+        known = {name: [one[name] for one in alike if one[name]] for name in _FIGURES}
+        means = {name: exp(sum(map(log, found)) / len(found)) for name, found in known.items() if found}
+        few = {name: f" ({len(found)})" if 0 < len(found) < len(alike) else "" for name, found in known.items()}
+        time, more = ([gain(means.get(one)) + few[one] for one in some] for some in (_FIGURES[:3], _FIGURES[3:]))
+        reached = _held([means[one] for one in ("burst", "sustained") if one in means], MEAN)
+        whole = reached if len(alike) >= _NETWORKS else f"{MEAN:g}× over {_NETWORKS}: {len(alike)} are there"
+        named = f"geometric mean, batch {batch}, of {len(alike)}"
+        cells.append((named, "", "", "", *time, "", *more, whole if batch > 1 else ""))
+    return cells

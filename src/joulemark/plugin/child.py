@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
-from joulemark.errors import JoulemarkError, Unsupported
+from joulemark.errors import ConfigurationError, JoulemarkError, Unsupported
 from joulemark.measure.pace import Alone, InStep, Pace
 from joulemark.measure.plan import ALONE, plan_alone
 from joulemark.measure.replies import unmeasured
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 BENCH = pytest.StashKey[Bench]()
 REQUEST = pytest.StashKey[dict[str, Any]]()
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Measuring:
@@ -257,7 +259,7 @@ class ChildLoop:
             "findings": [] if bench is None else [one.to_json() for one in bench.findings],
             "static_power_w": None if bench is None else bench.instruments.static_power_w,
             "window_utc": list(window),
-            "longrepr": None if bad is None or outcome != "failed" else bad.longreprtext,
+            "longrepr": None if bad is None or outcome != "failed" else _where(self._error, bad),
             "output": "" if bad is None else "\n".join(text for _, text in bad.sections)[-4000:],
         }
 
@@ -282,8 +284,23 @@ def outcome_of(error: BaseException | None, bench: Bench | None) -> tuple[str, s
         return "oom", "out of memory"
     if isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, Unsupported)):
         return "unsupported", str(error)
-    first = str(error).strip().splitlines()
-    return "failed", f"{type(error).__name__}: {first[0] if first else ''}".rstrip(": ")
+    lines = str(error).strip().splitlines()
+    # Of an error that says what to do every line is to be read, the remedy is its last one.
+    shown = lines if isinstance(error, ConfigurationError) else lines[:1]
+    return "failed", f"{type(error).__name__}: {' '.join(shown)}".rstrip(": ")
+
+
+def _where(error: BaseException | None, report: pytest.TestReport) -> str | None:
+    """Where a failure comes from: of wrong use only the user's own code, if any raised; else what pytest shows."""
+    if not isinstance(error, ConfigurationError):
+        return report.longreprtext
+    if error.__cause__ is None:
+        return None
+    told = traceback.TracebackException.from_exception(error.__cause__)
+    told.stack = traceback.StackSummary.from_list(
+        [frame for frame in told.stack if not frame.filename.startswith(_PACKAGE)]
+    )
+    return "".join(told.format()).rstrip()
 
 
 def _reset_compiler() -> None:

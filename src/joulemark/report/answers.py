@@ -1,4 +1,4 @@
-"""The three answers per workload, each with its figure, instrument and uncertainty, or why it is not known."""
+"""The four answers per workload, each with its figure, instrument and uncertainty, or why it is not known."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ GROUP_TITLES: Mapping[str, str] = {
 """Part of the chip → what people call it."""
 
 _SPLIT_REMEDY = "joulemark calibrate, then joulemark energy"
+_COUNT_REMEDY = "--bench-collect timing,profiler,counters tells"
+_LEVELS: Mapping[str, str] = {
+    "issue_slot_fraction": "issue slots",
+    "tensor_active_fraction": "tensor pipe",
+    "dram_fraction": "DRAM",
+}
+"""What of a busy GPU can be near its peak → what a reader calls it."""
+_LOADED = 0.6
+"""Of its peak; below it for compute and memory alike Nsight Compute's rules look for latencies."""
 _SURE, _EXPLAINED = 0.9, 0.1
 _NAMED = 5
 """Parts of the chip that the energy's answer names."""
@@ -49,7 +58,7 @@ class Answer:
     """One question of one workload.
 
     Args:
-        question: ``waits``, ``plateau`` or ``joules``.
+        question: ``waits``, ``works``, ``plateau`` or ``joules``.
         verdict: in a few words, to be read alone.
         text: one sentence with figures and their uncertainty.
         tone: ``good``, ``bad``, ``unsure`` or ``unknown``; never the only carrier of the verdict.
@@ -57,7 +66,7 @@ class Answer:
         brief: what of the text a terminal has room for.
     """
 
-    question: Literal["waits", "plateau", "joules"]
+    question: Literal["waits", "works", "plateau", "joules"]
     verdict: str
     text: str
     tone: Tone
@@ -65,9 +74,9 @@ class Answer:
     brief: str = ""
 
 
-def answers_of(workload: Workload, evidence: Evidence) -> tuple[Answer, Answer, Answer]:
+def answers_of(workload: Workload, evidence: Evidence) -> tuple[Answer, Answer, Answer, Answer]:
     """The answers about a workload's main configuration."""
-    return waits(workload.main), plateau(workload.main), joules(workload, evidence)
+    return waits(workload.main), works(workload.main), plateau(workload.main), joules(workload, evidence)
 
 
 def is_answered(answers: tuple[Answer, ...]) -> bool:
@@ -118,7 +127,7 @@ def _replay_interval(step: Value, replay: Value) -> tuple[float, float] | None:
 
 
 def waits(curve: Curve) -> Answer:
-    """Is the GPU waiting for the framework, up to which batch, and for what? And what holds it up while it is busy?"""
+    """Is the GPU waiting for the framework, up to which batch, and for what?"""
     shares = {batch: found for batch in curve.batches if (found := idle_share(curve, batch)) is not None}
     if curve.case.gpu_model == CPU:
         return Answer("waits", "No GPU", "These cases were measured on a CPU.", "unknown", "")
@@ -132,17 +141,14 @@ def waits(curve: Curve) -> Answer:
     free_from = _free_from(shares)
     tiers = ", ".join(dict.fromkeys(one.tier for one in shares.values()))
     worst = f"{_percent(shares[first])} of a step is idle at batch {first}, {_percent(shares[last])} at {last}"
-    busy = _busy_but(curve)
     brief = f"idle {whole_percent(max(shares[first].share, 0.0))} at batch {first}{_main_cause(curve, first)}"
     if free_from is None:
         verdict = f"Yes, up to batch {last}"
-        return Answer("waits", verdict, f"It waits{_cause(curve, first)}: {worst}.{busy}", "bad", tiers, brief)
+        return Answer("waits", verdict, f"It waits{_cause(curve, first)}: {worst}.", "bad", tiers, brief)
     if free_from == first:
         most = max(shares.values(), key=lambda one: one.share)
-        return Answer(
-            "waits", "No", f"At most {_percent(most)} of a step is idle at any batch.{busy}", "good", tiers, brief
-        )
-    text = f"Below it the GPU waits{_cause(curve, first)}: {worst}.{busy}"
+        return Answer("waits", "No", f"At most {_percent(most)} of a step is idle at any batch.", "good", tiers, brief)
+    text = f"Below it the GPU waits{_cause(curve, first)}: {worst}."
     return Answer("waits", f"No, from batch {free_from} on", text, "good", tiers, brief)
 
 
@@ -193,24 +199,49 @@ def _main_cause(curve: Curve, batch: int) -> str:
     return "" if found is None else f", for {found[1]}"
 
 
-def _busy_but(curve: Curve) -> str:
-    """What fills the step of a busy GPU, at the plateau's batch."""
-    batch = curve.plateau_batch
+def works(curve: Curve) -> Answer:
+    """How much of a busy GPU works, at the measured batch next to the knee? And what fills the rest of the step?"""
+    if curve.case.gpu_model == CPU:
+        return Answer("works", "No GPU", "These cases were measured on a CPU.", "unknown", "")
+    counted = [batch for batch in curve.batches if any(curve.value(batch, one) for one in _LEVELS)]
+    if not counted:
+        filled = _without_tensor_cores(curve, curve.plateau_batch)
+        known = f"At batch {curve.plateau_batch} {filled}. " if filled else ""
+        return Answer("works", "Not measured", f"{known}{_COUNT_REMEDY}.", "unknown", "", _COUNT_REMEDY)
+    batch = min(counted, key=lambda one: abs(one - (curve.plateau_batch or one)))
+    found = {one: value for one in _LEVELS if (value := curve.value(batch, one)) is not None}
+    levels = {one: value.value or 0.0 for one, value in found.items()}
+    highest = sorted(levels, key=lambda one: -levels[one])
+    verdict = capital(", ".join(f"{_LEVELS[one]} {whole_percent(levels[one])}" for one in highest))
+    active = curve.value(batch, "sm_active_fraction")
+    resident = "" if active is None else f"SMs have work in {_share(active)} of the time; "
+    parts = ", ".join(f"{_LEVELS[one]} {_share(found[one])}" for one in highest)
+    filled = _without_tensor_cores(curve, batch)
+    text = f"At batch {batch} {resident}of peak: {parts}{f'; {filled}' if filled else ''}."
+    brief = f"of peak, batch {batch}" + ("" if active is None else f"; SMs active {whole_percent(active.value or 0.0)}")
+    tiers = ", ".join(dict.fromkeys(value.tier or "" for value in found.values()))
+    return Answer("works", verdict, text, "good" if levels[highest[0]] >= _LOADED else "bad", tiers, brief)
+
+
+def _share(value: Value) -> str:
+    """``31 % [30, 32]``; bare where the interval is no wider than the rounding."""
+    ends = value.interval
+    wide = ends is not None and whole_percent(ends[0]) != whole_percent(ends[1])
+    return whole_percent(value.value or 0.0) + (_range(ends) if wide else "")
+
+
+def _without_tensor_cores(curve: Curve, batch: int | None) -> str:
+    """What of a step runs without tensor cores, and which kernels most; empty without a profile."""
     record = None if batch is None else curve.profiled(batch)
     if record is None:
         return ""
     share, classes = no_tensor_share(record), dict(class_shares(record))
-    tensor, dram = record.metrics.get("tensor_active_fraction"), record.value("dram_fraction")
     if share is None or not classes:
         return ""
     others = {name: part for name, part in classes.items() if name not in ("tensor_gemm", "attention")}
     most = max(others, key=lambda one: others[one], default=None)
     named = f", {most.replace('_', ' ')} first ({whole_percent(others[most])})" if most else ""
-    alone = whole_percent(share[0])
-    text = f" Busy is not working: at batch {batch} kernels without tensor cores fill {alone} of the step{named}"
-    if tensor is not None and tensor.value is not None and dram is not None:
-        text += f"; tensor pipe {whole_percent(tensor.value)}, DRAM {whole_percent(dram)} of peak"
-    return f"{text}."
+    return f"kernels without tensor cores fill {whole_percent(share[0])} of the step{named}"
 
 
 def plateau(curve: Curve) -> Answer:

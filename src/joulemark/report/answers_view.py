@@ -14,7 +14,7 @@ from joulemark.report.evidence import Curve, Evidence
 from joulemark.report.utilization_view import BARS
 from joulemark.utilization.waterfall import Waterfall
 
-HEADINGS = {"waits": "GPU waits?", "plateau": "plateau", "joules": "joules"}
+HEADINGS = {"waits": "GPU waits?", "works": "GPU works?", "plateau": "plateau", "joules": "joules"}
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 _NAME = 11
 _BAR = 20
@@ -31,7 +31,7 @@ def spark(values: Sequence[float], blocks: bool = True) -> str:
 
 
 def render(evidence: Evidence, width: int, blocks: bool = True) -> str:
-    """Three answers per workload, no line wider than the terminal; empty where nothing can be answered.
+    """Four answers per workload, no line wider than the terminal; empty where nothing can be answered.
 
     Args:
         evidence: what is reported on.
@@ -50,7 +50,7 @@ def _lines(evidence: Evidence, width: int, blocks: bool) -> Iterator[str]:
         for answer in answers:
             said = f"{answer.verdict}: {answer.brief}" if answer.brief else answer.verdict
             yield from _wrapped(HEADINGS[answer.question], printable(said), width)
-        for name, plot in (("items/s", _plot(workload.main, blocks)), ("step", _step(workload.main, blocks))):
+        for name, plot in (("rate", _plot(workload.main, blocks)), ("step", _step(workload.main, blocks))):
             if plot:
                 yield from _wrapped(name, plot, width)
         yield ""
@@ -98,7 +98,7 @@ def _plot(curve: Curve, blocks: bool) -> str:
         return ""
     drawn = spark([value.value or 0.0 for _, value in line], blocks)
     ends = (format_value(line[at][1].value, "1/s") for at in (0, -1))
-    return f"{drawn}  batch {line[0][0]} … {line[-1][0]}: {' … '.join(ends)}"
+    return f"{drawn}  batch {line[0][0]} … {line[-1][0]}: {' … '.join(ends)} items/s"
 
 
 def _step(curve: Curve, blocks: bool) -> str:
@@ -129,7 +129,7 @@ def render_markdown(evidence: Evidence) -> str:
     kernels = tuple((str(one.content["label"]), attribution_view.largest(one.content))
                     for one in evidence.of_kind("attribution"))  # fmt: skip
     tables = [
-        Table(("workload", *HEADINGS.values(), "items/s"), tuple(rows), title="answers"),
+        Table(("workload", *HEADINGS.values(), "rate"), tuple(rows), title="answers"),
         Table(("recorded step", "classes of its kernels, by time"), kernels, title="kernels"),
     ]
     shown = [one for one in tables if one.rows]

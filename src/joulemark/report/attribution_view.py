@@ -10,8 +10,9 @@ from joulemark.attribution.roofline import ends_of
 from joulemark.attribution.stored import POOLED
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report.escape import printable, shorten
+from joulemark.report.escape import printable, shorten_apart
 from joulemark.report.formats import percent, table_of
+from joulemark.report.names import kernel_titles
 from joulemark.utilization.kernels import TITLES
 
 _SHOWN, _NAME_WIDTH = 15, 56
@@ -26,7 +27,9 @@ def tables(document: Mapping[str, Json]) -> Iterator[Table]:
     yield classes_table(document)
     if document["roofline"] is not None:
         yield roofline_table(document)
-    yield _rows(document["kernels"], "kernels", "kernel", lambda one: str(one["name"]), _some)
+    kernels = document["kernels"]
+    titles = kernel_titles([str(one["name"]) for one in kernels[:_SHOWN]], _NAME_WIDTH)
+    yield _rows(kernels, "kernels", "kernel", lambda one: titles[str(one["name"])], _some)
     if document["operators"] is not None:
         yield _rows(document["operators"], "operators", "operator", lambda one: str(one["operator"]), _some)
     if document["modules"] is not None:
@@ -153,7 +156,9 @@ def _some(entries: Sequence[Any]) -> int:
 
 def _rows(entries: Sequence[Mapping[str, Any]], title: str, first: str, label: Any, shown: Any) -> Table:
     n = shown(entries)
-    rows = tuple((shorten(printable(label(one)), _NAME_WIDTH), *_figures(one)) for one in entries[:n])
+    shown_as = [printable(label(one)) for one in entries[:n]]
+    short = shorten_apart(shown_as, _NAME_WIDTH)
+    rows = tuple((short[name], *_figures(one)) for name, one in zip(shown_as, entries[:n], strict=True))
     notes = ["± half the 95 % interval; own rate: share of the time in kernels with a rate of their own"]
     if len(entries) > n:
         notes.append(f"and {len(entries) - n} more (--json has them all)")

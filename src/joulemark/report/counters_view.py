@@ -7,8 +7,8 @@ from typing import Any
 
 from joulemark.metrics import format_value
 from joulemark.records import Json, Table
-from joulemark.report.escape import printable, shorten_apart
 from joulemark.report.formats import percent, table_of
+from joulemark.report.names import kernel_titles
 from joulemark.utilization.kernels import TITLES
 
 _SHOWN = 15
@@ -85,8 +85,8 @@ def _classes(document: Mapping[str, Any]) -> Table:
 
 def _kernels(document: Mapping[str, Any]) -> Table:
     entries = document["kernels"]
-    names = shorten_apart((printable(entry["name"]) for entry in entries[:_SHOWN]), _NAME_WIDTH)
-    rows = [(names[printable(entry["name"])], _class(entry), *_figures(entry)) for entry in entries[:_SHOWN]]
+    titles = kernel_titles([entry["name"] for entry in entries[:_SHOWN]], _NAME_WIDTH)
+    rows = [(titles[entry["name"]], _class(entry), *_figures(entry)) for entry in entries[:_SHOWN]]
     notes = []
     if any(entry["class_source"] == "counters" for entry in entries[:_SHOWN]):
         notes.append("*: the class is by the tensor counters, against what the name says")

@@ -18,6 +18,12 @@ from joulemark.store import kind_of
 WANTED = ("energy", "attribution")
 """Kinds that a section of the report shows: of schema ``joulemark/<kind>/<version>``."""
 
+_SHOWN_BY = {
+    "merged": "python bench_inference/bench_merged.py table FILE, in a clone, shows it",
+    "calibration": "joulemark energy --calibration FILE shows it",
+}
+"""Kind of a document that no report shows → what does."""
+
 
 def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str]]:
     """Runs and documents of some files and folders.
@@ -45,8 +51,8 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Run], list[Document], list[str
             documents.append(read(path, kind))
         elif kind is not None:
             what = f"{path} holds a document of joulemark {kind}, which no report shows"
-            remedy = "give runs (sweep-*.jsonl), and documents of joulemark energy and joulemark attribution"
-            raise ConfigurationError(what, remedy)
+            runs_wanted = "give runs (sweep-*.jsonl), and documents of joulemark energy and joulemark attribution"
+            raise ConfigurationError(what, _SHOWN_BY.get(kind, runs_wanted).replace("FILE", str(path)))
         else:
             runs += foreign.read_results([path])[0]
             inside, lines = in_folder(attribution.folder_beside(path))

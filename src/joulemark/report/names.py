@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from joulemark.records import NOT_REAL, Case, Json
+from joulemark.report.escape import printable, shorten_apart
 
 _MOST_FILES = 8
 """That a note names."""
+_TELLS_NOTHING = re.compile(r"^void |\(anonymous namespace\)::|\b(?:at::native|at|c10|std)::")
+"""Of a kernel's demangled name."""
 
 
 def namer(cases: Iterable[Case]) -> Callable[[Case], str]:
@@ -83,3 +87,36 @@ def made_of(runs: Sequence[Mapping[str, Json]]) -> str:
 def first_of(names: Sequence[str]) -> str:
     """``resnet50-…`` or ``resnet50-… and 4 more``."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def kernel_titles(names: Iterable[str], width: int) -> dict[str, str]:
+    """Kernels' names within a number of columns: their outlines, or whole where several have the same.
+
+    Args:
+        names: as the profiler has them: untrusted, and up to thousands of characters long.
+        width: in columns.
+    """
+    whole = {name: printable(name) for name in names}
+    outlines = {name: _outline(_TELLS_NOTHING.sub("", shown)) for name, shown in whole.items()}
+    alike = Counter(outlines.values())
+    titles = {name: title if title and alike[title] == 1 else whole[name] for name, title in outlines.items()}
+    short = shorten_apart(titles.values(), width)
+    return {name: short[title] for name, title in titles.items()}
+
+
+def _outline(name: str) -> str:
+    """``f<8, g>`` of ``f<8, g<int>(int)::{lambda()#1}>(int, int)``: no arguments, and of its own types their names."""
+    kept, depth, within = "", 0, False
+    for char in name:
+        if char in "<({":
+            if depth == 0 and char != "<":
+                break
+            kept += "<" if depth == 0 else ""
+            within, depth = depth > 0, depth + 1
+        elif char in ">)}":
+            depth -= 1
+            kept += ">" if depth == 0 else ""
+        else:
+            within = within and not (char == "," and depth == 1)
+            kept += "" if within else char
+    return kept.replace(" >", ">").replace(", array>", ">")

@@ -190,11 +190,11 @@ def _figure(name: str, leading: bool) -> Callable[[Record], str | None]:
 
 
 def format_figure(value: Value) -> str:
-    """A figure with half its interval in per cent of it: ``1.23 ms ±0.4%``."""
+    """A figure with half its interval in per cent of it: ``1.23 ms ±0.4%``; whole ones from 100 on."""
     text = format_value(value.value, value.unit)
     if value.value and value.interval is not None:
         half = (value.interval[1] - value.interval[0]) / 2 / abs(value.value)
-        text += f" ±{half * 100:.1f}%"
+        text += f" ±{half:.1%}" if half < 1 else f" ±{half:.0%}"
     return text
 
 

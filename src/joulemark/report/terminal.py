@@ -16,6 +16,8 @@ from joulemark.report.escape import display_width, printable, shorten, shorten_a
 _LONGEST_CELL = 48
 _READABLE_CELL = 40
 _SHORTEST_CELL = 8
+_STEP = 8
+"""By which longer cells are shortened."""
 _LONG_HEADING = 10
 _INTERVAL = re.compile(r" ±\d[\d.]*%$")
 
@@ -107,7 +109,7 @@ def _fit(table: Table, width: int) -> tuple[Table, list[str], list[str]]:
 
 def _longest_cell(table: Table, width: int, least: int) -> int:
     """How long text cells may be for a table to fit, not under ``least``."""
-    lengths = (sys.maxsize, *range(_LONGEST_CELL, least, -1))
+    lengths = (sys.maxsize, *range(width, _LONGEST_CELL, -_STEP), *range(_LONGEST_CELL, least, -1))
     return next((longest for longest in lengths if _width(_shortened(table, longest)) <= width), least)
 
 

@@ -1,4 +1,4 @@
-"""One picture of the best known workload: its three answers, each over the plot that it was read from."""
+"""One picture of the best known workload: its four answers, each over the plot that it was read from."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 
 QUESTIONS: Mapping[str, str] = {
     "waits": "Is the GPU waiting?",
+    "works": "How much of a busy GPU works?",
     "plateau": "From which batch on is a bigger one useless?",
     "joules": "Which part takes most energy?",
 }
 """What each answer is an answer to."""
 
 _PLOTS: Mapping[str, Sequence[str]] = {
-    "waits": ("utilization-{key}", "latency-{key}"),
+    "waits": ("tandem-{key}", "latency-{key}"),
+    "works": ("utilization-{key}",),
     "plateau": ("throughput-{key}",),
     "joules": ("split-{key}", "split-{phase}", "split-{phase}-1", "energy-{key}"),
 }
 _COLOURS: Mapping[Tone, str] = {"good": "#0b7a55", "bad": "#b4430a", "unsure": "#8a6100", "unknown": "#5d6673"}
-_COLUMN, _HEIGHT, _GAP = 4.6, 5.2, 0.35
-_TOP, _PLOT_TOP, _PLOT_BOTTOM = 0.975, 0.765, 0.34
+_ROWS, _COLUMNS = 2, 2
+_COLUMN, _ROW, _GAP = 4.6, 4.2, 0.35
+_WIDTH = _COLUMNS * _COLUMN + (_COLUMNS - 1) * _GAP
+_TOP, _PLOT_TOP, _PLOT_BOTTOM = 0.985, 0.75, 0.345
 _VERDICT_SIZE, _VERDICT_LENGTH = 12.5, 36
-_LEGEND_TOP, _CAPTION_TOP, _CAPTION_WIDTH = 0.25, 0.095, 88
+_LEGEND_TOP, _CAPTION_TOP, _CAPTION_WIDTH = 0.26, 0.075, 88
 
 
 def draw(evidence: Evidence, sections: Sequence[Section], path: Path) -> None:
@@ -50,12 +54,12 @@ def draw(evidence: Evidence, sections: Sequence[Section], path: Path) -> None:
     workload = evidence.workloads[0]
     figures = {figure.key: figure for section in sections for figure in section.figures}
     with pictures.settings():
-        canvas = Canvas(figsize=(3 * _COLUMN + 2 * _GAP, _HEIGHT))
+        canvas = Canvas(figsize=(_WIDTH, _ROWS * _ROW))
         title = f"{workload.full_title}, on {workload.main.case.gpu_model}"
         canvas.text(0.008, _TOP, plot.plain(title), va="top", fontsize=14, fontweight="bold")
         answers = answers_of(workload, evidence)
-        for column, answer in enumerate(answers):
-            _draw_column(canvas, column, answer, _figure_for(answer, workload, figures))
+        for place, answer in enumerate(answers):
+            _draw_panel(canvas, place, answer, _figure_for(answer, workload, figures))
         said = "; ".join(f"{QUESTIONS[answer.question]} {answer.verdict}" for answer in answers)
         plot.save(canvas, path, f"{title}: {said}")
 
@@ -65,25 +69,32 @@ def _figure_for(answer: Answer, workload: Workload, figures: Mapping[str, Figure
     return next((figures[name] for name in names if name in figures), None)
 
 
-def _draw_column(canvas: Canvas, column: int, answer: Answer, figure: Figure | None) -> None:
-    whole = 3 * _COLUMN + 2 * _GAP
-    left, width = column * (_COLUMN + _GAP) / whole, _COLUMN / whole
+def _draw_panel(canvas: Canvas, place: int, answer: Answer, figure: Figure | None) -> None:
+    row, column = divmod(place, _COLUMNS)
+    bottom, height = 1 - (row + 1) / _ROWS, 1 / _ROWS
+    left, width = column * (_COLUMN + _GAP) / _WIDTH, _COLUMN / _WIDTH
     at = left + 0.008
-    canvas.text(at, 0.895, QUESTIONS[answer.question], va="top", fontsize=9, color=_COLOURS["unknown"])
+    canvas.text(
+        at, bottom + 0.895 * height, QUESTIONS[answer.question], va="top", fontsize=9, color=_COLOURS["unknown"]
+    )
     verdict = plot.plain(answer.verdict)
     size = min(_VERDICT_SIZE, _VERDICT_SIZE * _VERDICT_LENGTH / max(len(verdict), 1))
-    canvas.text(at, 0.86, verdict, va="top", fontsize=size, fontweight="bold", color=_COLOURS[answer.tone])
+    canvas.text(
+        at, bottom + 0.86 * height, verdict, va="top", fontsize=size, fontweight="bold", color=_COLOURS[answer.tone]
+    )
     if figure is None:
-        canvas.text(at, 0.6, "not measured", va="top", fontsize=9, color=_COLOURS["unknown"])
+        canvas.text(at, bottom + 0.6 * height, "not measured", va="top", fontsize=9, color=_COLOURS["unknown"])
         return
     start = left + figure.left * width
-    axes = canvas.add_axes((start, _PLOT_BOTTOM, left + 0.97 * width - start, _PLOT_TOP - _PLOT_BOTTOM))
+    axes = canvas.add_axes(
+        (start, bottom + _PLOT_BOTTOM * height, left + 0.97 * width - start, (_PLOT_TOP - _PLOT_BOTTOM) * height)
+    )
     axes.set_title(plot.plain(figure.axis), loc="left", pad=6, x=(at - start) / (left + 0.97 * width - start))
     figure.draw(axes)
     handles = [pictures.handle(mark) for mark in figure.legend]
     if handles:
-        place = (left, _LEGEND_TOP)
-        canvas.legend(handles=handles, loc="upper left", ncols=3, fontsize=7.5, handlelength=1.4, bbox_to_anchor=place)
+        corner = (left, bottom + _LEGEND_TOP * height)
+        canvas.legend(handles=handles, loc="upper left", ncols=3, fontsize=7.5, handlelength=1.4, bbox_to_anchor=corner)
     lines = textwrap.wrap(printable(figure.caption), _CAPTION_WIDTH, max_lines=3, placeholder=" …")
     text = "\n".join(lines).replace("$", r"\$")
-    canvas.text(at, _CAPTION_TOP, text, va="top", fontsize=7, color=_COLOURS["unknown"])
+    canvas.text(at, bottom + _CAPTION_TOP * height, text, va="top", fontsize=7, color=_COLOURS["unknown"])
