@@ -18,8 +18,17 @@ _STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The terminal, before a test's output is captured."""
+    """The terminal, before a test's output is captured; and the cores, before torch counts them."""
     config.stash[_STDERR] = os.dup(2)
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        # Threads of several workers on the same cores wait for each other, and spin: most of torch's time on a CPU.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once() -> None:
+    """What hundreds of processes compile alike is kept: the package, and plugins as pytest rewrites them."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(autouse=True)

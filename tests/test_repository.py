@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,6 +53,12 @@ def test_a_first_look_asks_each_question_in_few_cases():
     assert len(cases) <= 50
     few, whole = re.findall(r"\d+", said)[:2]
     assert f"{few} of the suite's {whole} cases" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_workers_of_the_tests_have_no_more_threads_than_there_are_cores():
+    torch = pytest.importorskip("torch")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    assert torch.get_num_threads() * workers <= max(workers, len(os.sched_getaffinity(0)))
 
 
 def test_the_test_command_of_the_readme_is_the_one_that_ci_runs():

@@ -132,6 +132,7 @@ def bench_file(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(joulemark.__file__).parents[1]))
     for name in [name for name in os.environ if name.startswith(("PYTEST_", "JOULEMARK_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")  # loads itself at the end of each session
     (tmp_path / "bench_wait.py").write_text(BENCH)
     monkeypatch.chdir(tmp_path)
     return str(tmp_path / "bench_wait.py")

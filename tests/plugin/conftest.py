@@ -29,8 +29,7 @@ import joulemark.workloads.loader
 import joulemark.workloads.zoo  # noqa: F401
 
 SUITES = Path(__file__).parents[1] / "data" / "suites"
-# Hypothesis loads itself at the end of each inner session, which takes longer than all the rest.
-ON_CPU = ("--bench", "--bench-gpus", "cpu", "--bench-quick", "-p", "no:hypothesispytest")
+ON_CPU = ("--bench", "--bench-gpus", "cpu", "--bench-quick")
 
 
 @dataclass
@@ -117,9 +116,10 @@ def interruptible() -> Iterator[None]:
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """An empty project; no option of the session that runs this test reaches it."""
     of_workers = [name for name in os.environ if name.startswith("PYTEST_XDIST_")]
-    ours = ("PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "JOULEMARK_WORKER_TARGETS", "JOULEMARK_WORKER_FD")
-    for name in (*ours, *of_workers):
+    for name in ("CUDA_VISIBLE_DEVICES", "JOULEMARK_WORKER_TARGETS", "JOULEMARK_WORKER_FD", *of_workers):
         monkeypatch.delenv(name, raising=False)
+    # What no project uses. Hypothesis loads itself at the end of each session, which takes longer than all the rest.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:syrupy")
     # Simulated GPUs are the same in every test, and so would their leases be.
     monkeypatch.setenv("JOULEMARK_LEASE_DIR", str(pytester.path / "leases"))
     return Project(pytester)

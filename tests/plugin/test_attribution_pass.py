@@ -76,7 +76,7 @@ def on_gpu(project, monkeypatch):
 
 
 def run(project, *args, collect="timing,attribution"):
-    quick = ("--bench", "--bench-quick", "-p", "no:hypothesispytest")
+    quick = ("--bench", "--bench-quick")
     return project.pytester.runpytest_inprocess(*quick, f"--bench-collect={collect}", *args)
 
 

@@ -95,7 +95,7 @@ def on_gpu(project, monkeypatch):
 
 
 def run(project, *args):
-    quick = ("--bench", "--bench-quick", "-p", "no:hypothesispytest")
+    quick = ("--bench", "--bench-quick")
     return project.pytester.runpytest_inprocess(*quick, "--bench-collect=timing,counters", *args)
 
 
@@ -130,7 +130,7 @@ def test_one_process_counts_all_cases_and_times_none(on_gpu):
 @pytest.mark.parametrize(("given", "collected"), [((), True), (("--bench-collect=timing",), False)])
 def test_a_first_look_collects_what_its_marker_says_unless_instruments_are_given(on_gpu, given, collected):
     project = on_gpu({"pm_sampling": PM}, LOOKS)
-    arguments = ("--bench", "--bench-quick", "-p", "no:hypothesispytest", *given)
+    arguments = ("--bench", "--bench-quick", *given)
     assert project.pytester.runpytest_inprocess(*arguments).ret == 0
     (record,) = project.records.values()
     assert record["case"]["batch_size"] == 8

@@ -57,12 +57,12 @@ CAMPAIGN = """
 def bench_days(bench):
     bench(time.sleep, 0.01)
 """
-QUICK = ("--bench", "--bench-quick", "-p", "no:hypothesispytest", "-p", "no:syrupy")
+QUICK = ("--bench", "--bench-quick")
 TIMING = (*QUICK, "--bench-collect=timing")
 
 
 @pytest.fixture
-def machine(project, monkeypatch, tmp_path_factory):
+def machine(project, monkeypatch):
     """Makes the project's machine one with so many GPUs."""
 
     def with_gpus(*gpus):
@@ -70,9 +70,6 @@ def machine(project, monkeypatch, tmp_path_factory):
         file.write_text(json.dumps(scenario_of(gpus)))
         monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(file))
         monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        # Sixteen processes import the same modules: compiled once.
-        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "compiled"))
         project.write({"conftest.py": CONFTEST})
         return project
 

@@ -37,7 +37,7 @@ def gpus(project, monkeypatch):
 
 
 def run(project, *args):
-    return project.pytester.runpytest_inprocess("--bench", "--bench-quick", "-p", "no:hypothesispytest", *args)
+    return project.pytester.runpytest_inprocess("--bench", "--bench-quick", *args)
 
 
 def test_every_gpu_has_its_own_rows_and_its_own_power(gpus):

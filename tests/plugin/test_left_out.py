@@ -98,7 +98,7 @@ def test_a_file_of_nothing_else_says_so_and_exits_5(gpus):
 
 def test_with_a_gpu_nothing_is_left_out(gpus, monkeypatch):
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(Path(__file__).parents[1] / "data/nvml/steady_300w.json"))
-    result = gpus.pytester.runpytest_inprocess("--bench", "--collect-only", "-p", "no:hypothesispytest")
+    result = gpus.pytester.runpytest_inprocess("--bench", "--collect-only")
     assert "left out" not in result.stdout.str()
     assert sum("<Function" in line for line in result.outlines) == 42
 
@@ -167,7 +167,7 @@ def test_axes_for_the_cpu_are_taken_whole_and_by_a_gpu_the_first_look(project, m
     project.pytester.makepyfile(bench_c=text)
     assert len(listed(project.bench("--collect-only"))) == 4
     monkeypatch.setenv("JOULEMARK_FAKE_GPUS", str(Path(__file__).parents[1] / "data/nvml/steady_300w.json"))
-    result = project.pytester.runpytest_inprocess("--bench", "--collect-only", "-p", "no:hypothesispytest")
+    result = project.pytester.runpytest_inprocess("--bench", "--collect-only")
     assert [name.split("-")[4] for name in listed(result)] == ["b1", "b8"]
 
 

@@ -297,7 +297,7 @@ def test_a_file_that_cannot_be_collected_is_why_nothing_was_measured(project):
 
 def test_an_interrupt_before_anything_was_measured_says_so(project):
     project.write({"bench_a.py": "def bench_a(bench):\n    raise KeyboardInterrupt\n"})
-    result = project.pytest("--bench", "--bench-gpus=cpu", "--bench-inprocess", "-p", "no:hypothesispytest")
+    result = project.pytest("--bench", "--bench-gpus=cpu", "--bench-inprocess")
     assert result.ret == 2
     result.stdout.fnmatch_lines(["joulemark: nothing was measured: interrupted before the first case was done"])
 

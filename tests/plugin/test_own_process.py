@@ -29,7 +29,8 @@ def say(message):
 
 if os.environ.get("JOULEMARK_WORKER_WAIT"):
     say({"imported": True})
-    stream.readline()
+    if json.loads(stream.readline()).get("stop"):
+        sys.exit()
 with turn_at(Path("turn")):
     if os.environ.get("JOULEMARK_WORKER_WAIT"):
         say({"opening": True})
@@ -102,7 +103,9 @@ def test_one_that_hangs_while_it_opens_is_killed_and_gives_its_turn_back(own, tm
 
 def test_what_is_prepared_for_one_target_ends_with_it(own):
     own.prepare(ONE)
+    begin = time.monotonic()
     own.prepare(OTHER)
+    assert time.monotonic() - begin < 5  # by itself: it would be killed after 10 s
     assert not own.started[0].is_running
     assert own.ask("a", OTHER, 10)["pid"] == own.hello["pid"]
 

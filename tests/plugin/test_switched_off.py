@@ -27,6 +27,27 @@ def test_a_plain_pytest_skips_benchmarks_and_imports_nothing_heavy(project):
     assert project.pytest("-p", "light", "--version").ret == 0
 
 
+IMPORTED = """
+import sys
+from pathlib import Path
+
+def pytest_unconfigure(config):
+    who = "child" if config.getoption("joulemark_worker") else "parent"
+    Path(who).write_text(" ".join(sys.modules))
+"""
+
+
+def test_a_sweep_imports_what_it_uses(project):
+    """No scipy without a baseline; a measuring process analyses no trace."""
+    project.write({"bench_a.py": BENCH, "conftest.py": IMPORTED})
+    assert project.pytest("--bench", "--bench-gpus=cpu", "--bench-quick").ret == 0
+    parent, child = ((project.path / who).read_text().split() for who in ("parent", "child"))
+    assert "joulemark.measure.runner" in child
+    assert "joulemark.report.output" in parent
+    assert "scipy" not in parent + child
+    assert "joulemark.trace" not in child
+
+
 def test_the_marker_is_registered(project):
     result = project.pytester.runpytest_inprocess("--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.bench(models, phases, batch_sizes*"])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from joulemark.device.gpu import Gpu
     from joulemark.plugin.session import BenchSession
     from joulemark.plugin.sweep import Target
+    from joulemark.report.comparison import Comparison
     from joulemark.report.evidence import Document
 
 
@@ -153,9 +154,8 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
         Whether all reports that were asked for could be written.
     """
     from joulemark.attribution.stored import folder_beside
-    from joulemark.report.comparison import why_nothing_counts
     from joulemark.report.documents import in_folder
-    from joulemark.report.output import render, render_comparison
+    from joulemark.report.output import render
 
     journal = session.journal
     assert journal is not None
@@ -173,10 +173,7 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
     reporter.write_line(render([run], "terminal", documents=documents))
     comparison = session.comparison()
     if comparison is not None:
-        reporter.write_line(render_comparison(comparison, "terminal"))
-        if not comparison.counts:
-            why = why_nothing_counts(comparison)
-            reporter.write_line(f"joulemark: --bench-baseline has judged nothing: {why}", yellow=True)
+        _write_comparison(comparison, reporter)
     written = _write_reports(run, documents, session.options.reports, reporter)
     reporter.write_line(f"records: {journal.path}")
     for line in unusable:
@@ -190,6 +187,17 @@ def write_summary(session: BenchSession, reporter: Any) -> bool:
     if not journal.completed and journal.records:
         reporter.write_line(f"go on with the same command and --bench-resume {journal.path}")
     return written
+
+
+def _write_comparison(comparison: Comparison, reporter: Any) -> None:
+    """Beside the baseline; what that imports, scipy too, no sweep without one pays for."""
+    from joulemark.report.comparison import why_nothing_counts
+    from joulemark.report.output import render_comparison
+
+    reporter.write_line(render_comparison(comparison, "terminal"))
+    if not comparison.counts:
+        why = why_nothing_counts(comparison)
+        reporter.write_line(f"joulemark: --bench-baseline has judged nothing: {why}", yellow=True)
 
 
 def _write_reports(run: Run, documents: Sequence[Document], paths: Iterable[Path], reporter: Any) -> bool:

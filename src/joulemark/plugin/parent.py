@@ -20,7 +20,7 @@ from joulemark.plugin.record import record_of
 from joulemark.plugin.replay import replay
 from joulemark.plugin.schedule import Planned
 from joulemark.plugin.sink import Sink
-from joulemark.plugin.sweep import Target, case_of_function
+from joulemark.plugin.sweep import CASE, Target, case_of_function
 from joulemark.plugin.workers import Workers
 from joulemark.records import Case, Environment, Json, Record
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from joulemark.plugin.baseline import Baseline
     from joulemark.plugin.options import BenchOptions
-
-CASE = pytest.StashKey[tuple[Case, Target]]()
 
 
 class Sweep:

@@ -19,7 +19,7 @@ from joulemark.plugin.left_out import LeftOut
 from joulemark.plugin.options import BenchOptions
 from joulemark.plugin.signals import Interrupts
 from joulemark.plugin.strays import is_stray
-from joulemark.plugin.sweep import CPU, SweepMarker, Target, cells, workload_of
+from joulemark.plugin.sweep import CASE, CPU, SweepMarker, Target, cells, workload_of
 from joulemark.plugin.targets import claim_for, pool_of, probed, select_targets, stations_of
 
 if TYPE_CHECKING:
@@ -299,8 +299,6 @@ class BenchSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the items that measure, each with its cell."""
-        from joulemark.plugin.parent import CASE
-
         kept = [item for item in items if "bench" in getattr(item, "fixturenames", ())]
         for item in kept:
             callspec = getattr(item, "callspec", None)

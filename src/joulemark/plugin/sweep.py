@@ -10,6 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from joulemark.errors import ConfigurationError
 from joulemark.plugin.options import DTYPES, INPUTS, MODES
 from joulemark.records import Case
@@ -104,6 +106,8 @@ class Target:
 
 
 CPU = Target(None, "cpu", "cpu", "CPU")
+CASE = pytest.StashKey[tuple[Case, Target]]()
+"""Of an item: what it measures, and where."""
 
 
 @dataclass(frozen=True)

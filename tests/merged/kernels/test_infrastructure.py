@@ -153,6 +153,17 @@ def test_refused_text_says_why() -> None:
         run_small(small("nonsense;"))
 
 
+def test_what_all_emulated_kernels_begin_with_is_read_once(tmp_path, monkeypatch) -> None:
+    from joulemark.merged.kernels import compile as compile_
+
+    monkeypatch.setenv(compile_.CACHE_VARIABLE, str(tmp_path))
+    write = "((float*)a.output)[threadIdx.x] = {};"
+    assert (run_small(small(write.format(11)))[:64] == 11).all()
+    (header,) = tmp_path.glob("*.hpp")
+    header.write_text("#error read again")
+    assert (run_small(small(write.format(12)))[:64] == 12).all()
+
+
 def test_emulation_refuses_shared_memory_that_is_not_there() -> None:
     with pytest.raises(KernelError, match="outside of shared memory at 1024"):
         run_small(small("store_shared(shared_base() + 1024, 1);"))

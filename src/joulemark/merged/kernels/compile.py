@@ -65,9 +65,14 @@ def device_text(name: str) -> str:
     return text.replace("#pragma once\n", "")
 
 
+def words(vocabulary: str) -> str:
+    """What stands in front of every kernel's text, with ``prelude.cuh`` or ``emulation.hpp`` for a vocabulary."""
+    return device_text(vocabulary) + device_text("arguments.cuh")
+
+
 def full_source(kernel: Kernel, vocabulary: str) -> str:
-    """A kernel's text with the vocabulary (``prelude.cuh`` or ``emulation.hpp``) in front."""
-    return device_text(vocabulary) + device_text("arguments.cuh") + kernel.source
+    """A kernel's text with the vocabulary in front."""
+    return words(vocabulary) + kernel.source
 
 
 def cache_folder() -> Path:

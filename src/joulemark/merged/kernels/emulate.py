@@ -13,14 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from joulemark.merged.kernels.compile import KernelError, cache_folder, full_source, write_whole
+from joulemark.merged.kernels.compile import KernelError, cache_folder, words, write_whole
 from joulemark.merged.kernels.kernel import Arguments, Kernel
 from joulemark.merged.kernels.launch import scratch_of
 
 _OPTIONS = (
     "-std=c++17",
     "-O1",
-    "-shared",
     "-fPIC",
     "-w",
     "-U_FORTIFY_SOURCE",
@@ -62,7 +61,7 @@ def run(
         blocks = min(blocks, resident)
     arguments = kernel.arguments(x, weights, guarded, residual, scratch, blocks)
     resident = -(-resident // kernel.cluster) * kernel.cluster
-    launch = getattr(_library(full_source(kernel, "emulation.hpp")), f"emulate_{kernel.name}")
+    launch = getattr(_library(kernel.source), f"emulate_{kernel.name}")
     launch.restype = ctypes.c_char_p
     launch.argtypes = [ctypes.POINTER(Arguments), *[ctypes.c_int] * 5]
     said = launch(ctypes.byref(arguments), blocks, kernel.block, kernel.shared, resident, int(descending))
@@ -86,17 +85,38 @@ def _fenced(out: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
 
 @cache
 def _library(source: str) -> ctypes.CDLL:
+    vocabulary = _vocabulary(cache_folder())
+    path = vocabulary.with_name(f"{_key(vocabulary.name, source)}.so")
+    if not path.exists():
+        write_whole(path, _compiled(source, "-shared", "-include", str(vocabulary)))
+    return ctypes.CDLL(str(path))
+
+
+@cache
+def _vocabulary(folder: Path) -> Path:
+    """The header of all kernels, and beside it what g++ makes of it: to read it took a third of a kernel's build."""
+    text = words("emulation.hpp")
+    header = folder / f"{_key(text)}.hpp"
+    precompiled = header.with_name(f"{header.name}.gch")  # of another g++ it is left alone, and the header read
+    if not precompiled.exists():
+        write_whole(header, text.encode())
+        write_whole(precompiled, _compiled(text, "-x", "c++-header"))
+    return header
+
+
+def _key(*texts: str) -> str:
+    return hashlib.sha256("\0".join((*_OPTIONS, *texts)).encode()).hexdigest()[:32]
+
+
+def _compiled(text: str, *options: str) -> bytes:
     compiler = shutil.which("g++")
     if compiler is None:
         raise KernelError("emulated kernels need g++, which is not on the PATH")
-    key = hashlib.sha256("\0".join((*_OPTIONS, source)).encode()).hexdigest()[:32]
-    path = cache_folder() / f"{key}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            text, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-            text.write_text(source, encoding="utf-8")
-            done = subprocess.run([compiler, *_OPTIONS, str(text), "-o", str(made)], capture_output=True, text=True)
-            if done.returncode:
-                raise KernelError(f"g++ refuses the kernel: {done.stderr[:2000]}")
-            write_whole(path, made.read_bytes())
-    return ctypes.CDLL(str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "kernel.cpp", Path(folder) / "made"
+        given.write_text(text, encoding="utf-8")
+        command = [compiler, *_OPTIONS, *options, str(given), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KernelError(f"g++ refuses the kernel: {done.stderr[:2000]}")
+        return made.read_bytes()
