@@ -122,3 +122,28 @@ def test_a_linear_layer_becomes_a_convolution_without_weights_that_are_drawn_and
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(one.requires_grad or one.is_meta for one in graph.parameters())
     torch.testing.assert_close(graph(x), model(x))
+
+
+@pytest.mark.parametrize("axis", [1, -3])
+def test_shapes_of_what_is_turned_are_known_without_a_run(axis):
+    """Where no permutation is left, no node lacks a shape, and none is found anew."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(6, 4, 1)
+            self.wide, self.between, self.narrow = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 6)
+
+        def forward(self, x):
+            x = self.between(self.wide(self.first(x).permute(0, 2, 3, axis)))
+            return self.last(self.narrow(x).permute(0, axis + 2, 1, 2))
+
+    model, x = Turned().eval(), torch.randn(2, 3, 9, 7)
+    graph = trace(model, (x,))
+    assert as_convolutions(graph) == 2
+    known = {node: node.meta["tensor_meta"] for node in graph.graph.nodes if node.op != "output"}
+    assert seams.keep_channels_last(seams.weights_channels_last(graph), (x,)) == 0
+    seams.ShapeProp(graph).propagate(x)
+    assert len(known) == 6
+    assert [one.shape for one in known.values()] == [node.meta["tensor_meta"].shape for node in known]
+    assert all(len(one.stride) == len(one.shape) for one in known.values())
