@@ -10,6 +10,7 @@ pointwise convolution that follows takes it along (:attr:`joulemark.merged.graph
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from itertools import count
 from typing import cast
 
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from joulemark.merged.bricks import ACTIVATIONS
 from joulemark.merged.graph import activation_of, module_of, only_user
 from joulemark.merged.sequence import Activation
-from joulemark.merged.trying import has_triton, told, tried_at_once
+from joulemark.merged.trying import compile_at_once, has_triton, told
 
 _GATES = {nn.Sigmoid: False, nn.Hardsigmoid: True}
 _AGREES = {2: 2e-2, 4: 1e-3, 8: 1e-6}
@@ -52,6 +53,14 @@ class Excitation(nn.Module):
     @property
     def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return (self.first_weight, self.first_bias, self.second_weight, self.second_bias)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What its kernels are compiled for, which are in Triton."""
+        from joulemark.merged.excitation import compiled_for
+
+        weight = self.first_weight
+        return (*compiled_for(weight.shape[1], weight.shape[0]), weight.dtype, self.activation, self.hard)
 
     def forward(self, x: Tensor) -> Tensor:
         """The gate."""
@@ -176,8 +185,9 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    whys = tried_at_once([module.prove for _, module in found], found[0][1].first_weight.device)
-    return {name: _how(why) for (name, _), why in zip(found, whys, strict=True)}
+    device = found[0][1].first_weight.device
+    compile_at_once(((module.kind, copy(module).prove) for _, module in found if module.own), device)
+    return {name: _how(module.prove()) for name, module in found}
 
 
 def _how(why: str | None) -> str:
