@@ -145,6 +145,14 @@ class Normed(nn.Module):
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+def test_an_excitation_is_compiled_without_torchs_products(monkeypatch):
+    """CuBLAS keeps memory for each thread that calls it."""
+    made = Excitation(nn.Conv2d(6, 4, 1), "relu", nn.Conv2d(4, 6, 1), False)
+    monkeypatch.setattr(Excitation, "_by_kernels", lambda self, x: x.shape)
+    monkeypatch.setattr(squeeze, "in_operators", lambda *_: pytest.fail("called"))
+    assert made.run_small() == (2, 6, 3, 3)
+
+
 @pytest.mark.parametrize("of", ["norms", "excitations", "poolings"])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_kernel_that_fails_beside_others_is_tried_by_itself(of, wrong, streams, monkeypatch):
@@ -159,6 +167,8 @@ def test_a_kernel_that_fails_beside_others_is_tried_by_itself(of, wrong, streams
         return None if self.own else "it fails"
 
     monkeypatch.setattr(kinds[of], "prove", prove)
+    ran = lambda self, x: threads.append(threading.current_thread() is threading.main_thread())  # noqa: E731
+    monkeypatch.setattr(Excitation, "_by_kernels", ran)
     for module in (layer_norms, squeeze, pooling):
         monkeypatch.setattr(module, "compile_at_once", lambda one, _: compile_at_once(one, torch.device("cuda", 0)))
     widths = (8, 64, 128, 8)  # the last two are compiled for what others are, but for norms

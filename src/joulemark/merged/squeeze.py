@@ -10,7 +10,6 @@ pointwise convolution that follows takes it along (:attr:`joulemark.merged.graph
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from itertools import count
 from typing import cast
 
@@ -72,6 +71,15 @@ class Excitation(nn.Module):
         out: Tensor = torch.ops.joulemark.excitation(x, *self._given, self.activation, self.hard)
         return out
 
+    def run_small(self) -> Tensor:
+        """What its kernels alone give for a small activation: no thread that compiles them gets memory of cuBLAS."""
+        return self._by_kernels(self._small)
+
+    @property
+    def _small(self) -> Tensor:
+        channels, like = self.first_weight.shape[1], self.first_weight
+        return torch.linspace(-1, 1, 2 * channels * 9, device=like.device).to(like.dtype).view(2, channels, 3, 3)
+
     def prove(self, run: Callable[[Tensor], Tensor] | None = None) -> str | None:
         """Try its kernels on a small activation; where they fail or are wrong, torch's operators stand in from then on.
 
@@ -84,9 +92,7 @@ class Excitation(nn.Module):
         weight = self.first_weight
         if run is None and not (self.own and weight.is_cuda):
             return None
-        channels = weight.shape[1]
-        x = torch.linspace(-1, 1, 2 * channels * 9, device=weight.device).to(weight.dtype).view(2, channels, 3, 3)
-        why = None
+        x, why = self._small, None
         try:
             out, expected = (run or self._by_kernels)(x), in_operators(x, *self._given, self.activation, self.hard)
             error = float((out.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))
@@ -186,7 +192,7 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
     graph.delete_all_unused_submodules()
     graph.recompile()
     device = found[0][1].first_weight.device
-    compile_at_once(((module.kind, copy(module).prove) for _, module in found if module.own), device)
+    compile_at_once(((module.kind, module.run_small) for _, module in found if module.own), device)
     return {name: _how(module.prove()) for name, module in found}
 
 
