@@ -52,6 +52,12 @@ def split_for(batch: int, channels: int, squeezed: int, pixels: int) -> Split:
     return Split(triton.cdiv(loads, turns), width, lanes, _EXCITED_WARPS)
 
 
+def compiled_for(channels: int, squeezed: int) -> tuple[int, ...]:
+    """What both kernels are compiled for by sizes: excitations that agree in it, and in all else, share them."""
+    split = split_for(1, channels, squeezed, 1)
+    return units_of(channels)[1], split.width, triton.cdiv(squeezed, split.width), split.lanes
+
+
 @triton.jit
 def _factor(weight, start, channel, channels, squeezed, width: tl.constexpr):
     """[width, lanes] of weights that lie as [squeezed, channels], zeros beside them."""

@@ -6,6 +6,7 @@ neither (:class:`joulemark.merged.norms.ChannelNorm`).
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
@@ -18,7 +19,7 @@ from joulemark.merged import permutations
 from joulemark.merged.graph import attribute_of, module_of, norm_behind
 from joulemark.merged.in_place import changed_by
 from joulemark.merged.norms import ChannelNorm
-from joulemark.merged.trying import tried_at_once
+from joulemark.merged.trying import compile_at_once
 
 _RANKS = (4, 5)
 
@@ -141,7 +142,8 @@ def _how(norms: dict[str, fx.Node]) -> dict[str, str]:
     """How norms run, as far as that is known before convolutions have their paths."""
     alone = {name: cast(ChannelNorm, module_of(node)) for name, node in norms.items() if not _is_behind(node)}
     device = next((one.affine.device for one in alone.values()), torch.device("cpu"))
-    whys = dict(zip(alone, tried_at_once([one.prove for one in alone.values()], device), strict=True))
+    compile_at_once(((one.kind, copy(one).prove) for one in alone.values() if one.own), device)
+    whys = {name: one.prove() for name, one in alone.items()}
     told = {name: "by itself" if why is None else f"by torch's operator ({why})" for name, why in whys.items()}
     return {name: f"over channels, {told.get(name, 'in the layer before it')}" for name in norms}
 

@@ -74,6 +74,7 @@ def _behind_activation(graph: fx.GraphModule, node: fx.Node) -> None:
     with graph.graph.inserting_after(node):
         back = graph.graph.call_function(torch.permute, (node, permuted.args[1]))
     node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    permutations.turn_shape(node, cast("tuple[int, ...]", permuted.args[1]))
     graph.graph.erase_node(permuted)
 
 

@@ -50,6 +50,11 @@ class ChannelNorm(nn.Module):
         with torch.cuda.device(x.device):
             return normalized(x, None, self.affine, self.eps, torch.empty_like(x))
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What its kernel is compiled for."""
+        return self.affine.shape[1], self.affine.dtype, self.eps
+
     def prove(self, run: Callable[[Tensor], Tensor] | None = None) -> str | None:
         """Try the kernel on a small tensor; where it fails or is wrong, torch's operator stands in from then on.
 

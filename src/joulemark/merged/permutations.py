@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import TensorMetadata
 
 
 def as_functions(graph: fx.GraphModule) -> None:
@@ -23,9 +24,22 @@ def around(graph: fx.GraphModule, node: fx.Node, rank: int) -> None:
     with graph.graph.inserting_before(node):
         turned = graph.graph.call_function(torch.permute, (node.args[0], (0, rank - 1, *range(1, rank - 1))))
     node.args = (turned,)
+    order = (0, *range(2, rank), 1)
     with graph.graph.inserting_after(node):
-        back = graph.graph.call_function(torch.permute, (node, (0, *range(2, rank), 1)))
+        back = graph.graph.call_function(torch.permute, (node, order))
     node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    turn_shape(node, order)
+
+
+def turn_shape(node: fx.Node, order: tuple[int, ...]) -> None:
+    """The shape of a node, where it has one, from what it was to what ``order`` permutes to that."""
+    meta = node.meta.get("tensor_meta")
+    if not isinstance(meta, TensorMetadata):
+        return
+    rank = len(order)
+    at = sorted(range(rank), key=lambda one: order[one] % rank)
+    shape, stride = torch.Size(meta.shape[one] for one in at), tuple(meta.stride[one] for one in at)
+    node.meta["tensor_meta"] = meta._replace(shape=shape, stride=stride)
 
 
 def cancel(graph: fx.GraphModule) -> None:

@@ -9,6 +9,8 @@ here. What a compiler is to see stays torch's operator.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import partial
 from math import prod
 from typing import Any, cast
@@ -21,7 +23,7 @@ from joulemark.merged import writers
 from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.graph import module_of
 from joulemark.merged.sequence import Shape
-from joulemark.merged.trying import has_triton, told, tried_at_once
+from joulemark.merged.trying import compile_at_once, has_triton, told
 
 _MODULES = {nn.MaxPool2d: True, nn.MaxPool3d: True, nn.AvgPool2d: False, nn.AvgPool3d: False}
 _OPERATORS = {(2, True): F.max_pool2d, (3, True): F.max_pool3d, (2, False): F.avg_pool2d, (3, False): F.avg_pool3d}
@@ -162,8 +164,8 @@ def replace_poolings(graph: fx.GraphModule, device: torch.device, dtype: torch.d
     kinds: dict[tuple[object, int], Pooling] = {}
     for _, made, channels in poolings:
         kinds.setdefault((made.kind, channels), made)
-    trials = [partial(_proved, one, channels, device, dtype) for (_, channels), one in kinds.items()]
-    whys = dict(zip(kinds, tried_at_once(trials, device), strict=True))
+    compile_at_once(_trials(kinds, device, dtype), device)
+    whys = {kind: _proved(one, kind[1], device, dtype) for kind, one in kinds.items()}
     became: dict[str, str] = {}
     for number, (node, made, channels) in enumerate(poolings):  # of nodes: a pooling may be called more than once
         why, made.own = whys[made.kind, channels], kinds[made.kind, channels].own
@@ -185,6 +187,17 @@ def _found(graph: fx.GraphModule) -> list[tuple[fx.Node, Pooling, int]]:
             continue
         found.append((node, made, int(meta.shape[1])))
     return found
+
+
+def _trials(
+    kinds: Mapping[tuple[object, int], Pooling], device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[object, Callable[[], object]]]:
+    """What each pooling's kernel is compiled for, and its trial."""
+    for (kind, channels), one in kinds.items():
+        if one.own:
+            from joulemark.merged.windows import compiled_for
+
+            yield (kind, compiled_for(channels)), partial(_proved, copy(one), channels, device, dtype)
 
 
 def _proved(pooling: Pooling, channels: int, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from joulemark.merged.bricks import ACTIVATIONS
 from joulemark.merged.graph import activation_of, module_of, only_user
 from joulemark.merged.sequence import Activation
-from joulemark.merged.trying import has_triton, told, tried_at_once
+from joulemark.merged.trying import compile_at_once, has_triton, told
 
 _GATES = {nn.Sigmoid: False, nn.Hardsigmoid: True}
 _AGREES = {2: 2e-2, 4: 1e-3, 8: 1e-6}
@@ -53,6 +53,14 @@ class Excitation(nn.Module):
     def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return (self.first_weight, self.first_bias, self.second_weight, self.second_bias)
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What its kernels are compiled for, which are in Triton."""
+        from joulemark.merged.excitation import compiled_for
+
+        weight = self.first_weight
+        return (*compiled_for(weight.shape[1], weight.shape[0]), weight.dtype, self.activation, self.hard)
+
     def forward(self, x: Tensor) -> Tensor:
         """The gate."""
         if self.own and x.is_cuda:
@@ -62,6 +70,15 @@ class Excitation(nn.Module):
     def _by_kernels(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.joulemark.excitation(x, *self._given, self.activation, self.hard)
         return out
+
+    def run_small(self) -> Tensor:
+        """What its kernels alone give for a small activation: no thread that compiles them gets memory of cuBLAS."""
+        return self._by_kernels(self._small)
+
+    @property
+    def _small(self) -> Tensor:
+        channels, like = self.first_weight.shape[1], self.first_weight
+        return torch.linspace(-1, 1, 2 * channels * 9, device=like.device).to(like.dtype).view(2, channels, 3, 3)
 
     def prove(self, run: Callable[[Tensor], Tensor] | None = None) -> str | None:
         """Try its kernels on a small activation; where they fail or are wrong, torch's operators stand in from then on.
@@ -75,9 +92,7 @@ class Excitation(nn.Module):
         weight = self.first_weight
         if run is None and not (self.own and weight.is_cuda):
             return None
-        channels = weight.shape[1]
-        x = torch.linspace(-1, 1, 2 * channels * 9, device=weight.device).to(weight.dtype).view(2, channels, 3, 3)
-        why = None
+        x, why = self._small, None
         try:
             out, expected = (run or self._by_kernels)(x), in_operators(x, *self._given, self.activation, self.hard)
             error = float((out.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))
@@ -176,8 +191,9 @@ def replace_excitations(graph: fx.GraphModule) -> dict[str, str]:
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
-    whys = tried_at_once([module.prove for _, module in found], found[0][1].first_weight.device)
-    return {name: _how(why) for (name, _), why in zip(found, whys, strict=True)}
+    device = found[0][1].first_weight.device
+    compile_at_once(((module.kind, module.run_small) for _, module in found if module.own), device)
+    return {name: _how(module.prove()) for name, module in found}
 
 
 def _how(why: str | None) -> str:

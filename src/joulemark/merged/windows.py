@@ -81,6 +81,16 @@ def _windows(
     tl.store(out + position, total.to(out.dtype.element_ty), mask=wanted[:, None] & real)
 
 
+def compiled_for(channels: int) -> tuple[int, int]:
+    """What the kernel of a pooling into a tensor of its own is compiled for by channels."""
+    return units_of(channels)[1], _lanes(channels)
+
+
+def _lanes(channels: int) -> int:
+    """Channels of a program."""
+    return int(max(8, min(64, triton.next_power_of_2(channels))))
+
+
 def pooled(
     x: Tensor,
     largest: bool,
@@ -116,7 +126,7 @@ def pooled(
     missing = (1,) * (3 - len(size))
     none = (0,) * len(missing)
     pixels = batch * prod(all_size)
-    lanes = max(8, min(64, triton.next_power_of_2(channels)))
+    lanes = _lanes(channels)
     rows = _ELEMENTS // lanes
     (units, unit), (row_units, row_unit) = units_of(channels), units_of(out.stride(-1))
     beside_units, beside_unit = (row_units, row_unit) if beside is None else units_of(beside.stride(-1))
