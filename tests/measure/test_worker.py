@@ -100,12 +100,16 @@ def test_a_child_that_was_started_ahead_may_be_asked_at_once(worker):
     assert worker.started == 1
 
 
-@pytest.mark.parametrize("mode", ["hangs opening", "dies opening"])
-def test_a_child_that_does_not_open_its_instruments_is_ended_and_replaced(worker, mode):
+@pytest.mark.parametrize(("mode", "seen_s"), [("hangs opening", 0.0), ("dies opening", 0.0), ("dies opening", 10.0)])
+def test_a_child_that_does_not_open_its_instruments_is_ended_and_replaced(worker, mode, seen_s):
+    """However late that is seen."""
     worker.environment = {**worker.environment, "MODE": mode}
     worker.open_timeout_s = 0.5
     worker.prepare()
     worker.open_instruments()
+    end = time.monotonic() + seen_s
+    while worker.is_running and time.monotonic() < end:
+        time.sleep(0.01)
     with pytest.raises(WorkerDied, match="did not start"):
         worker.ensure_started()
     assert not worker.is_running

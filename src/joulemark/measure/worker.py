@@ -133,6 +133,8 @@ class Worker:
             WorkerDied: it ended before it was ready; the message holds the end of its output.
         """
         if not self._is_alive():
+            if self._process is not None and self._stage == OPENING:
+                raise self._death("did not start")
             self._start({})
         if self._stage == IMPORTED:
             self.open_instruments()
