@@ -123,9 +123,8 @@ def _limited(calibration: Calibration, outcome: Outcome, limit_w: float) -> What
 
     seen, counts = outcome.measured, outcome.counts
     assert counts is not None
-    share = core_share(calibration, counts, seen) if seen.core_share is None else seen.core_share
     model = model_of(calibration, seen, static_offset_w(calibration, seen.idle_w))
-    return trends.limited(model, counts, seen.window_s, limit_w, seen.clock, share)
+    return trends.limited(model, counts, seen.window_s, limit_w, seen.clock, core_share(calibration, counts, seen))
 
 
 def _row(outcome: Outcome, change: str, question: Callable[[], WhatIf]) -> dict[str, Json]:

@@ -148,12 +148,14 @@ def predict(model: Model, counts: Counts, row: Measured) -> Prediction:
         return model.predict(counts, row.window_s, 1.0 if row.clock >= CLOCK_HELD else row.clock)
     if row.power_limit_w is None:
         raise MeasurementError(f"{row.workload} was capped, but its power limit is not in the file")
-    share = core_share(model.calibration, counts, row) if row.core_share is None else row.core_share
+    share = core_share(model.calibration, counts, row)
     return model.under_limit(counts, row.window_s, row.power_limit_w, row.clock, share)
 
 
 def core_share(calibration: Calibration, counts: Counts, row: Measured) -> float:
-    """Share of a workload's time that follows the SM clock: what HBM, at the highest rate calibrated, leaves of it."""
+    """Share of a workload's time that follows the SM clock: as told, or what HBM at its highest rate leaves."""
+    if row.core_share is not None:
+        return row.core_share
     rates = [one["rates"].get("hbm_read", 0.0) + one["rates"].get("hbm_write", 0.0) for one in calibration.windows]
     most = max(rates, default=0.0)
     moved = sum(counts.values[unit].value for unit in ("hbm_read", "hbm_write") if unit in counts.values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 from joulemark.merged_bench.gains import dram_bytes
@@ -126,7 +126,7 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             known = [gains[name] for gains in alike if gains[name]]
             if known:
                 of = f" ({len(known)})" if len(known) < len(alike) else ""
-                told.append(f"{name} {exp(sum(map(log, known)) / len(known)):.2f}×{of}")
+                told.append(f"{name} {geometric_mean(known):.2f}×{of}")
         if told:
             lines.append(f"{kind} ({len(alike)} blocks), geometric means: {', '.join(told)}; {asked:g}× is asked for.")
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 from joulemark.merged_bench.rivals import OURS
@@ -108,9 +108,9 @@ def group_gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     for group, gains in groups.items():
         found[group] = {"rows": float(len(gains))}
         for name in ("burst", "sustained", "energy", "dram_bytes"):
-            known = [log(one[name]) for one in gains if one[name]]
+            known = [one[name] for one in gains if one[name]]
             if known:
-                found[group][name] = exp(sum(known) / len(known))
+                found[group][name] = geometric_mean(known)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 from joulemark.errors import ConfigurationError
@@ -13,6 +13,7 @@ from joulemark.merged_bench.provenance import UNKNOWN, versions
 from joulemark.merged_bench.remarks import of_use, only_a_test, remarks, why_missing
 from joulemark.merged_bench.rivals import NOT_ASKED
 from joulemark.merged_bench.rows import is_whole
+from joulemark.merged_bench.subjects import NETWORKS
 from joulemark.metrics import format_ratio, format_value
 from joulemark.records import Table
 
@@ -20,8 +21,6 @@ BARS: Mapping[str, float] = {"mobilenet_v2": 1.7, "efficientnet_b0": 1.3, "resne
 """Gains over the best rival that are asked for, in batches of 32 and 128."""
 LEAST, MEAN = 0.98, 1.25
 """Below which no network may fall, and what the geometric mean of all is to reach."""
-_NETWORKS = 11
-"""How many all are."""
 _SAME = ("schema", "kind", "gpu", "driver", "software")
 
 
@@ -194,11 +193,11 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     for batch in sorted({row["shape"][0] for row in rows}):
         alike = [row["gains"] for row in rows if row["shape"][0] == batch]
         known = {name: [one[name] for one in alike if one[name]] for name in _FIGURES}
-        means = {name: exp(sum(map(log, found)) / len(found)) for name, found in known.items() if found}
+        means = {name: geometric_mean(found) for name, found in known.items() if found}
         few = {name: f" ({len(found)})" if 0 < len(found) < len(alike) else "" for name, found in known.items()}
         time, more = ([gain(means.get(one)) + few[one] for one in some] for some in (_FIGURES[:3], _FIGURES[3:]))
         reached = _held([means[one] for one in ("burst", "sustained") if one in means], MEAN)
-        whole = reached if len(alike) >= _NETWORKS else f"{MEAN:g}× over {_NETWORKS}: {len(alike)} are there"
+        whole = reached if len(alike) >= len(NETWORKS) else f"{MEAN:g}× over {len(NETWORKS)}: {len(alike)} are there"
         named = f"geometric mean, batch {batch}, of {len(alike)}"
         cells.append((named, "", "", "", *time, "", *more, whole if batch > 1 else ""))
     return cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any
 
 from joulemark.merged_bench.gains import dram_bytes
@@ -106,4 +106,4 @@ def _shown(value: float | None) -> str:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [one for one in values if one is not None]
-    return exp(sum(log(one) for one in known) / len(known)) if known else None
+    return geometric_mean(known) if known else None
