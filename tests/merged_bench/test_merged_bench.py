@@ -1072,24 +1072,50 @@ def test_a_network_is_built_once_for_all_batch_sizes():
     assert first is second
 
 
-def test_floors_of_a_chain_by_hand():
-    from joulemark.merged_bench.floors import floors_of
+def test_floors_or_reason_a_chain_by_hand():
+    from joulemark.merged_bench.floors import floors_or_reason
 
     subject = block("chain-2x16")
     x = torch.randn(2, 16, 64, 64)
     model = subject.build().eval()
-    floors = floors_of(model, x, RATES)
+    floors = floors_or_reason(model, x, RATES)
     flops = 2 * 2 * 64 * 64 * 2 * 9 * 16 * 16
     weights = 2 * (9 * 16 * 16 + 16) * 4
     assert floors["flops_s"] == pytest.approx(flops / 1e15)
     assert floors["ends_s"] == pytest.approx((2 * x.nbytes + weights) / 1e9)
     # The L2 of these rates holds nothing: every tensor goes through DRAM.
     assert floors["layers_s"] == pytest.approx((4 * x.nbytes + 2 * 9 * 16 * 16 * 4) / 1e9)
-    assert floors_of(model.double(), x.double(), RATES) is None
+    assert floors_or_reason(model.double(), x.double(), RATES) == "no rates for numbers of torch.float64"
+    assert floors_or_reason(model, x, None) == "no rates of this device are known"
+
+
+def test_a_floor_that_is_not_known_has_its_reason_in_the_row_and_under_the_table():
+    from joulemark.merged_bench.floors import floors_or_reason
+    from joulemark.merged_bench.networks import costs_table
+
+    class TooLarge(torch.nn.Module):
+        def forward(self, x):
+            if not isinstance(x, torch.fx.Proxy):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 13.50 GiB.")
+            return x + 1
+
+    why = floors_or_reason(TooLarge(), torch.zeros(1, 3, 8, 8), RATES)
+    assert why.startswith("OutOfMemoryError: CUDA out of memory")
+    measured = measure_subject(block("bottleneck"), Stage("cpu"), replace(QUICK, names=("eager", "merged")))
+    assert measured["floors"] is None
+    assert measured["floors_missing"] == "no rates of this device are known"
+    known = network_row("unet", 1.0, eager=1.2) | {"floors": {"layers_s": 0.5}}
+    rows = [network_row(one, 1.0, eager=1.2) for one in ("vgg16", "deepcam", "drn_26")]
+    rows[0]["floors_missing"] = rows[1]["floors_missing"] = why
+    told = [one for one in costs_table(network_document(known, *rows)).notes if one.startswith("No layers' floor")]
+    assert told == [
+        f"No layers' floor of deepcam-b32, vgg16-b32: {why}",
+        "No layers' floor of drn_26-b32: no reason was kept.",
+    ]
 
 
 def test_a_floor_counts_linear_layers_over_the_positions_of_an_image():
-    from joulemark.merged_bench.floors import floors_of
+    from joulemark.merged_bench.floors import floors_or_reason
 
     class Mixed(torch.nn.Module):
         def __init__(self):
@@ -1099,7 +1125,7 @@ def test_a_floor_counts_linear_layers_over_the_positions_of_an_image():
         def forward(self, x):
             return self.mix(self.spatial(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
-    floors = floors_of(Mixed().eval(), torch.randn(2, 16, 8, 8), RATES)
+    floors = floors_or_reason(Mixed().eval(), torch.randn(2, 16, 8, 8), RATES)
     assert floors["flops_s"] == pytest.approx(2 * 2 * 8 * 8 * (9 * 16 * 16 + 16 * 64) / 1e15)
 
 
