@@ -26,8 +26,9 @@ _SAME = ("schema", "kind", "gpu", "driver", "software")
 
 _GAINS = (
     "Gains are a rival's figure over merged's: above 1 × merging is better. Each is over the rival that is best in "
-    "that figure: time per call in bursts, each after a rest (those times stand beside it), and sustained, in a steady "
-    "window; energy in that window; bytes through DRAM."
+    "that figure, of those that have it: time per call in bursts, each after a rest (those times stand beside it), and "
+    "sustained, in a steady window; energy in that window; bytes through DRAM. Steady windows are of merged and of the "
+    "rivals that are fastest in bursts, one at least."
 )
 _UNMERGED = (
     "the fastest whole without merging that merge itself timed (folded batch norms, cuDNN's fused kernels, a compiler "
