@@ -46,7 +46,7 @@ from joulemark.merged_bench.remarks import remarks  # noqa: E402
 from joulemark.merged_bench.rows import measured_in  # noqa: E402
 from joulemark.merged_bench.stage import Act, Poisoned, Stage  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
-from tests.merged.fakes import RATES  # noqa: E402
+from tests.merged.fakes import RATES, fake_capture  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schema" / "merged.schema.json").read_text(encoding="utf-8"))
@@ -257,7 +257,7 @@ def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, cal
     made = []
 
     def merge(model, x, budget_s):
-        made.append(MergedModel(model, [], cached=bool(made)))
+        made.append(MergedModel(model, [], cached=bool(made), spent_s={"tracing": 1.0 + len(made)}))
         return made[-1]
 
     monkeypatch.setattr(rivals, "merge", merge)
@@ -265,6 +265,29 @@ def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, cal
     facts = rivals.build("merged", rivals.Task(torch.nn.ReLU(), torch.ones(1))).facts
     assert len(made) == calls
     assert (facts["merge_cached_s"] is None) == (calls == 1)
+    assert facts["merge_spent_s"] == {"tracing": 1.0}
+    assert facts["merge_cached_spent_s"] == (None if calls == 1 else {"tracing": 2.0})
+
+
+def test_merging_again_finds_the_memory_of_a_new_process(monkeypatch):
+    """The first one's graph is gone before what nobody uses is given back."""
+    from joulemark.merged import replay
+    from joulemark.merged.merged_model import MergedModel
+
+    model, order, graphs = torch.nn.ReLU(), [], []
+
+    def merge(model, x, budget_s):
+        order.append("merge")
+        made = replay.Replayed(model, (x,))
+        graphs.append(weakref.ref(made._graph))
+        return MergedModel(made, [], cached=len(order) > 1)
+
+    monkeypatch.setattr(replay, "capture", fake_capture)
+    monkeypatch.setattr(rivals, "merge", merge)
+    monkeypatch.setattr(rivals, "give_back", lambda _: order.append("gone" if graphs[0]() is None else "held"))
+    built = rivals.build("merged", rivals.Task(model, torch.ones(1)))
+    assert order == ["merge", "gone", "merge"]
+    assert built.call.inner is model
 
 
 def test_an_output_that_is_not_finite_has_no_error_and_the_row_can_be_written(monkeypatch):
