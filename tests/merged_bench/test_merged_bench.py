@@ -726,6 +726,41 @@ def network_document(*rows, **more):
     return {**facts, **software, "rows": list(rows), **more}
 
 
+def test_what_sequences_gain_is_measured_beside_every_layer_alone():
+    options = replace(QUICK, names=("eager", "merged", "layerwise"))
+    row = measure_subject(block("bottleneck"), Stage("cpu"), options)
+    both = [row["rivals"][name] for name in ("merged", "layerwise")]
+    assert [one["merged_layers"] for one in both] == [0, 0], "no kernels of ours run on a CPU"
+    assert all(one["merge_s"] > 0 for one in both)
+    assert row["gains"]["over_layerwise"] == pytest.approx(both[1]["burst_s"] / both[0]["burst_s"])
+    assert row["gains"]["best_rival"] == "eager"
+
+
+def test_the_table_of_sequences_is_of_rows_measured_both_ways_and_there_without_any_no_table():
+    from joulemark.merged_bench.sequences import sequences_table
+
+    rows = [network_row("unet", 1e-3, layerwise=1.5e-3), network_row("vgg16", 1e-3, layerwise=6e-3)]
+    rows[0]["rivals"]["merged"] |= {"merged_ranges": 4, "merged_layers": 9}
+    table = sequences_table(network_document(network_row("drn_26", 1e-3, eager=2e-3), *rows))
+    assert table.rows == (
+        ("unet-b32", "4", "9", "1.5 ms", "1 ms", "1.50 ×"),
+        ("vgg16-b32", "–", "–", "6 ms", "1 ms", "6.00 ×"),
+        ("geometric mean, batch 32, of 2", "", "", "", "", "3.00 ×"),
+    )
+    assert len(set(table.columns)) == len(table.columns) == len(table.rows[0])
+    assert sequences_table(network_document(network_row("drn_26", 1e-3, eager=2e-3))) is None
+
+
+def test_a_row_without_time_for_every_layer_alone_is_whole(monkeypatch):
+    monkeypatch.setitem(rivals.RIVALS, "layerwise", lambda task: time.sleep(60.0))
+    options = replace(QUICK, names=("eager", "merged", "layerwise"), sustain_best=0, steady_unmerged=False)
+    ends_s = time.perf_counter() + options.measuring_s + 3.0
+    row = measure_subject(block("chain-2x16"), Stage("cpu"), replace(options, ends_s=ends_s))
+    assert "burst_s" not in row["rivals"]["layerwise"]
+    assert row["gains"]["burst"] > 0
+    assert not row["cut"]
+
+
 def test_the_published_table_stands_beside_ours(tmp_path, capsys):
     from joulemark.merged_bench.published import BRICKDL, beside_brickdl
 

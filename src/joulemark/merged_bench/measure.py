@@ -96,7 +96,7 @@ def measure_subject(
         "rivals": found,
         "gains": gains_of(found),
         "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
-        "cut": bool(late) and end < begin + options.limit_s,
+        "cut": bool(set(late) - rivals.SPARED) and end < begin + options.limit_s,
         "measured": measured_now(),
         "took_s": time.perf_counter() - begin,
         "spent_s": spent | performing,
