@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from joulemark.merged import cache, merge
 from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner
 from joulemark.merged.setting import Setting
-from tests.merged.fakes import RATES, executed, fake_family, pair_and_input
+from tests.merged.fakes import RATES, executed, fake_family, merged_there, model_and_input, pair_and_input
 
 pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
 
@@ -115,3 +116,88 @@ def test_a_plans_entry_of_another_type_is_made_anew():
         assert (merged.failed, merged.cached) == (None, False), one
     assert merged_here(model, x).cached
     assert executed(merged) or merged.variant == "folded"
+
+
+@pytest.fixture
+def memory(simulated_gpu, monkeypatch):
+    """A GPU that captures no graph while it has less than 100 bytes free; ``given_back`` is what that brings."""
+    from joulemark.merged import automatic, replay
+
+    gpu = SimpleNamespace(free=100, given_back=0, refusal="CUDA out of memory. Tried to allocate 2.00 GiB")
+    capture = replay.capture
+
+    def scarce(*given):
+        if gpu.free < 100:
+            raise RuntimeError(gpu.refusal)
+        return capture(*given)
+
+    def give_back(_):
+        gpu.free += gpu.given_back
+
+    monkeypatch.setattr(replay, "capture", scarce)
+    monkeypatch.setattr(automatic, "give_back", give_back)
+    monkeypatch.setattr(automatic, "free_bytes", lambda _: gpu.free)
+    simulated_gpu.times["graph"] = simulated_gpu.on_device["graph"] = 0.5
+    return gpu
+
+
+def variant_there():
+    merged = merged_there(*model_and_input())
+    return merged.variant, merged.cached
+
+
+def test_a_plan_that_lacks_nothing_but_memory_today_stays_on_the_disk(memory):
+    assert variant_there() == ("graph", False)
+    (path,) = entries("plan")
+    before = path.read_bytes()
+    memory.free = 40
+    variant, cached = variant_there()
+    assert (variant == "graph", cached) == (False, False)
+    assert path.read_bytes() == before
+    memory.free = 100
+    assert variant_there() == ("graph", True)
+
+
+def test_a_plan_for_which_memory_ran_out_is_tried_again_with_what_was_given_back(memory):
+    assert variant_there() == ("graph", False)
+    memory.free, memory.given_back = 40, 60
+    assert variant_there() == ("graph", True)
+
+
+def test_a_plan_that_cuda_refuses_for_another_reason_is_replaced(memory):
+    assert variant_there() == ("graph", False)
+    memory.free, memory.refusal = 40, "operation not permitted when stream is capturing"
+    variant, cached = variant_there()
+    assert (variant == "graph", cached) == (False, False)
+    assert variant_there() == (variant, True)
+    memory.free = 100
+    assert variant_there() == (variant, True), "it was made in want of nothing"
+
+
+def test_a_plan_made_with_too_little_memory_serves_until_there_is_more(memory):
+    memory.free = 90
+    variant, cached = variant_there()
+    assert (variant == "graph", cached) == (False, False)
+    for memory.free in (90, 40, 98):
+        assert variant_there() == (variant, True)
+    memory.free = 100
+    assert variant_there() == ("graph", False)
+    assert variant_there() == ("graph", True)
+    memory.free = 1000
+    assert variant_there() == ("graph", True)
+
+
+def test_memory_that_was_short_when_segments_were_measured_marks_the_plan_too(memory, monkeypatch):
+    from joulemark.merged import measuring
+
+    def scarce(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as short:
+        short.setattr(measuring, "_checked", scarce)
+        first = merged_there(*model_and_input())
+    again = merged_there(*model_and_input())
+    memory.free = 1000
+    anew = merged_there(*model_and_input())
+    assert [one.cached for one in (first, again, anew)] == [False, True, False]
+    assert [any(one.how == "padded" for one in made.decisions) for made in (first, again, anew)] == [False, False, True]

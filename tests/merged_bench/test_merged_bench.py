@@ -46,7 +46,7 @@ from joulemark.merged_bench.remarks import remarks  # noqa: E402
 from joulemark.merged_bench.rows import measured_in  # noqa: E402
 from joulemark.merged_bench.stage import Act, Poisoned, Stage  # noqa: E402
 from joulemark.merged_bench.subjects import BLOCKS, NETWORKS, Subject, network  # noqa: E402
-from tests.merged.fakes import RATES  # noqa: E402
+from tests.merged.fakes import RATES, fake_capture  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schema" / "merged.schema.json").read_text(encoding="utf-8"))
@@ -257,7 +257,7 @@ def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, cal
     made = []
 
     def merge(model, x, budget_s):
-        made.append(MergedModel(model, [], cached=bool(made)))
+        made.append(MergedModel(model, [], cached=bool(made), spent_s={"tracing": 1.0 + len(made)}))
         return made[-1]
 
     monkeypatch.setattr(rivals, "merge", merge)
@@ -265,6 +265,29 @@ def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, cal
     facts = rivals.build("merged", rivals.Task(torch.nn.ReLU(), torch.ones(1))).facts
     assert len(made) == calls
     assert (facts["merge_cached_s"] is None) == (calls == 1)
+    assert facts["merge_spent_s"] == {"tracing": 1.0}
+    assert facts["merge_cached_spent_s"] == (None if calls == 1 else {"tracing": 2.0})
+
+
+def test_merging_again_finds_the_memory_of_a_new_process(monkeypatch):
+    """The first one's graph is gone before what nobody uses is given back."""
+    from joulemark.merged import replay
+    from joulemark.merged.merged_model import MergedModel
+
+    model, order, graphs = torch.nn.ReLU(), [], []
+
+    def merge(model, x, budget_s):
+        order.append("merge")
+        made = replay.Replayed(model, (x,))
+        graphs.append(weakref.ref(made._graph))
+        return MergedModel(made, [], cached=len(order) > 1)
+
+    monkeypatch.setattr(replay, "capture", fake_capture)
+    monkeypatch.setattr(rivals, "merge", merge)
+    monkeypatch.setattr(rivals, "give_back", lambda _: order.append("gone" if graphs[0]() is None else "held"))
+    built = rivals.build("merged", rivals.Task(model, torch.ones(1)))
+    assert order == ["merge", "gone", "merge"]
+    assert built.call.inner is model
 
 
 def test_an_output_that_is_not_finite_has_no_error_and_the_row_can_be_written(monkeypatch):
@@ -701,6 +724,41 @@ def network_document(*rows, **more):
     facts = {"schema": "joulemark.merged/1", "kind": "networks", "gpu": "NVIDIA H200", "gpu_uuid": "GPU-1"}
     software = {"driver": "580", "software": {"torch": "2"}, "rates": None, "model": None, "failed": {}}
     return {**facts, **software, "rows": list(rows), **more}
+
+
+def test_what_sequences_gain_is_measured_beside_every_layer_alone():
+    options = replace(QUICK, names=("eager", "merged", "layerwise"))
+    row = measure_subject(block("bottleneck"), Stage("cpu"), options)
+    both = [row["rivals"][name] for name in ("merged", "layerwise")]
+    assert [one["merged_layers"] for one in both] == [0, 0], "no kernels of ours run on a CPU"
+    assert all(one["merge_s"] > 0 for one in both)
+    assert row["gains"]["over_layerwise"] == pytest.approx(both[1]["burst_s"] / both[0]["burst_s"])
+    assert row["gains"]["best_rival"] == "eager"
+
+
+def test_the_table_of_sequences_is_of_rows_measured_both_ways_and_there_without_any_no_table():
+    from joulemark.merged_bench.sequences import sequences_table
+
+    rows = [network_row("unet", 1e-3, layerwise=1.5e-3), network_row("vgg16", 1e-3, layerwise=6e-3)]
+    rows[0]["rivals"]["merged"] |= {"merged_ranges": 4, "merged_layers": 9}
+    table = sequences_table(network_document(network_row("drn_26", 1e-3, eager=2e-3), *rows))
+    assert table.rows == (
+        ("unet-b32", "4", "9", "1.5 ms", "1 ms", "1.50 ×"),
+        ("vgg16-b32", "–", "–", "6 ms", "1 ms", "6.00 ×"),
+        ("geometric mean, batch 32, of 2", "", "", "", "", "3.00 ×"),
+    )
+    assert len(set(table.columns)) == len(table.columns) == len(table.rows[0])
+    assert sequences_table(network_document(network_row("drn_26", 1e-3, eager=2e-3))) is None
+
+
+def test_a_row_without_time_for_every_layer_alone_is_whole(monkeypatch):
+    monkeypatch.setitem(rivals.RIVALS, "layerwise", lambda task: time.sleep(60.0))
+    options = replace(QUICK, names=("eager", "merged", "layerwise"), sustain_best=0, steady_unmerged=False)
+    ends_s = time.perf_counter() + options.measuring_s + 3.0
+    row = measure_subject(block("chain-2x16"), Stage("cpu"), replace(options, ends_s=ends_s))
+    assert "burst_s" not in row["rivals"]["layerwise"]
+    assert row["gains"]["burst"] > 0
+    assert not row["cut"]
 
 
 def test_the_published_table_stands_beside_ours(tmp_path, capsys):

@@ -28,6 +28,7 @@ from joulemark.merged.joining import Concatenation, flatten_concatenations, join
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
+from joulemark.merged.memory import free_bytes, give_back, says_out_of_memory
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.paths import cudnn_tuning, format_of
 from joulemark.merged.plan import Planner
@@ -36,7 +37,7 @@ from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
-from joulemark.merged.setting import Setting
+from joulemark.merged.setting import DEPTH, Setting
 from joulemark.merged.spent import Spent
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.trials import Choice
@@ -54,6 +55,8 @@ _COMPILING_S = {"default": 0.12, "max-autotune-no-cudagraphs": 0.6}
 """What a compiler takes for a call in a graph, by mode: guesses, for the first one of a model alone."""
 _FOR_JOINING = 0.05
 """Share of the budget that concatenations may take in any case."""
+_MORE_MEMORY = 1.1
+"""From so many times on free memory counts as more: a guess, what other processes hold varies."""
 _UNTRIED = "no time for some layers or ranges: a larger budget_s may merge more"
 _STARTING = 30
 """As many calls more its start takes."""
@@ -66,7 +69,11 @@ _VARIANTS = ("launches", "folded", *_GRAPHS, *_FORKED, *_COMPILED, *_TUNED)
 
 @dataclass(frozen=True)
 class _Kept:
-    """A plan on the disk; ``cut_s``: the budget that cut it short, None where it is whole."""
+    """A plan on the disk.
+
+    ``cut_s``: the budget that cut it short; ``short_bytes``: the free memory that was too little for something in it;
+    None where they were not.
+    """
 
     choices: list[Choice]
     left: dict[str, str]
@@ -75,6 +82,7 @@ class _Kept:
     times: dict[str, float]
     device_times: dict[str, float]
     cut_s: float | None
+    short_bytes: int | None
 
 
 def merge_automatically(
@@ -85,6 +93,7 @@ def merge_automatically(
     measure: bool | None,
     budget_s: float,
     forced: bool = False,
+    depth: int = DEPTH,
 ) -> MergedModel:
     """See :func:`joulemark.merged.merge`."""
     begin, spent = time.monotonic(), Spent()
@@ -97,7 +106,7 @@ def merge_automatically(
             if isinstance(graph, str):
                 return untraced(model, graph)
             with spent.on("rates"):
-                setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
+                setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s, depth)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
             with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
@@ -116,6 +125,7 @@ def _setting(
     families: tuple[Family, ...] | None,
     measure: bool | None,
     deadline: float,
+    depth: int,
 ) -> Setting:
     x = next((one for one in _tensors(inputs) if one.is_floating_point()), None)
     device = torch.device("cpu") if x is None else x.device
@@ -129,7 +139,7 @@ def _setting(
         except (RatesError, KernelError) as error:  # nothing is predicted then; what is measured decides
             warnings.warn(f"merged without a performance model: {error}", stacklevel=4)
     form = None if x is None else format_of(x)
-    return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline)
+    return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline, depth)
 
 
 def _unplanned(model: nn.Module, graph: fx.GraphModule) -> MergedModel:
@@ -165,7 +175,8 @@ class _Automatic:
         with self.spent.on("disk"):
             self.key = self._key(inputs)
             self.kept: _Kept | None = self._kept() if setting.measured else None
-        self.cut = self.of_values = False
+        self.cut = self.of_values = self.short = self.stays = False
+        self.free_bytes = 0
         self.untried: str | None = None
 
     def _rewrite(self) -> None:
@@ -195,7 +206,7 @@ class _Automatic:
         shapes = pytree.tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype, one.stride()), inputs)
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
-        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu)
+        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu, setting.depth)
         return cache.key_of("plan", cache.code_key(), where, *what)
 
     def _pooled(self) -> dict[str, str]:
@@ -206,19 +217,22 @@ class _Automatic:
         return replace_poolings(self.rewritten, x.device, x.dtype)
 
     def _kept(self) -> _Kept | None:
-        """The plan on the disk; None without one, or where it was cut short and there is more time now."""
+        """The plan on the disk; None without one, or where time or memory were too short for it and are more now."""
         kept: _Kept | None = cache.read("plan", self.key, _Kept)
         if kept is None or not {kept.variant, kept.captured} <= {*_VARIANTS, None}:
             return None
-        return None if kept.cut_s is not None and self.budget_s > kept.cut_s else kept
+        if kept.cut_s is not None and self.budget_s > kept.cut_s:
+            return None
+        short = kept.short_bytes
+        return None if short is not None and free_bytes(self.setting.device) > _MORE_MEMORY * short else kept
 
     def merged(self) -> MergedModel:
         """The model, from what the disk keeps of it where that still holds."""
-        if self.kept is not None:
-            try:
-                return self._finish(self.kept.choices, self.kept.left, self.kept)
-            except (AssertionError, KeyError, RuntimeError, ValueError):  # of another meaning, or CUDA refuses it today
-                self.kept = None
+        if self.kept is not None and (made := self._from_disk(self.kept)) is not None:
+            return made
+        if self.setting.measured:
+            with self.spent.on("memory"):
+                self.free_bytes = free_bytes(self.setting.device)
         planner = Planner(self.setting, forced=self.forced, spent=self.spent)
         with self.spent.on("cuts"):
             choices, left = planner.plan(self.rewritten)
@@ -236,7 +250,26 @@ class _Automatic:
             with self.spent.on("learning"):
                 learn(planner.ranges.points(), self.setting.rates, self.setting.device)
         self.of_values = planner.ranges.of_values
+        problems = (one.problem for trials in planner.ranges.found.values() for one in trials)
+        self.short = any(says_out_of_memory(one) for one in problems if one is not None)
         return self._finish(choices, left, None)
+
+    def _from_disk(self, kept: _Kept) -> MergedModel | None:
+        """The model by a plan from the disk, tried again where memory ran out; None where it does not hold today.
+
+        One that lacks nothing but memory stays on the disk for who has more.
+        """
+        for _ in range(2):
+            try:
+                return self._finish(kept.choices, kept.left, kept)
+            except (AssertionError, KeyError, RuntimeError, ValueError) as error:  # of another meaning, or CUDA refuses
+                short = says_out_of_memory(str(error))
+            if not short:
+                break
+            self.stays = True
+            with self.spent.on("memory"):  # behind the error, which holds what was built
+                give_back(self.setting.device)
+        return None
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
         with self.spent.on("rewriting"):
@@ -247,6 +280,8 @@ class _Automatic:
             verdict = Verdict(kept.variant, kept.captured)
             for name in dict.fromkeys(one for one in (verdict.calls, verdict.captured) if one is not None):
                 self._build(referee, name, rewritten)
+            if referee.short:
+                raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
             referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
             return self._merged_as(verdict, referee, decisions, cached=True)
         self._variants(referee, rewritten)
@@ -255,12 +290,24 @@ class _Automatic:
         with self.spent.on("judging"):
             verdict = referee.judge()
         # A key knows no values of weights: what these decided is of no use to another model.
-        if self.setting.measured and not self.of_values and not referee.of_values:
-            cut_s, chosen = self.budget_s if self.cut else None, (verdict.calls, verdict.captured)
-            entry = _Kept(list(choices), left, *chosen, referee.times, referee.device_times, cut_s)
+        if self.setting.measured and not self.of_values and not referee.of_values and not self.stays:
             with self.spent.on("disk"):
-                cache.write("plan", self.key, asdict(entry))
+                self._keep(choices, left, verdict, referee)
         return self._merged_as(verdict, referee, decisions)
+
+    def _keep(self, choices: List[Choice], left: dict[str, str], verdict: Verdict, referee: Referee) -> None:
+        """Put the plan on the disk, with what time or memory were too short for it."""
+        entry = _Kept(
+            list(choices),
+            left,
+            verdict.calls,
+            verdict.captured,
+            referee.times,
+            referee.device_times,
+            cut_s=self.budget_s if self.cut else None,
+            short_bytes=self.free_bytes if self.short or referee.short else None,
+        )
+        cache.write("plan", self.key, asdict(entry))
 
     def _as_chosen(self, choices: List[Choice], left: dict[str, str]) -> tuple[fx.GraphModule, list[Decision]]:
         """The graph with what was chosen in it, and what became of each part."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.memory import says_out_of_memory
 from joulemark.merged.questions import relative_error
 from joulemark.merged.replay import Replayed
 from joulemark.merged.setting import TOLERANCE, Setting
@@ -56,6 +57,7 @@ class Referee:
         device_times: graph → seconds of its replay on the device, without copies of inputs and outputs.
         problems: variant → why it is out.
         wrong: variants whose output was wrong on the model's own values.
+        short: variants for which memory ran out.
     """
 
     setting: Setting
@@ -67,6 +69,7 @@ class Referee:
     device_times: dict[str, float] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
+    short: set[str] = field(default_factory=set)
     _modules: dict[str, nn.Module] = field(default_factory=dict)
 
     @cached_property
@@ -90,6 +93,8 @@ class Referee:
                 self._check(name, module(*self.example))
         except Exception as error:  # a compiler raises anything; the variant is one of several
             self.problems[name] = told(error)[:300]
+            if says_out_of_memory(str(error)):
+                self.short.add(name)
             return None
         self._modules[name] = module
         return module

@@ -97,7 +97,7 @@ def measure_subject(
         "rivals": found,
         "gains": gains_of(found),
         **({"floors": None, "floors_missing": floors} if isinstance(floors, str) else {"floors": floors}),
-        "cut": bool(late) and end < begin + options.limit_s,
+        "cut": bool(set(late) - rivals.SPARED) and end < begin + options.limit_s,
         "measured": measured_now(),
         "took_s": time.perf_counter() - begin,
         "spent_s": spent | performing,
