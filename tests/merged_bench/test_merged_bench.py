@@ -27,6 +27,7 @@ from joulemark.errors import ConfigurationError  # noqa: E402
 from joulemark.merged import cache, trials  # noqa: E402
 from joulemark.merged.cost import Candidate, predict  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
+from joulemark.merged.setting import DEPTH  # noqa: E402
 from joulemark.merged_bench import command, rivals  # noqa: E402
 from joulemark.merged_bench.document import Document  # noqa: E402
 from joulemark.merged_bench.gains import (  # noqa: E402
@@ -256,7 +257,8 @@ def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, cal
 
     made = []
 
-    def merge(model, x, budget_s):
+    def merge(model, x, budget_s, depth=DEPTH):
+        assert depth == DEPTH, "both times the plan that a user gets"
         made.append(MergedModel(model, [], cached=bool(made), spent_s={"tracing": 1.0 + len(made)}))
         return made[-1]
 
@@ -276,7 +278,8 @@ def test_merging_again_finds_the_memory_of_a_new_process(monkeypatch):
 
     model, order, graphs = torch.nn.ReLU(), [], []
 
-    def merge(model, x, budget_s):
+    def merge(model, x, budget_s, depth=DEPTH):
+        assert depth == DEPTH, "both times the plan that a user gets"
         order.append("merge")
         made = replay.Replayed(model, (x,))
         graphs.append(weakref.ref(made._graph))
