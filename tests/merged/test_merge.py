@@ -253,6 +253,12 @@ def test_wrong_arguments_are_refused(more, said):
         merge(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), **more)
 
 
+@pytest.mark.parametrize("depth", [1.5, 2.0, float("nan"), True, "2", None])
+def test_a_depth_that_is_no_whole_number_is_refused_and_no_model_left_as_it_is_for_it(depth):
+    with pytest.raises(TypeError, match=f"depth={depth!r}: give a whole number"):
+        merge(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), depth=depth)
+
+
 @pytest.mark.parametrize("given", [{"strategy": "padded"}, {}], ids=["padded", "auto"])
 def test_images_without_a_batch_are_left_with_the_reason(given):
     model, x = settled(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)), 2, 9, 9)

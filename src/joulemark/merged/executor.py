@@ -89,12 +89,15 @@ def merge(
 
     Raises:
         ValueError: an unknown strategy, or an edge or a depth below 1.
-        TypeError: what is no module, or example inputs that are neither a tensor nor a tuple.
+        TypeError: what is no module, example inputs that are neither a tensor nor a tuple, or a depth that is no whole
+            number.
     """
     if strategy not in _STRATEGIES:
         raise ValueError(f"merge got strategy={strategy!r}: give one of {', '.join(_STRATEGIES)}")
     if min((edge,) if isinstance(edge, int) else edge) < 1:
         raise ValueError(f"merge got edge={edge}: a brick holds at least one position")
+    if not isinstance(depth, int) or isinstance(depth, bool):
+        raise TypeError(f"merge got depth={depth!r}: give a whole number")
     if depth < 1:
         raise ValueError(f"merge got depth={depth}: one layer at least is executed as one")
     if not isinstance(model, nn.Module):
