@@ -51,6 +51,8 @@ ORDER = (
 """Networks with a bar of their own first, those whose compilers take longest last."""
 RIVALS = ("merged", "eager", "fused", "jit", "compile", "compile_default", "tensorrt", "layerwise")
 WITH_XLA = ("resnet50", "vgg16")
+RIVALS_WITH_XLA = (*RIVALS[:-1], "xla", RIVALS[-1])
+"""What is no rival comes last: the time that merging layer by layer takes, up to a whole budget, costs no rival."""
 SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "1")
 LARGE = {("unet", 128), ("deepcam", 128)}
 """Network and batch with tensors of more than 2³¹ elements, at which torch and cuDNN may fail (pytorch issue 117736):
@@ -138,7 +140,7 @@ def jobs(networks: Sequence[str], groups: str) -> list[Job]:
 
 def command_of(job: Job, out: Path, more: Sequence[str]) -> tuple[str, ...]:
     """What is run for a job, as soon as it is told its limits."""
-    rivals = LARGE_RIVALS if job.large else (*RIVALS, "xla") if job.network in WITH_XLA else RIVALS
+    rivals = LARGE_RIVALS if job.large else RIVALS_WITH_XLA if job.network in WITH_XLA else RIVALS
     what = ("--network", job.network, "--batches", job.batches, "--out", str(part_of(job, out)))
     return (sys.executable, str(SCRIPT), *what, "--rivals", ",".join(rivals), *SHORT, *more, "--wait")
 

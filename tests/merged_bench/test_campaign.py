@@ -18,6 +18,7 @@ import pytest
 
 from joulemark.errors import ConfigurationError
 from joulemark.merged.families import known_families
+from joulemark.merged_bench.rivals import SPARED
 
 SCRIPTS = Path(__file__).parents[1] / "gpu"
 CAMPAIGN = runpy.run_path(str(SCRIPTS / "merged_campaign.py"))
@@ -396,6 +397,14 @@ def test_a_compiler_may_tune_for_what_the_others_do_not_need(tmp_path, seconds, 
         command = NETWORKS["command_of"](job, tmp_path, ())
         assert NETWORKS["limits_of"](seconds)[2:] == ("--rival-limit", tuning)
         assert ("xla" in command[command.index("--rivals") + 1].split(",")) is xla
+
+
+@pytest.mark.parametrize("name", ["resnet50", "unet"])
+def test_what_a_row_can_spare_is_built_behind_all_that_it_cannot(tmp_path, name):
+    for job in NETWORKS["jobs"]([name], "32,128"):
+        command = NETWORKS["command_of"](job, tmp_path, ())
+        rivals = command[command.index("--rivals") + 1].split(",")
+        assert [one in SPARED for one in rivals] == [False] * (len(rivals) - 1) + [True]
 
 
 def test_where_memory_is_short_the_compiler_tunes_before_the_others_take_it(tmp_path):
