@@ -1175,6 +1175,21 @@ def test_a_floor_that_is_not_known_has_its_reason_in_the_row_and_under_the_table
     ]
 
 
+def test_a_floor_leaves_the_device_alone_for_merging_is_timed_behind_it(monkeypatch):
+    from joulemark.merged_bench.floors import floors_or_reason
+
+    convolve, on, model = torch.nn.Conv2d._conv_forward, set(), torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1)).eval()
+
+    def watched(module, x, *weights):
+        on.add(x.device.type)
+        return convolve(module, x, *weights)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", watched)
+    assert floors_or_reason(model, torch.zeros(1, 3, 8, 8), RATES)["layers_s"] > 0
+    assert on <= {"meta"}
+    assert {one.device.type for one in model.parameters()} == {"cpu"}
+
+
 def test_a_floor_counts_linear_layers_over_the_positions_of_an_image():
     from joulemark.merged_bench.floors import floors_or_reason
 

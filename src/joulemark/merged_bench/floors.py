@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
@@ -16,14 +17,17 @@ from joulemark.merged.trying import told
 
 
 def floors_or_reason(model: nn.Module, x: Tensor, rates: Rates | None) -> dict[str, float] | str:
-    """Seconds per call that the rates allow, or why they are not known. Takes the memory of a call of the model.
+    """Seconds per call that the rates allow, or why they are not known.
+
+    Shapes alone are followed, on torch's meta device: no call of the model takes memory here, nor does cuDNN try
+    algorithms for its layers, which merging, timed behind this, would find.
 
     Returns:
         ``flops_s``: the convolutions' FLOPs at the measured rate of large products; ``ends_s``: input, output and
         weights through DRAM once, everything between them on chip; ``layers_s``: the roofline of every convolution,
         linear layers over an image's positions among them, with what follows it as one kernel, tensors that do not fit
         into the L2 through DRAM, no launches counted. A reason where the device has no rates, for a number format
-        without kernels, and for a model that cannot be traced or does not fit into memory.
+        without kernels, and for a model that cannot be traced.
     """
     if rates is None:
         return "no rates of this device are known"
@@ -31,6 +35,7 @@ def floors_or_reason(model: nn.Module, x: Tensor, rates: Rates | None) -> dict[s
     if form is None or form not in rates.flop_per_s:
         return f"no rates for numbers of {x.dtype}"
     try:
+        model, x = copy.deepcopy(model).to("meta"), x.to("meta")
         with torch.no_grad():
             graph = trace(model, (x,))
             as_convolutions(graph)

@@ -74,7 +74,7 @@ def measure_subject(
     expected = reference_of(reference, xs[0], stage.device)
     precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
-    floors = floors_or_reason(model, xs[0], stage.rates)  # before rivals fill the memory
+    floors = floors_or_reason(model, xs[0], stage.rates)
     found, acts, late = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
     found |= {one: {"missing": {"all": rivals.NOT_ASKED}} for one in rivals.USERS if one not in found}
     spent = {"built": time.perf_counter() - begin}
