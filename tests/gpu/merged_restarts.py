@@ -240,8 +240,10 @@ class Child:
         return self.process.poll() is not None
 
     def go(self) -> None:
+        if self.over:  # how, its code says
+            return
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError), self.process.stdin as words:  # who has ended says how by its code
+        with suppress(BrokenPipeError), self.process.stdin as words:
             words.write(b"\n")
 
     def end(self, why: str = "") -> None:

@@ -259,6 +259,13 @@ def test_a_process_that_dies_tells_its_last_words(tmp_path, monkeypatch):
     assert child.told()["merge_s"] is None
 
 
+def test_a_process_that_was_ended_may_be_told_to_go_all_the_same(tmp_path, monkeypatch):
+    child = child_of(tmp_path, "input()", monkeypatch)
+    child.end("the first process has merged nothing")
+    child.go()
+    assert child.told()["missing"] == {"all": "the first process has merged nothing"}
+
+
 def test_a_process_ends_with_what_it_has_started(tmp_path, monkeypatch):
     mark = tmp_path / "started"
     text = f"""import subprocess, sys, time
