@@ -775,7 +775,15 @@ def test_a_compiler_that_fails_leaves_the_others(simulated_gpu, monkeypatch):
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("loading fake: CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypatch, error):
     from joulemark.merged import measuring
     from joulemark.merged.merged_model import traced_or_reason
     from joulemark.merged.plan import Planner
@@ -785,7 +793,7 @@ def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypat
 
     def scarce(segment, one, *more):
         if one.kernel is not None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return checked(segment, one, *more)
 
     def merged_segments():
@@ -798,6 +806,17 @@ def test_what_had_no_memory_is_measured_again_next_time(simulated_gpu, monkeypat
     assert not merged_segments()
     monkeypatch.setattr(measuring, "_checked", checked)
     assert merged_segments()
+
+
+def test_a_race_for_which_a_library_had_no_memory_costs_no_merging(simulated_gpu, monkeypatch):
+    from joulemark.merged import measuring
+
+    def scarce(*_):
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+
+    monkeypatch.setattr(measuring, "race", scarce)
+    merged = merged_there(*model_and_input())
+    assert not any(one.measured_s for one in merged.decisions)
 
 
 def test_a_layer_whose_every_path_failed_stays_with_torchs_operators(simulated_gpu, monkeypatch):

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from joulemark.merged import cache, merge
+from joulemark.merged.alternatives import settle
 from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner
 from joulemark.merged.setting import Setting
-from tests.merged.fakes import RATES, executed, fake_family, merged_there, model_and_input, pair_and_input
+from tests.merged.fakes import RATES, executed, fake_family, image, merged_there, model_and_input, pair_and_input
 
 pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
 
@@ -116,6 +117,19 @@ def test_a_plans_entry_of_another_type_is_made_anew():
         assert (merged.failed, merged.cached) == (None, False), one
     assert merged_here(model, x).cached
     assert executed(merged) or merged.variant == "folded"
+
+
+@pytest.mark.parametrize("said", ["Triton Error [CUDA]: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"])
+def test_a_way_for_which_memory_ran_out_is_tried_again_next_time(said):
+    def scarce():
+        raise RuntimeError(said)
+
+    ways = {"torch": image, "ours": scarce}
+    setting = Setting(torch.device("cpu"), "fp32", RATES, (), True)
+    assert "ours" in settle(("a pass",), ways, setting).problems
+    assert not entries("alternatives")
+    assert not settle(("a pass",), {**ways, "ours": image}, setting).problems
+    assert entries("alternatives")
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ GPU = torch.device("cuda")
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
         ("Triton Error [CUDA]: out of memory", True),
+        ("loading expand_depthwise: CUDA_ERROR_OUT_OF_MEMORY", True),
+        ("launching a kernel with 9 blocks: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", False),
         ("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory.", True),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
         ("out of resource: shared memory, Required: 262144", False),

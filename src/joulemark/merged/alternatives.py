@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from joulemark.merged import cache
+from joulemark.merged.memory import says_out_of_memory
 from joulemark.merged.questions import ends, relative_error
 from joulemark.merged.seams import FORMATS
 from joulemark.merged.setting import TOLERANCE, Setting
@@ -89,7 +90,10 @@ def _tried(ways: Mapping[str, Call], setting: Setting) -> _KEPT:
                     problems[name] = why
             if setting.measured:
                 times = race({name: call for name, call in ways.items() if name not in problems}, setting.device)
-    except torch.OutOfMemoryError:  # beside what else the process holds
+    except RuntimeError as error:
+        if not says_out_of_memory(str(error)):
+            raise
+        # Beside what else the process holds.
         problems = {name: _NO_MEMORY for name in ways if name != first}
     return {name: (times.get(name), problems.get(name)) for name in ways}
 
@@ -104,9 +108,9 @@ def _problem(call: Call, expected: List[Tensor], setting: Setting) -> str | None
     try:
         made = [ends(one) for one in _all_of(call())]
         errors = [relative_error(one, wanted) for one, wanted in zip(made, expected, strict=True)]
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # a compiler of kernels raises anything; the way is one of several
+        if says_out_of_memory(str(error)):
+            raise
         return told(error)[:200]
     wrong = [one for one in errors if not one <= limit]
     return f"its output is wrong: relative error {wrong[0]:.2g}, {limit:g} is allowed" if wrong else None

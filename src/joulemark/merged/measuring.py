@@ -16,6 +16,7 @@ from joulemark.merged import cache
 from joulemark.merged.graph import Segment
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.kernels.description import Format
+from joulemark.merged.memory import says_out_of_memory
 from joulemark.merged.paths import OWN, Executed, cudnn_tuning, kind_of_path
 from joulemark.merged.questions import Given, ends, question, relative_error, with_ordinary_weights
 from joulemark.merged.setting import TOLERANCE, Setting
@@ -60,7 +61,10 @@ def measure(segment: Segment, trials: List[Trial], setting: Setting) -> bool:
         return False
     try:
         _race(segment, trials, setting)
-    except torch.OutOfMemoryError:  # beside what else the process holds: nothing is kept of it
+    except RuntimeError as error:
+        if not says_out_of_memory(str(error)):
+            raise
+        # Beside what else the process holds: nothing is kept of it.
         for one in trials:
             one.problem = None if one.path == "library" else _NO_MEMORY
         return True
@@ -136,9 +140,10 @@ def right_once(
     """A call of a trial that was right once; None where it was not, the trial says why."""
     try:
         return _checked(segment, trial, given, expected, setting.form)
-    except torch.OutOfMemoryError:
-        trial.problem = _NO_MEMORY
     except Exception as error:  # a compiler of kernels raises anything; the path is one of several
+        if says_out_of_memory(str(error)):
+            trial.problem = _NO_MEMORY
+            return None
         trial.problem = told(error)
         trial.of_values = _is_right_with_others(segment, trial, setting)
     return None

@@ -6,8 +6,8 @@ import gc
 
 import torch
 
-_SAID = ("out of memory", "_STATUS_ALLOC_FAILED")
-"""By torch, Triton and CUDA's driver; by cuDNN and cuBLAS."""
+_SAID = ("out of memory", "_ERROR_OUT_OF_MEMORY", "_STATUS_ALLOC_FAILED")
+"""By torch and Triton; by CUDA's driver, as kernels of ours tell it; by cuDNN and cuBLAS."""
 
 
 def says_out_of_memory(text: str) -> bool:
