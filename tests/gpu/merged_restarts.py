@@ -324,10 +324,14 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}", _OURS) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ConfigurationError(f"{path} is no document of {SCHEMA}", _OURS)
+    try:
+        table_of(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is not whole: {type(error).__name__}: {error}", _OURS) from error
     return content
 
 
@@ -471,9 +475,11 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         networks = options.networks.split(",")
         batches = [positive(one) for one in options.batches.replace(",", " ").split()]
+        if not batches:
+            raise ConfigurationError("--batches names none", "give some, as --batches '32 128'")
         for name in networks:
             network(name, 1)
-        every = [Case(name, batch) for batch in batches for name in networks]
+        every = list(dict.fromkeys(Case(name, batch) for batch in batches for name in networks))
         document = document_in(options.out, facts_of(options.device, options.budget, options.tiny))
         with ends_when_asked(143):
             measure_all(options, left_of(every, document["cases"]), document, end)

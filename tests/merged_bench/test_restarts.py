@@ -213,7 +213,7 @@ def test_what_is_not_as_it_should_be_is_told(more, why):
 
 
 def test_a_file_of_something_else_is_not_gone_on_with(tmp_path):
-    facts = {"gpu": "G", "budget_s": 55.0}
+    facts = {"gpu": "G", "budget_s": 55.0, "tiny": False, "software": {"torch": "2.11.0"}}
     path = tmp_path / "out.json"
     document = RESTARTS["document_in"](path, facts)
     assert document == {"schema": RESTARTS["SCHEMA"], **facts, "cases": {}}
@@ -222,18 +222,35 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path):
     error = GLOBALS["ConfigurationError"]
     with pytest.raises(error, match=r"was begun with budget_s 55\.0, now 5\.0"):
         RESTARTS["document_in"](path, {**facts, "budget_s": 5.0})
-    for text in ("{", "[]", '{"schema": "joulemark/merged-outputs/1"}'):
+    half = ({"cases": []}, {"cases": {"unet-b32": {}}}, {"cases": {"unet-b32": {"first": process(), "restarted": {}}}})
+    cut = [json.dumps({**document, **one}) for one in half]
+    for text in (
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"schema": "joulemark/merged-outputs/1"}',
+        *cut,
+        '{"schema": "%s"}' % document["schema"],
+    ):
         path.write_text(text)
         with pytest.raises(error, match="written"):
             RESTARTS["read"](path)
 
 
-@pytest.mark.parametrize("words", [("--networks", "nonesuch"), ("--batches", "0"), ("--show",)])
+@pytest.mark.parametrize("words", [("--networks", "nonesuch"), ("--batches", "0"), ("--batches", " "), ("--show",)])
 def test_wrong_use_is_told(words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         RESTARTS["main"]([str(tmp_path / "out.json"), "--device", "cpu", *words])
     assert ended.value.code == 2
     assert "error" in capsys.readouterr().err
+
+
+def test_what_is_named_twice_is_measured_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setitem(GLOBALS, "measure_all", lambda options, cases, *_: asked.extend(one.name for one in cases))
+    words = ("--networks", "unet,unet", "--batches", "2 1 2", "--device", "cpu", "--tiny")
+    assert RESTARTS["main"]([str(tmp_path / "out.json"), *words]) == 3
+    assert asked == ["unet-b2", "unet-b1"]
 
 
 def child_of(tmp_path, script, monkeypatch):
