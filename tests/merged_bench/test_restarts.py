@@ -230,7 +230,7 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path):
         "[" * 100_000,
         '{"schema": "joulemark/merged-outputs/1"}',
         *cut,
-        '{"schema": "%s"}' % document["schema"],
+        json.dumps({"schema": document["schema"]}),
     ):
         path.write_text(text)
         with pytest.raises(error, match="written"):
