@@ -739,6 +739,20 @@ def test_what_sequences_gain_is_measured_beside_every_layer_alone():
     assert row["gains"]["best_rival"] == "eager"
 
 
+def test_where_merging_every_layer_alone_failed_no_gain_of_sequences_is_told(monkeypatch):
+    merge = rivals.merge
+
+    def scarce(model, x, budget_s, depth=DEPTH):
+        made = merge(model, x, budget_s=budget_s, depth=depth)
+        made.failed = "merging it failed: OutOfMemoryError: CUDA out of memory" if depth == 1 else None
+        return made
+
+    monkeypatch.setattr(rivals, "merge", scarce)
+    row = measure_subject(block("chain-2x16"), Stage("cpu"), replace(QUICK, names=("merged", "layerwise")))
+    assert row["rivals"]["layerwise"]["missing"]["all"].startswith("merging it failed: OutOfMemoryError")
+    assert row["gains"]["over_layerwise"] is None
+
+
 def test_the_table_of_sequences_is_of_rows_measured_both_ways_and_there_without_any_no_table():
     from joulemark.merged_bench.sequences import sequences_table
 

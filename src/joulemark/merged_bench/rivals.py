@@ -192,8 +192,14 @@ def _merged(task: Task) -> Made:
 
 
 def _layerwise(task: Task) -> Made:
-    """What ``merge`` gives where no sequence may be one kernel: each layer alone on its best path, all else as ever."""
+    """What ``merge`` gives where no sequence may be one kernel: each layer alone on its best path, all else as ever.
+
+    Raises:
+        Unsupported: the model runs as it is, for which nothing of merging's gain is a gain of sequences.
+    """
     made, facts = _timed_merge(task, 1)
+    if made.failed is not None:
+        raise Unsupported(made.failed)
     return made, None, facts
 
 
