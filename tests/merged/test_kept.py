@@ -172,6 +172,19 @@ def test_a_plan_that_lacks_nothing_but_memory_today_stays_on_the_disk(memory):
     assert variant_there() == ("graph", True)
 
 
+def test_a_plan_made_for_want_of_memory_stands_beside_the_one_that_wants_more(memory):
+    assert variant_there() == ("graph", False)
+    memory.free = 40
+    variant, cached = variant_there()
+    assert (variant == "graph", cached) == (False, False)
+    assert variant_there() == (variant, True), "no new process plans anew"
+    memory.free = 60
+    assert variant_there() == (variant, False), "more memory might do"
+    assert variant_there() == (variant, True)
+    memory.free = 100
+    assert variant_there() == ("graph", True)
+
+
 def test_a_plan_for_which_memory_ran_out_is_tried_again_with_what_was_given_back(memory):
     assert variant_there() == ("graph", False)
     memory.free, memory.given_back = 40, 60

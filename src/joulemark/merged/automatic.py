@@ -230,6 +230,12 @@ class _Automatic:
         """The model, from what the disk keeps of it where that still holds."""
         if self.kept is not None and (made := self._from_disk(self.kept)) is not None:
             return made
+        if self.stays:
+            with self.spent.on("disk"):
+                self.key += "-short"  # beside it, for all who have as little memory
+                self.kept = self._kept()
+            if self.kept is not None and (made := self._from_disk(self.kept)) is not None:
+                return made
         if self.setting.measured:
             with self.spent.on("memory"):
                 self.free_bytes = free_bytes(self.setting.device)
@@ -290,7 +296,7 @@ class _Automatic:
         with self.spent.on("judging"):
             verdict = referee.judge()
         # A key knows no values of weights: what these decided is of no use to another model.
-        if self.setting.measured and not self.of_values and not referee.of_values and not self.stays:
+        if self.setting.measured and not self.of_values and not referee.of_values:
             with self.spent.on("disk"):
                 self._keep(choices, left, verdict, referee)
         return self._merged_as(verdict, referee, decisions)
