@@ -49,6 +49,7 @@ def show(path, plot=None):
     from joulemark.merged_bench.gains import with_gains
     from joulemark.merged_bench.published import beside_brickdl, brickdl_table
     from joulemark.merged_bench.rows import read
+    from joulemark.merged_bench.sequences import sequences_table
     from joulemark.report import merged_plot
     from joulemark.report.markdown import render
     from joulemark.report.plot import check_path
@@ -64,7 +65,8 @@ def show(path, plot=None):
         else:
             beside = [brickdl_table(document)] if beside_brickdl(document) else []
             costs = [networks.costs_table(document)] if document["rows"] else []
-            tables = [networks.gains_table(document), *costs, *beside]
+            sequences = [one] if (one := sequences_table(document)) is not None else []
+            tables = [networks.gains_table(document), *sequences, *costs, *beside]
         if plot is not None:
             asked = networks.asked_of if document["kind"] == "networks" else lambda _: None
             merged_plot.draw(document, Path(plot), asked)

@@ -28,6 +28,11 @@ def compilers() -> dict[str, str]:
     return {name: os.environ.get(name, f"/var/tmp/{folder}") for name, folder in _CACHES.items()}
 
 
+def caches_in(folder: Path) -> dict[str, str]:
+    """Variables that have compilers keep what they compile in a folder and find nothing else, CUDA's own among them."""
+    return {name: str(folder / kept) for name, kept in (*_CACHES.items(), ("CUDA_CACHE_PATH", "cuda"))}
+
+
 def end_process(child: subprocess.Popen[Any]) -> None:
     """Ask a process to end, so that it can say that it was at work; end it where it hangs."""
     child.terminate()

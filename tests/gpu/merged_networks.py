@@ -49,7 +49,7 @@ ORDER = (
     "resnet3d_34", "deepcam", "inception_v4",
 )  # fmt: skip
 """Networks with a bar of their own first, those whose compilers take longest last."""
-RIVALS = ("merged", "eager", "fused", "jit", "compile", "compile_default", "tensorrt")
+RIVALS = ("merged", "eager", "fused", "jit", "compile", "compile_default", "tensorrt", "layerwise")
 WITH_XLA = ("resnet50", "vgg16")
 SHORT = ("--rounds", "15", "--sustain", "2.0", "--sustain-best", "1")
 LARGE = {("unet", 128), ("deepcam", 128)}

@@ -295,6 +295,20 @@ def test_other_shapes_and_other_weights_shapes_are_other_plans():
     assert len(keys) == 3
 
 
+@pytest.mark.parametrize("measure", [False, True])
+def test_by_a_depth_of_one_every_layer_stays_alone_and_that_is_a_plan_of_its_own(measure):
+    model, x = model_and_input()
+    given = {"rates": RATES, "families": (fake_family(),), "measure": measure, "budget_s": 1e4}
+    depths = (6, 1, 2, 6, 1)
+    merged = [merge(model, x, depth=depth, **given) for depth in depths]
+    assert [one.cached for one in merged] == [False, False, False, measure, measure]
+    for depth, one in zip(depths, merged, strict=True):
+        assert max((len(part.sequence.layers) for part in executed(one)), default=1) <= depth
+        torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
+    forced = merge(model, x, "kernels", rates=RATES, families=(fake_family(),), depth=1)
+    assert [len(one.sequence.layers) for one in executed(forced)] == [1] * 6
+
+
 @pytest.mark.usefixtures("given_times")
 def test_a_broken_entry_is_measured_again(tmp_path):
     model, x = model_and_input()

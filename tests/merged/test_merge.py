@@ -244,7 +244,10 @@ def test_without_convolutions_it_says_so():
     assert merge(nn.Linear(2, 2), torch.ones(1, 2)).explain() == "Linear: plain (it holds no convolution)"
 
 
-@pytest.mark.parametrize(("more", "said"), [({"strategy": "fast"}, "strategy='fast'"), ({"edge": 0}, "edge=0")])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({"strategy": "fast"}, "strategy='fast'"), ({"edge": 0}, "edge=0"), ({"depth": 0}, "depth=0")],
+)
 def test_wrong_arguments_are_refused(more, said):
     with pytest.raises(ValueError, match=said):
         merge(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2), **more)

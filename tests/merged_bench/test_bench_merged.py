@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
@@ -162,14 +163,25 @@ def test_the_readme_says_what_the_committed_networks_gain(mean_gains):
 
 
 def test_docs_and_results_say_what_the_committed_networks_gain(mean_gains):
-    small, large = (mean_gains[batch]["burst gain"].replace(" ", "") for batch in (32, 128))
+    one, small, large = (mean_gains[batch]["burst gain"].replace(" ", "") for batch in (1, 32, 128))
     docs = said_in("docs", "merged.md")
     assert f"over eleven whole networks at batch 32 {small} in the geometric mean" in docs
-    assert f"over ten at batch 128 {large}." in docs
-    assert (
-        f"over the eleven at batch 32 the geometric mean is {small} where 1.25× is asked, over ten at 128 {large}"
-        in docs
-    )
+    assert f"at batch 128 {large}, at batch 1 {one}." in docs
+    assert f"over the eleven at batch 32 the geometric mean is {small}, at 128 {large}, where 1.25× is asked" in docs
     told = said_in("results", "nvidia-h200", "README-merged.md")
-    assert f"At batch 32 all eleven are there: {small} in the geometric mean" in told
-    assert f"At 128 all but the DeepCAM-like one: {large}," in told
+    assert f"Geometric means over the eleven: at batch 32 {small}, from" in told
+    assert f"At 128 {large}, from" in told
+    assert f"At batch 1 {one}, from" in told
+
+
+def test_docs_say_how_many_networks_merge_nothing_and_what_is_gained_over_the_faster_of_rival_and_unmerged():
+    rows = json.loads((ROOT / "results" / "nvidia-h200" / "merged.json").read_text(encoding="utf-8"))["rows"]
+    none = [one for one in rows if "its layers one by one" not in "".join(one["rivals"]["merged"]["explain"])]
+    docs = said_in("docs", "merged.md")
+    assert f"In {len(none)} of the {len(rows)} rows no range of layers is merged" in docs
+    means = []
+    for batch in (1, 32, 128):
+        gains = [one["gains"] for one in rows if one["shape"][0] == batch]
+        means.append(geometric_mean(min(one["burst"], one["over_unmerged_variants"]) for one in gains))
+    told = "{:.2f}×, {:.2f}× and {:.2f}×".format(*means)
+    assert f"Over the faster of both, row by row, the means are {told} at 1, 32 and 128." in docs

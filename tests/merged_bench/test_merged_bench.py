@@ -726,6 +726,41 @@ def network_document(*rows, **more):
     return {**facts, **software, "rows": list(rows), **more}
 
 
+def test_what_sequences_gain_is_measured_beside_every_layer_alone():
+    options = replace(QUICK, names=("eager", "merged", "layerwise"))
+    row = measure_subject(block("bottleneck"), Stage("cpu"), options)
+    both = [row["rivals"][name] for name in ("merged", "layerwise")]
+    assert [one["merged_layers"] for one in both] == [0, 0], "no kernels of ours run on a CPU"
+    assert all(one["merge_s"] > 0 for one in both)
+    assert row["gains"]["over_layerwise"] == pytest.approx(both[1]["burst_s"] / both[0]["burst_s"])
+    assert row["gains"]["best_rival"] == "eager"
+
+
+def test_the_table_of_sequences_is_of_rows_measured_both_ways_and_there_without_any_no_table():
+    from joulemark.merged_bench.sequences import sequences_table
+
+    rows = [network_row("unet", 1e-3, layerwise=1.5e-3), network_row("vgg16", 1e-3, layerwise=6e-3)]
+    rows[0]["rivals"]["merged"] |= {"merged_ranges": 4, "merged_layers": 9}
+    table = sequences_table(network_document(network_row("drn_26", 1e-3, eager=2e-3), *rows))
+    assert table.rows == (
+        ("unet-b32", "4", "9", "1.5 ms", "1 ms", "1.50 ×"),
+        ("vgg16-b32", "–", "–", "6 ms", "1 ms", "6.00 ×"),
+        ("geometric mean, batch 32, of 2", "", "", "", "", "3.00 ×"),
+    )
+    assert len(set(table.columns)) == len(table.columns) == len(table.rows[0])
+    assert sequences_table(network_document(network_row("drn_26", 1e-3, eager=2e-3))) is None
+
+
+def test_a_row_without_time_for_every_layer_alone_is_whole(monkeypatch):
+    monkeypatch.setitem(rivals.RIVALS, "layerwise", lambda task: time.sleep(60.0))
+    options = replace(QUICK, names=("eager", "merged", "layerwise"), sustain_best=0, steady_unmerged=False)
+    ends_s = time.perf_counter() + options.measuring_s + 3.0
+    row = measure_subject(block("chain-2x16"), Stage("cpu"), replace(options, ends_s=ends_s))
+    assert "burst_s" not in row["rivals"]["layerwise"]
+    assert row["gains"]["burst"] > 0
+    assert not row["cut"]
+
+
 def test_the_published_table_stands_beside_ours(tmp_path, capsys):
     from joulemark.merged_bench.published import BRICKDL, beside_brickdl
 
@@ -1095,24 +1130,50 @@ def test_a_network_is_built_once_for_all_batch_sizes():
     assert first is second
 
 
-def test_floors_of_a_chain_by_hand():
-    from joulemark.merged_bench.floors import floors_of
+def test_floors_or_reason_a_chain_by_hand():
+    from joulemark.merged_bench.floors import floors_or_reason
 
     subject = block("chain-2x16")
     x = torch.randn(2, 16, 64, 64)
     model = subject.build().eval()
-    floors = floors_of(model, x, RATES)
+    floors = floors_or_reason(model, x, RATES)
     flops = 2 * 2 * 64 * 64 * 2 * 9 * 16 * 16
     weights = 2 * (9 * 16 * 16 + 16) * 4
     assert floors["flops_s"] == pytest.approx(flops / 1e15)
     assert floors["ends_s"] == pytest.approx((2 * x.nbytes + weights) / 1e9)
     # The L2 of these rates holds nothing: every tensor goes through DRAM.
     assert floors["layers_s"] == pytest.approx((4 * x.nbytes + 2 * 9 * 16 * 16 * 4) / 1e9)
-    assert floors_of(model.double(), x.double(), RATES) is None
+    assert floors_or_reason(model.double(), x.double(), RATES) == "no rates for numbers of torch.float64"
+    assert floors_or_reason(model, x, None) == "no rates of this device are known"
+
+
+def test_a_floor_that_is_not_known_has_its_reason_in_the_row_and_under_the_table():
+    from joulemark.merged_bench.floors import floors_or_reason
+    from joulemark.merged_bench.networks import costs_table
+
+    class TooLarge(torch.nn.Module):
+        def forward(self, x):
+            if not isinstance(x, torch.fx.Proxy):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 13.50 GiB.")
+            return x + 1
+
+    why = floors_or_reason(TooLarge(), torch.zeros(1, 3, 8, 8), RATES)
+    assert why.startswith("OutOfMemoryError: CUDA out of memory")
+    measured = measure_subject(block("bottleneck"), Stage("cpu"), replace(QUICK, names=("eager", "merged")))
+    assert measured["floors"] is None
+    assert measured["floors_missing"] == "no rates of this device are known"
+    known = network_row("unet", 1.0, eager=1.2) | {"floors": {"layers_s": 0.5}}
+    rows = [network_row(one, 1.0, eager=1.2) for one in ("vgg16", "deepcam", "drn_26")]
+    rows[0]["floors_missing"] = rows[1]["floors_missing"] = why
+    told = [one for one in costs_table(network_document(known, *rows)).notes if one.startswith("No layers' floor")]
+    assert told == [
+        f"No layers' floor of deepcam-b32, vgg16-b32: {why}",
+        "No layers' floor of drn_26-b32: no reason was kept.",
+    ]
 
 
 def test_a_floor_counts_linear_layers_over_the_positions_of_an_image():
-    from joulemark.merged_bench.floors import floors_of
+    from joulemark.merged_bench.floors import floors_or_reason
 
     class Mixed(torch.nn.Module):
         def __init__(self):
@@ -1122,7 +1183,7 @@ def test_a_floor_counts_linear_layers_over_the_positions_of_an_image():
         def forward(self, x):
             return self.mix(self.spatial(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
-    floors = floors_of(Mixed().eval(), torch.randn(2, 16, 8, 8), RATES)
+    floors = floors_or_reason(Mixed().eval(), torch.randn(2, 16, 8, 8), RATES)
     assert floors["flops_s"] == pytest.approx(2 * 2 * 8 * 8 * (9 * 16 * 16 + 16 * 64) / 1e15)
 
 

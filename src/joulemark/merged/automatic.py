@@ -37,7 +37,7 @@ from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
 from joulemark.merged.seams import keep_channels_last, weights_channels_last
-from joulemark.merged.setting import Setting
+from joulemark.merged.setting import DEPTH, Setting
 from joulemark.merged.spent import Spent
 from joulemark.merged.squeeze import replace_excitations
 from joulemark.merged.trials import Choice
@@ -93,6 +93,7 @@ def merge_automatically(
     measure: bool | None,
     budget_s: float,
     forced: bool = False,
+    depth: int = DEPTH,
 ) -> MergedModel:
     """See :func:`joulemark.merged.merge`."""
     begin, spent = time.monotonic(), Spent()
@@ -105,7 +106,7 @@ def merge_automatically(
             if isinstance(graph, str):
                 return untraced(model, graph)
             with spent.on("rates"):
-                setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s)
+                setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s, depth)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
             with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
@@ -124,6 +125,7 @@ def _setting(
     families: tuple[Family, ...] | None,
     measure: bool | None,
     deadline: float,
+    depth: int,
 ) -> Setting:
     x = next((one for one in _tensors(inputs) if one.is_floating_point()), None)
     device = torch.device("cpu") if x is None else x.device
@@ -137,7 +139,7 @@ def _setting(
         except (RatesError, KernelError) as error:  # nothing is predicted then; what is measured decides
             warnings.warn(f"merged without a performance model: {error}", stacklevel=4)
     form = None if x is None else format_of(x)
-    return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline)
+    return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline, depth)
 
 
 def _unplanned(model: nn.Module, graph: fx.GraphModule) -> MergedModel:
@@ -204,7 +206,7 @@ class _Automatic:
         shapes = pytree.tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype, one.stride()), inputs)
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
-        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu)
+        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu, setting.depth)
         return cache.key_of("plan", cache.code_key(), where, *what)
 
     def _pooled(self) -> dict[str, str]:

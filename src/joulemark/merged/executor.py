@@ -16,6 +16,7 @@ from joulemark.merged.families import Family
 from joulemark.merged.graph import Segment, find_segments
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.sequence import Sequence, Shape
+from joulemark.merged.setting import DEPTH
 
 Strategy = Literal["auto", "kernels", "padded", "memoized"]
 _STRATEGIES = ("auto", "kernels", "padded", "memoized")
@@ -59,6 +60,7 @@ def merge(
     families: tuple[Family, ...] | None = None,
     measure: bool | None = None,
     budget_s: float = BUDGET_S,
+    depth: int = DEPTH,
 ) -> MergedModel:
     """A copy of a model for inference in which sequences of convolutions run brick by brick.
 
@@ -82,15 +84,19 @@ def merge(
         families: kernels to choose from; None for all that there are for a GPU, none for a CPU.
         measure: whether candidates are timed; None for on a GPU; not for ``kernels``.
         budget_s: after which nothing further is measured or compiled.
+        depth: most layers that ``auto`` and ``kernels`` execute as one; with 1 every layer stays alone, on its best
+            path: what sequences gain is told by comparing the two.
 
     Raises:
-        ValueError: an unknown strategy, or an edge below 1.
+        ValueError: an unknown strategy, or an edge or a depth below 1.
         TypeError: what is no module, or example inputs that are neither a tensor nor a tuple.
     """
     if strategy not in _STRATEGIES:
         raise ValueError(f"merge got strategy={strategy!r}: give one of {', '.join(_STRATEGIES)}")
     if min((edge,) if isinstance(edge, int) else edge) < 1:
         raise ValueError(f"merge got edge={edge}: a brick holds at least one position")
+    if depth < 1:
+        raise ValueError(f"merge got depth={depth}: one layer at least is executed as one")
     if not isinstance(model, nn.Module):
         raise TypeError(f"merge got a {type(model).__name__}: give a torch.nn.Module")
     if not isinstance(example_inputs, (Tensor, tuple, list)):
@@ -101,7 +107,8 @@ def merge(
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     if strategy in ("auto", "kernels"):
         forced = strategy == "kernels"
-        return merge_automatically(model, inputs, rates, families, False if forced else measure, budget_s, forced)
+        measured = False if forced else measure
+        return merge_automatically(model, inputs, rates, families, measured, budget_s, forced, depth)
     graph = traced_or_reason(model, inputs)
     if isinstance(graph, str):
         return untraced(model, graph)

@@ -10,6 +10,7 @@ from joulemark.merged_bench.rivals import OURS
 
 _UNMERGED = ("folded", "fused")
 """How variants of the whole are called in which nothing is merged: batch norms folded, cuDNN's fused kernels."""
+_OVER_OURS = ("over_own_unmerged", "over_layerwise", "over_unmerged_variants")
 IN_L2 = 0.01
 """Of the bytes that a rival moves through the L2: where it moves less than that through DRAM there is nothing to gain,
 and merged's bytes count as that many at least. A ratio of leftovers says nothing (553× of 0.3 MB).
@@ -34,6 +35,7 @@ def gains_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "energy": over_best(found, "merged", others, "energy_j"),
         "dram_bytes": dram,
         "over_own_unmerged": over_best(found, "merged", ["own_unmerged"], "burst_s"),
+        "over_layerwise": over_best(found, "merged", ["layerwise"], "burst_s"),
         "over_unmerged_variants": unmerged,
         "missing": {name: reason for name, reason in reasons.items() if reason is not None},
     }
@@ -119,7 +121,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     gains = row["gains"]
     told = [
         f"{name} {gains[name]:.2f}×"
-        for name in ("burst", "sustained", "energy", "dram_bytes", "over_own_unmerged", "over_unmerged_variants")
+        for name in ("burst", "sustained", "energy", "dram_bytes", *_OVER_OURS)
         if gains[name] is not None
     ]
     merged = row["rivals"].get("merged", {}).get("burst_s")

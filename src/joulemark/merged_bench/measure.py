@@ -15,7 +15,7 @@ from joulemark.collect.timing import first_line, is_out_of_memory, is_poisoned
 from joulemark.errors import JoulemarkError
 from joulemark.merged_bench import rivals
 from joulemark.merged_bench.document import FIRST_S, Attempts, Document
-from joulemark.merged_bench.floors import floors_of
+from joulemark.merged_bench.floors import floors_or_reason
 from joulemark.merged_bench.gains import gains_of, line_of
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prepare import arranged, inputs_of, prepare, reference_of, weighted
@@ -74,6 +74,7 @@ def measure_subject(
     expected = reference_of(reference, xs[0], stage.device)
     precision.set_fp32(tf32=options.dtype == "tf32")
     del reference
+    floors = floors_or_reason(model, xs[0], stage.rates)  # before rivals fill the memory
     found, acts, late = _prepare_all(model, xs, expected, stage, options, end, tell, watch or _Nobody())
     found |= {one: {"missing": {"all": rivals.NOT_ASKED}} for one in rivals.USERS if one not in found}
     spent = {"built": time.perf_counter() - begin}
@@ -95,8 +96,8 @@ def measure_subject(
         "bursts": bursts,
         "rivals": found,
         "gains": gains_of(found),
-        "floors": None if stage.rates is None else floors_of(model, xs[0], stage.rates),
-        "cut": bool(late) and end < begin + options.limit_s,
+        **({"floors": None, "floors_missing": floors} if isinstance(floors, str) else {"floors": floors}),
+        "cut": bool(set(late) - rivals.SPARED) and end < begin + options.limit_s,
         "measured": measured_now(),
         "took_s": time.perf_counter() - begin,
         "spent_s": spent | performing,

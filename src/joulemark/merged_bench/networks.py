@@ -26,8 +26,9 @@ _SAME = ("schema", "kind", "gpu", "driver", "software")
 
 _GAINS = (
     "Gains are a rival's figure over merged's: above 1 × merging is better. Each is over the rival that is best in "
-    "that figure: time per call in bursts, each after a rest (those times stand beside it), and sustained, in a steady "
-    "window; energy in that window; bytes through DRAM."
+    "that figure, of those that have it: time per call in bursts, each after a rest (those times stand beside it), and "
+    "sustained, in a steady window; energy in that window; bytes through DRAM. Steady windows are of merged and of the "
+    "rivals that are fastest in bursts, one at least."
 )
 _UNMERGED = (
     "the fastest whole without merging that merge itself timed (folded batch norms, cuDNN's fused kernels, a compiler "
@@ -110,9 +111,18 @@ def costs_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: seconds until it is merged or compiled, memory, and how near its floor it is."""
     rows = _sorted(document)
     columns = ("network", "first merge", "cached", "torch.compile", "memory", "layers' floor")
-    notes = (_COSTS, *([_FLOOR] if any(row["floors"] for row in rows) else []))
+    notes = (_COSTS, *([_FLOOR] if any(row["floors"] for row in rows) else []), *_without_floor(rows))
     title = f"What merging costs ({document['gpu']})"
     return Table(columns, tuple(map(_costs, rows)), frozenset(range(1, len(columns))), notes, title)
+
+
+def _without_floor(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why floors are not known; rows of before kept no reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["floors"] is None:
+            reasons.setdefault(row.get("floors_missing", "no reason was kept"), []).append(row["subject"])
+    return [f"No layers' floor of {', '.join(names)}: {why.removesuffix('.')}." for why, names in reasons.items()]
 
 
 def _sorted(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -29,9 +29,9 @@ OVER_TORCHSCRIPT, OVER_XLA = 1.014, 1.009
 """Geometric means of BrickDL's gains over the compilers."""
 DIFFERENCES = (
     "What differs: BrickDL ran on an A100. Here: the GPU of the file, the number format of its rows, every way to run "
-    "a network as a CUDA graph, and cuDNN is torch's eager mode (convolution, bias and ReLU apart) in channels-last; "
-    "DRN-26, 3-D ResNet-34, DarkNet-53 and the DeepCAM-like network are written from their papers, the last with an "
-    "encoder of ResNet-50"
+    "a network but XLA as a CUDA graph, and cuDNN is torch's eager mode (convolution, bias and ReLU apart) in "
+    "channels-last; DRN-26, 3-D ResNet-34, DarkNet-53 and the DeepCAM-like network are written from their papers, the "
+    "last with an encoder of ResNet-50"
 )
 _MEANS = (
     "A geometric mean is over the networks of one batch, as many as its row says; a number behind a figure says that "

@@ -24,12 +24,13 @@ from joulemark.merged.families import Family, known_families
 from joulemark.merged.graph import find_chains, trace
 from joulemark.merged.kernels import run
 from joulemark.merged.memory import give_back
-from joulemark.merged.paths import OWN, format_of, kind_of_path
+from joulemark.merged.merged_model import MergedModel
+from joulemark.merged.paths import OWN, Executed, format_of, kind_of_path
 from joulemark.merged.plan import Planner
 from joulemark.merged.rates import learn, rates_of
 from joulemark.merged.replay import for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
-from joulemark.merged.setting import Setting
+from joulemark.merged.setting import DEPTH, Setting
 from joulemark.workloads import modes
 
 Call = Callable[[Tensor], Any]
@@ -186,11 +187,24 @@ def _own_unmerged(task: Task) -> Made:
 
 def _merged(task: Task) -> Made:
     """What ``merge`` gives, and how long it takes again from its cache."""
+    made, facts = _timed_merge(task, DEPTH)
+    return made, None, {**facts, **_merged_again(task, facts["merge_s"])}
+
+
+def _layerwise(task: Task) -> Made:
+    """What ``merge`` gives where no sequence may be one kernel: each layer alone on its best path, all else as ever."""
+    made, facts = _timed_merge(task, 1)
+    return made, None, facts
+
+
+def _timed_merge(task: Task, depth: int) -> tuple[MergedModel, dict[str, Any]]:
     begin = time.perf_counter()
-    made = merge(task.model, task.x, budget_s=task.budget_s)
-    first_s = time.perf_counter() - begin
-    facts = {
-        "merge_s": first_s,
+    made = merge(task.model, task.x, budget_s=task.budget_s, depth=depth)
+    took_s = time.perf_counter() - begin
+    made.inner = for_capture(made.inner)  # graphs are ours, over rotating inputs; its own holds memory for nothing
+    sequences = [one.sequence for one in made.modules() if isinstance(one, Executed) and len(one.sequence.layers) > 1]
+    return made, {
+        "merge_s": took_s,
         "merge_spent_s": made.spent_s,
         "first_was_cached": made.cached,
         "variant": made.variant,
@@ -199,9 +213,9 @@ def _merged(task: Task) -> Made:
         "device_times": made.device_times,
         "problems": made.problems,
         "explain": made.explain().splitlines(),
+        "merged_ranges": len(sequences),
+        "merged_layers": sum(len(one.layers) for one in sequences),
     }
-    made.inner = for_capture(made.inner)  # graphs are ours, over rotating inputs; its own holds memory for nothing
-    return made, None, {**facts, **_merged_again(task, first_s)}
 
 
 def _merged_again(task: Task, first_s: float) -> dict[str, Any]:
@@ -283,6 +297,7 @@ RIVALS: Mapping[str, Callable[[Task], Any]] = {
     "xla": _xla,
     "tensorrt": _tensorrt,
     "own_unmerged": _own_unmerged,
+    "layerwise": _layerwise,
     "padded": _forced("padded"),
     "memoized": _forced("memoized"),
     "rows": _forced("rows"),
@@ -291,17 +306,19 @@ RIVALS: Mapping[str, Callable[[Task], Any]] = {
 }
 """Name → what builds it; each is captured into a CUDA graph over rotating inputs where it can be."""
 
-OURS = ("merged", "own_unmerged", "padded", "memoized", "rows", "bricks")
+OURS = ("merged", "own_unmerged", "layerwise", "padded", "memoized", "rows", "bricks")
 """What is no rival."""
+SPARED = frozenset({"layerwise"})
+"""Without which a row is whole, where time is up first."""
 OTHER_SCHEDULES = ("memoized", "rows", "bricks")
 """Schedules beside padded, each by itself: six seconds of a chain's row."""
 EVERY = tuple(RIVALS)
-FOR_BLOCKS = tuple(one for one in RIVALS if one != "compile_default")
+FOR_BLOCKS = tuple(one for one in RIVALS if one not in ("compile_default", "layerwise"))
 INSTEAD = {"compile_default": "compile"}
 """A rival → the same compiler with tuning: it is built only where that one, if asked for before it, was not."""
 USERS = tuple(one for one in RIVALS if one not in OURS and one not in INSTEAD)
 """What a user has besides merging: why one of them was not measured stands in every row."""
 NOT_ASKED = "not asked for (--rivals, --without)"
-FOR_NETWORKS = ("merged", "eager", "fused", "compile", "compile_default", "jit", "xla", "tensorrt")
+FOR_NETWORKS = ("merged", "eager", "fused", "compile", "compile_default", "jit", "xla", "tensorrt", "layerwise")
 """Merged first: it finds nothing that cuDNN or a compiler has kept of a rival, and is there when time is up. Then those
-that are fast to build or to run."""
+that are fast to build or to run; at last what is no rival."""

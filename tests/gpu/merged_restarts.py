@@ -1,0 +1,492 @@
+"""What ``merge`` costs who starts a new process: the first time, and when its plan is on the disk.
+
+    python tests/gpu/merged_restarts.py OUT.json [--networks resnet50,unet] [--batches "32 128 1"] [--limit 560]
+    python tests/gpu/merged_restarts.py --show OUT.json
+
+For each network and batch size two processes, one after another (``merged_restart.py``): the first merges with empty
+caches of its own, ours, those of torch's compiler, of Triton and of CUDA; the second merges from these, and then once
+more. Imports, weights, and a context with model and input on the GPU are there before a clock starts. While the first
+one merges, the second and the next case's first get ready, on two threads each: imports and weights need no GPU. None
+gets ready while a second one is timed, and none touches the GPU before the other has ended.
+
+``--profile FOLDER`` adds a third process to each case, which merges from the disk under Python's profiler: its text is
+FOLDER/CASE.txt, its seconds are no result. The file is written after each case; started again with the same one it goes
+on with what is missing, and at last with what has failed. A process that dies, hangs or fails costs its case alone: its
+figures are null, with the reason. A case begins where there is time for a usual one; one that time cuts all the same is
+measured at the next start. ``--device cpu --tiny`` runs all of it without a GPU: no figures of use.
+
+Exit codes: 0 all measured, 1 some failed or were not merged from the disk, 2 wrong use or no GPU, 3 time was up first:
+start again; 130 and 143 after Ctrl-C and SIGTERM, with the processes ended and no case lost that was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from children import ROOT, caches_in, end_process, environment
+from merged_restart import DTYPE, nothing
+
+from joulemark.argument_types import positive, seconds
+from joulemark.device.gpu import probe_gpus
+from joulemark.errors import ConfigurationError, JoulemarkError
+from joulemark.merged.executor import BUDGET_S
+from joulemark.merged_bench.limits import ends_when_asked
+from joulemark.merged_bench.networks import figure
+from joulemark.merged_bench.provenance import measured_now
+from joulemark.merged_bench.rows import check_writable, write
+from joulemark.merged_bench.subjects import NETWORKS, network
+from joulemark.records import Table
+from joulemark.report.markdown import render
+
+SCHEMA = "joulemark/merged-restarts/1"
+SCRIPT = Path(__file__).with_name("merged_restart.py")
+FIRST, RESTARTED, PROFILED = "first", "restarted", "profiled"
+WRONG = 4e-2
+"""Relative error from which an output is no rounding: twice what either way may be off fp32 in bf16."""
+_USUAL_S, _PROFILED_S, _READY_S = 50.0, 25.0, 25.0
+"""Of a case beside its first merge's budget; of a profile; of getting ready, where nothing did ahead (guesses)."""
+_MOST_READY_S, _MOST_S = 150.0, 100.0
+"""After which a process hangs: getting ready; from its turn on, beside the budget."""
+_POLL_S = 0.02
+_WORDS = 300
+_OURS = "give a file that this script has written"
+_NOTES = (
+    "first merge: of a process with empty caches, while two more get ready; all else: of a new one, with its plan.",
+    "first call: after merging from the disk; variant: as called / as captured; largest parts: of merging from it.",
+    "Not timed: imports (torchvision's bring much of torch's compiler), weights, a context, moving the model there.",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network at a batch size."""
+
+    network: str
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """As the document calls it."""
+        return f"{self.network}-b{self.batch}"
+
+
+class Cut(Exception):
+    """Time was up."""
+
+
+class Process(Protocol):
+    """One that gets ready, waits for its turn on the GPU, measures and ends."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it waits for its turn."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+
+    def go(self) -> None:
+        """The GPU is its own."""
+
+    def end(self, why: str = "") -> None:
+        """End it, and what it has started; ``why`` is then what it has to tell."""
+
+    def told(self) -> dict[str, Any]:
+        """What it has measured, or why nothing."""
+
+
+Begin = Callable[[Case, str], Process]
+"""Starts a case's process by its role."""
+
+
+class Turns:
+    """Cases one after another on one GPU, and who gets ready meanwhile.
+
+    Args:
+        waiting: cases to measure.
+        begin: starts a process.
+        keep: takes what was found of a case.
+        budget_s: of merging.
+        end: on ``time.monotonic``.
+        profile: whether each case is merged once more under a profiler.
+    """
+
+    def __init__(
+        self,
+        waiting: Iterable[Case],
+        begin: Begin,
+        keep: Callable[[Case, dict[str, Any]], object],
+        budget_s: float,
+        end: float,
+        profile: bool = False,
+    ) -> None:
+        self.waiting, self.begin, self.keep = deque(waiting), begin, keep
+        self.budget_s, self.end, self.profile = budget_s, end, profile
+        self.ahead: Process | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Until time is up."""
+        return self.end - time.monotonic()
+
+    @property
+    def case_s(self) -> float:
+        """Of a usual case whose first process is ready."""
+        return self.budget_s + _USUAL_S + (_PROFILED_S if self.profile else 0.0)
+
+    def run(self) -> None:
+        """All cases for which there is time."""
+        with suppress(Cut):
+            while self.waiting and self.left_s > self.case_s + (0.0 if self.ahead else _READY_S):
+                case = self.waiting.popleft()
+                begin = time.monotonic()
+                found = self._measured(case)
+                self.keep(case, {**found, "took_s": time.monotonic() - begin})
+
+    def _measured(self, case: Case) -> dict[str, Any]:
+        """A case's processes, each told to go when the one before it has ended."""
+        first, self.ahead = self.ahead or self.begin(case, FIRST), None
+        self._let_go(first)
+        later = {role: self.begin(case, role) for role in (RESTARTED, *([PROFILED] if self.profile else []))}
+        if self.waiting and self.left_s > 2 * self.case_s:
+            self.ahead = self.begin(self.waiting[0], FIRST)
+        found = {FIRST: self._told(first)}
+        ready = [*later.values(), *([self.ahead] if self.ahead else [])]
+        if found[FIRST]["merge_s"] is None:
+            for one in later.values():
+                one.end("the first process has merged nothing")
+        self._wait(lambda: all(one.ready or one.over for one in ready), _MOST_READY_S)
+        for role, process in later.items():
+            self._let_go(process)
+            found[role] = self._told(process)
+        return found
+
+    def _let_go(self, process: Process) -> None:
+        """Its turn begins when it is ready; one that does not get ready is ended."""
+        if self._wait(lambda: process.ready or process.over, _MOST_READY_S):
+            process.go()
+        else:
+            process.end(f"it was not ready within {_MOST_READY_S:g} s")
+
+    def _told(self, process: Process) -> dict[str, Any]:
+        """What a process tells when it has ended, for which it has some time."""
+        most_s = self.budget_s + _MOST_S
+        hangs = not self._wait(lambda: process.over, most_s)
+        process.end(f"it did not end within {most_s:g} s" if hangs else "")
+        return process.told()
+
+    def _wait(self, done: Callable[[], bool], most_s: float) -> bool:
+        """Whether it was done in so many seconds.
+
+        Raises:
+            Cut: all time was up before.
+        """
+        until = time.monotonic() + most_s
+        while not done():
+            if self.left_s <= 0:
+                raise Cut
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+
+class Child:
+    """As :class:`Process`, of ``merged_restart.py``, in a process group of its own.
+
+    Args:
+        words: what is behind the script's name.
+        variables: of its environment.
+        files: start of the names of its files.
+    """
+
+    def __init__(self, words: Sequence[str], variables: dict[str, str], files: Path) -> None:
+        self.mark, self.out, self.log = (files.with_suffix(one) for one in (".ready", ".json", ".log"))
+        self.why = ""
+        command = (sys.executable, str(SCRIPT), *words, "--ready", str(self.mark), "--out", str(self.out))
+        with self.log.open("w") as said:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def ready(self) -> bool:
+        return self.mark.exists()
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as words:  # who has ended says how by its code
+            words.write(b"\n")
+
+    def end(self, why: str = "") -> None:
+        self.why = self.why or why
+        if not self.over:
+            end_process(self.process)
+        with suppress(ProcessLookupError):  # compilers' processes may live a little longer
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+
+    def told(self) -> dict[str, Any]:
+        if self.out.exists() and not self.why:
+            return dict(json.loads(self.out.read_text(encoding="utf-8")))
+        said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        why = self.why or f"its process ended with exit code {self.process.returncode}"
+        return nothing(f"{why}: {said[-1][:_WORDS]}" if said else why)
+
+
+class Children:
+    """Starts children, each case's with caches of its own, and ends those that are left.
+
+    Args:
+        work: a folder for caches and files, a folder for each case.
+        words: for all of them.
+        profiles: folder of texts.
+    """
+
+    def __init__(self, work: Path, words: Sequence[str], profiles: Path | None) -> None:
+        self.work, self.words, self.profiles = work, words, profiles
+        self.running: list[Child] = []
+
+    def __call__(self, case: Case, role: str) -> Child:
+        """As :data:`Begin`."""
+        folder = self.work / case.name
+        words = [case.network, str(case.batch), *self.words, *(["--again"] if role == RESTARTED else [])]
+        if role == PROFILED and self.profiles is not None:
+            words += ["--profile", str(self.profiles.resolve() / f"{case.name}.txt")]
+        caches = caches_in(folder / "caches")
+        for kept in caches.values():
+            Path(kept).mkdir(parents=True, exist_ok=True)
+        child = Child(words, environment(**caches), folder / role)
+        self.running = [one for one in self.running if not one.over] + [child]
+        return child
+
+    def forget(self, case: Case) -> None:
+        """A case's caches and files are of no more use."""
+        shutil.rmtree(self.work / case.name, ignore_errors=True)
+
+    def end(self) -> None:
+        """End what runs."""
+        for child in self.running:
+            child.end()
+
+
+def facts_of(device: str, budget_s: float, tiny: bool) -> dict[str, Any]:
+    """On what and for what a file is measured; a file of something else is not gone on with.
+
+    Raises:
+        JoulemarkError: no GPU is visible.
+    """
+    software = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    how = {"dtype": DTYPE, "tiny": tiny, "budget_s": budget_s, "processors": len(os.sched_getaffinity(0))}
+    if device == "cpu":
+        return {"gpu": "cpu", "driver": None, "software": software, **how}
+    inventory = probe_gpus(os.environ)
+    if not inventory.visible:
+        raise inventory.problem or ConfigurationError("no GPU is visible", "see joulemark env")
+    return {"gpu": inventory.visible[0].gpu.name, "driver": inventory.driver, "software": software, **how}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A document from its file.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}", _OURS) from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ConfigurationError(f"{path} is no document of {SCHEMA}", _OURS)
+    return content
+
+
+def document_in(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """The document that a file holds, or a new one.
+
+    Raises:
+        ConfigurationError: the file is no such document, of other facts, or cannot be written.
+    """
+    check_writable(path)
+    if not path.exists():
+        return {"schema": SCHEMA, **facts, "cases": {}}
+    content = read(path)
+    other = [name for name, value in facts.items() if content.get(name) != value]
+    if other:
+        told = ", ".join(f"{name} {content.get(name)!r}, now {facts[name]!r}" for name in other)
+        raise ConfigurationError(f"{path} was begun with {told}", "choose another file")
+    return content
+
+
+def problem_of(found: dict[str, Any]) -> str | None:
+    """Why a case is not as it should be: what was not measured, a plan that is not from the disk, a wrong output."""
+    for role, when in ((FIRST, "first merge"), (RESTARTED, "new process")):
+        one = found[role]
+        if one["merge_s"] is None:
+            return f"{when}: {one['missing']['all']}"
+        if one["relative_error"] is None or one["relative_error"] > WRONG:
+            off = one["missing"].get("relative_error") or f"off by {one['relative_error']:.3g}"
+            return f"{when}: its output is wrong or unknown: {off}"
+    if not found[RESTARTED]["cached"]:
+        return "new process: its plan is not from the disk"
+    again = found[RESTARTED]["again"]
+    if again["merge_s"] is None:
+        return f"same process again: {again['missing']['all']}"
+    return None if again["cached"] else "same process again: its plan is not from the disk"
+
+
+def lacks_figures(found: dict[str, Any]) -> bool:
+    """Whether a case is worth another try: some of its merges was not measured."""
+    first, restarted = found[FIRST], found[RESTARTED]
+    merges = (first, restarted, *([restarted["again"]] if restarted["cached"] else []))
+    return any(one["merge_s"] is None for one in merges)
+
+
+def left_of(every: Sequence[Case], done: dict[str, Any]) -> list[Case]:
+    """Cases to measure: those that a file lacks, then those that it holds without some figure."""
+    lacking = [one for one in every if one.name not in done]
+    return lacking + [one for one in every if one.name in done and lacks_figures(done[one.name])]
+
+
+def from_disk(found: dict[str, Any]) -> str:
+    """Seconds of merging with a plan from the disk, in a cell; told as something else where there was none."""
+    said = figure(found["merge_s"], "s")
+    return said if found["cached"] or found["merge_s"] is None else f"not from the disk: {said}"
+
+
+def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
+    """A case in cells."""
+    first, restarted = found[FIRST], found[RESTARTED]
+    spent = sorted((restarted["spent_s"] or {}).items(), key=lambda one: -one[1])[:3]
+    variants = dict.fromkeys(one for one in (restarted["variant"], restarted["captured"]) if one)
+    return (
+        name,
+        figure(first["merge_s"], "s"),
+        from_disk(restarted),
+        from_disk(restarted["again"]) if restarted.get("again") else "–",
+        figure(restarted["first_call_s"], "s"),
+        " / ".join(variants) or "–",
+        ", ".join(f"{part} {figure(took_s, 's')}" for part, took_s in spent) or "–",
+    )
+
+
+def table_of(document: dict[str, Any]) -> Table:
+    """A row per case, and what is to be known of them."""
+    cases = document["cases"]
+    columns = (
+        "network-batch", "first merge", "new process, from the disk", "same process again", "first call", "variant",
+        "largest parts",
+    )  # fmt: skip
+    notes = [*_NOTES, f"Budget of merging: {document['budget_s']:g} s."]
+    if document["tiny"]:
+        notes.append("Tiny shapes: a test of the script, no figures of use.")
+    kept = [one[RESTARTED]["merge_s"] for one in cases.values() if one[RESTARTED]["cached"]]
+    if kept:
+        notes.append(
+            f"From the disk, {len(kept)} cases: median {figure(median(kept), 's')}, most {figure(max(kept), 's')}."
+        )
+    notes += [f"{name}: {why}" for name, one in cases.items() if (why := problem_of(one)) is not None]
+    title = f"What merging costs in a new process ({document['gpu']}, torch {document['software']['torch']})"
+    rows = tuple(row_of(name, one) for name, one in cases.items())
+    return Table(columns, rows, frozenset(range(1, 5)), tuple(notes), title)
+
+
+def measure_all(options: argparse.Namespace, cases: Sequence[Case], document: dict[str, Any], end: float) -> None:
+    """What a file lacks, case by case."""
+    words = ["--budget", str(options.budget), "--device", options.device, *(["--tiny"] if options.tiny else [])]
+    with tempfile.TemporaryDirectory(prefix="joulemark-restarts-", ignore_cleanup_errors=True) as work:
+        children = Children(Path(work), words, options.profile)
+
+        def keep(case: Case, found: dict[str, Any]) -> None:
+            profile = found.pop(PROFILED, None)
+            shape = network(case.network, case.batch)
+            what = {"network": case.network, "batch": case.batch, "shape": shape.tiny if options.tiny else shape.shape}
+            document["cases"].pop(case.name, None)
+            document["cases"][case.name] = {**what, **found, "measured": measured_now()}
+            write(options.out, document)
+            children.forget(case)
+            print(" | ".join(row_of(case.name, found)), problem_of(found) or "", flush=True)
+            if profile is not None:
+                print(f"{case.name}: profile: {profile['missing']['all']}", flush=True)
+
+        try:
+            Turns(cases, children, keep, options.budget, end, options.profile is not None).run()
+        finally:
+            children.end()
+
+
+def parser_of() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT.json", help="goes on with a file that is there")
+    parser.add_argument("--networks", default=",".join(NETWORKS), metavar="NAMES", help="of the zoo (all)")
+    parser.add_argument("--batches", default="32 128", metavar='"N N"', help='in this order ("32 128")')
+    parser.add_argument("--limit", type=seconds, default=560.0, metavar="S", help="for all (560)")
+    parser.add_argument("--budget", type=seconds, default=BUDGET_S, metavar="S", help=f"of merging ({BUDGET_S:g})")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="merge each from the disk under a profiler too")
+    parser.add_argument("--device", default="cuda:0", help="as torch calls it; cpu with --tiny tests the script")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes")
+    parser.add_argument("--show", action="store_true", help="only show the table of a file")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """All cases for which there is time, and their table."""
+    parser = parser_of()
+    options = parser.parse_args(arguments)
+    end = time.monotonic() + options.limit
+    try:
+        if options.show:
+            print(render([table_of(read(options.out))]), end="")
+            return 0
+        networks = options.networks.split(",")
+        batches = [positive(one) for one in options.batches.replace(",", " ").split()]
+        for name in networks:
+            network(name, 1)
+        every = [Case(name, batch) for batch in batches for name in networks]
+        document = document_in(options.out, facts_of(options.device, options.budget, options.tiny))
+        with ends_when_asked(143):
+            measure_all(options, left_of(every, document["cases"]), document, end)
+    except (JoulemarkError, argparse.ArgumentTypeError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted: cases that are done are kept; start again to go on", file=sys.stderr)
+        return 130
+    print(render([table_of(document)]), end="")
+    done = document["cases"]
+    if missing := [one.name for one in every if one.name not in done]:
+        print(f"time was up, start again; missing: {', '.join(missing)}", flush=True)
+        return 3
+    return 1 if any(problem_of(done[one.name]) for one in every) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
