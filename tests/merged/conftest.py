@@ -50,6 +50,7 @@ def simulated_gpu(monkeypatch, own_cache):
     monkeypatch.setattr(automatic, "learn", lambda *_: None)
     monkeypatch.setattr(replay, "capture", fake_capture)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: simulated.capturing)
+    monkeypatch.setattr(automatic, "start_compiler", lambda: None)
     monkeypatch.setattr(automatic, "Compiled", lambda inner, mode: Wrapped(inner, mode))
     monkeypatch.setattr(whole, "race_calls", simulated.race_calls)
     monkeypatch.setattr(whole, "race_replays", simulated.race_replays)

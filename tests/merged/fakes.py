@@ -135,6 +135,9 @@ class Wrapped(nn.Module):
         super().__init__()
         self.inner, self.how = inner, how
 
+    def ready_for(self, *inputs):
+        pass
+
     def forward(self, *inputs):
         return self.inner(*inputs)
 

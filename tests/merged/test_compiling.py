@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from contextlib import suppress
@@ -85,6 +87,20 @@ def test_its_processes_are_started_where_torch_can_be_asked_to(monkeypatch):
     assert not compiling.start_workers()
 
 
+def test_the_compiler_is_imported_when_it_is_started_and_where_torch_lacks_it_nothing_is_said(monkeypatch):
+    code = """
+import sys
+from joulemark.merged import compiling
+of_compiler = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
+assert not of_compiler & set(sys.modules)
+compiling.start_compiler()
+assert of_compiler <= set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", None)
+    compiling.start_compiler()
+
+
 class Stand:
     """In place of torch's compiler: what it is given from a trace, and how often which way was called."""
 
@@ -164,6 +180,19 @@ def test_calls_like_the_first_are_compiled_from_a_trace_and_all_others_by_torch(
         made(x)
     assert stand.ways() == (1, 0)
     assert len(stand.graphs) == 1
+
+
+def test_what_is_made_ready_is_compiled_before_its_first_call(stand):
+    made, x = compiled_and_input()
+    with torch.no_grad():
+        made.ready_for(x)
+        assert (len(stand.graphs), stand.ways()) == (1, (0, 0))
+        made(x)
+        assert (len(stand.graphs), stand.ways()) == (1, (1, 0))
+        made.ready_for(x, 2.0)
+    other, _ = compiled_and_input()
+    other.ready_for(x)  # with gradients: torch.compile's
+    assert (len(stand.graphs), stand.ways()) == (1, (0, 0))
 
 
 def test_weights_are_read_in_each_call_and_where_they_move_it_is_compiled_again(stand):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torchvision import models
 
-from joulemark.merged import merge
+from joulemark.merged import automatic, merge, replay
 from joulemark.merged.automatic import _Automatic
 from joulemark.merged.graph import trace
 from joulemark.merged.setting import Setting
 from joulemark.merged.spent import Spent
-from tests.merged.fakes import RATES
+from tests.merged.fakes import RATES, Wrapped, fake_capture
 
 LEAST = 0.9
 """Share of the whole that its parts have together."""
@@ -39,7 +39,7 @@ def test_parts_of_merging_a_network_are_the_whole():
     model, x = network()
     first, again = (merge(model, x, rates=RATES, families=(), measure=True) for _ in range(2))
     assert (first.cached, again.cached) == (False, True)
-    named = {"tracing", "rewriting", "layouts", "expected output", "disk", "launches"}
+    named = {"tracing", "rewriting", "layouts", "expected output", "disk", "launches", "first call of launches"}
     assert named | {"ranking", "layers", "ranges", "folded", "judging"} <= set(first.spent_s)
     assert named <= set(again.spent_s)
     assert not {"ranking", "layers", "judging"} & set(again.spent_s)
@@ -57,3 +57,51 @@ def test_parts_are_the_whole_on_a_gpu_too(simulated_gpu):
     took_s = time.monotonic() - begin
     assert {"excitations", "poolings", "norms", "upsampling", "joining", "learning", "compiled"} <= set(merged.spent_s)
     assert LEAST * took_s <= sum(merged.spent_s.values()) <= took_s
+
+
+class Slow(Wrapped):
+    """A module that a clock counts 5 s for compiling and 7 s for each call."""
+
+    def __init__(self, inner, how, clock):
+        super().__init__(inner, how)
+        self.clock = clock
+
+    def ready_for(self, *inputs):
+        self.clock[0] += 5.0
+
+    def forward(self, *inputs):
+        self.clock[0] += 7.0
+        return super().forward(*inputs)
+
+
+def test_the_compilers_start_compiling_and_the_first_call_are_told_apart_from_the_disk_too(simulated_gpu, monkeypatch):
+    clock = [0.0]
+
+    def start():
+        clock[0] += 3.0
+
+    def capture(inner, inputs, pool):
+        clock[0] += 0.25
+        return fake_capture(inner.inner if isinstance(inner, Slow) else inner, inputs, pool)
+
+    monkeypatch.setattr(automatic, "start_compiler", start)
+    monkeypatch.setattr(automatic, "Compiled", lambda inner, mode: Slow(inner, mode, clock))
+    monkeypatch.setattr(replay, "capture", capture)
+    simulated_gpu.times["compiled graph"] = simulated_gpu.on_device["compiled graph"] = 0.5
+    model, x = network()
+    setting = Setting(torch.device("cuda"), "fp32", RATES, (), True)
+
+    def merged():
+        clock[0] = 0.0
+        with torch.no_grad():
+            spent = Spent(lambda: clock[0])
+            made = _Automatic(model, trace(model, (x,)), (x,), setting, time.monotonic(), 1000.0, spent=spent).merged()
+        assert sum(made.spent_s.values()) == clock[0]
+        return made.cached, {part: seconds for part, seconds in made.spent_s.items() if seconds}
+
+    parts = {"compiled": 5.0, "first call of compiled": 7.0, "compiled graph": 0.25}
+    cached, first = merged()
+    assert not cached
+    assert parts.items() <= first.items()
+    assert first["compiler's start"] == 3.0 * sum(part.startswith("first call of") for part in first)
+    assert merged() == (True, {"compiler's start": 3.0, **parts})

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from joulemark.merged import cache
 from joulemark.merged.biases import move_biases
 from joulemark.merged.branches import WORTH
-from joulemark.merged.compiling import Compiled
+from joulemark.merged.compiling import Compiled, start_compiler
 from joulemark.merged.cost import Rates
 from joulemark.merged.families import Family, known_families
 from joulemark.merged.fitting import without_needless_paddings
@@ -347,7 +347,7 @@ class _Automatic:
         held = [one for one in (*plain.parameters(), *plain.buffers()) if one.is_floating_point()]
         narrowest = format_of(min(held, key=lambda one: one.dtype.itemsize)) if held else None
         widened = partial(_in_wider_numbers, plain, self.inputs)
-        return Referee(self.setting, self.inputs, expected, widened, narrowest)
+        return Referee(self.setting, self.inputs, expected, widened, narrowest, spent=self.spent)
 
     def _merged_as(
         self, verdict: Verdict, referee: Referee, decisions: List[Decision], cached: bool = False
@@ -415,7 +415,7 @@ class _Automatic:
         return _STARTING + sum(1 for node in inner.graph.nodes if node.op.startswith("call"))
 
     def _build(self, referee: Referee, name: str, rewritten: nn.Module) -> None:
-        """One variant by its name, whose seconds are those until it could be called."""
+        """One variant by its name, whose seconds are those until it could be called; its first call has its own."""
         with self.spent.on(name):
             if name.startswith("fused"):
                 self._build_fused(referee, name)
@@ -435,7 +435,8 @@ class _Automatic:
         elif name.endswith("graph"):
             known = referee.known(plain)
             if known is None and "compiled" in plain and plain not in referee.problems:
-                known = referee.try_(plain, lambda: Compiled(inner, _mode(plain)))
+                with self.spent.on(plain):
+                    known = referee.try_(plain, lambda: self._compiled(inner, plain))
             base = inner if known is None and "compiled" not in plain else known
             if base is None:
                 referee.problems[name] = referee.problems.get(plain, f"{plain} does not work")
@@ -443,7 +444,15 @@ class _Automatic:
             build = lambda: Replayed(base, self.inputs, referee.pool)  # noqa: E731
             referee.try_(name, build)
         else:
-            referee.try_(name, lambda: Compiled(inner, _mode(name)))
+            referee.try_(name, lambda: self._compiled(inner, name))
+
+    def _compiled(self, inner: nn.Module, name: str) -> nn.Module:
+        """A module under torch's compiler, compiled for the example before it is called."""
+        with self.spent.on("compiler's start"):
+            start_compiler()
+        made = Compiled(inner, _mode(name))
+        made.ready_for(*self.inputs)
+        return made
 
     def _build_fused(self, referee: Referee, name: str) -> None:
         """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""

@@ -16,11 +16,12 @@ channels took its best size 26.5, 17.7 and 68.7 ms, cuDNN 0.133, 0.075 and 0.135
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import is_
 from typing import Any
 
@@ -82,6 +83,13 @@ def start_workers() -> bool:
     return True
 
 
+def start_compiler() -> None:
+    """Import torch's compiler, as it does itself when it is first asked for: seconds, once in a process."""
+    with suppress(ImportError):  # not every version of torch has these; what compiles says what is missing
+        importlib.import_module("torch._dynamo.convert_frame")
+        importlib.import_module("torch._inductor.compile_fx")
+
+
 def compiled(module: nn.Module, mode: str = "default") -> nn.Module:
     """A module under torch.compile for the shapes of its inputs, without graphs of the compiler's own."""
     if mode.startswith("max-autotune"):
@@ -139,6 +147,11 @@ class Compiled(nn.Module):
         """The module's output."""
         traced = self._traced_for(inputs) if _is_plain(inputs) else None
         return self.by_torch(*inputs) if traced is None else traced(*inputs)
+
+    def ready_for(self, *inputs: Any) -> None:
+        """Compile for a call ahead of it; what is left to torch.compile is compiled in the call."""
+        if _is_plain(inputs):
+            self._traced_for(inputs)
 
     def _traced_for(self, inputs: tuple[Tensor, ...]) -> _Traced | None:
         """What is compiled from a trace, made now where nothing is yet; None where that is for other inputs."""

@@ -91,7 +91,7 @@ class MergedModel(nn.Module):
         captured: variant whose launches a CUDA graph of the user's captures, the fastest on the device; None where none
             was measured: it captures what is called.
         device_times: variant that is a graph → measured seconds of its replay on the device.
-        spent_s: part of merging, a variant of the whole also → its seconds; together they are what it took.
+        spent_s: part of merging, variants of the whole and their first calls also → its seconds; together what it took.
     """
 
     def __init__(

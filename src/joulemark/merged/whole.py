@@ -18,6 +18,7 @@ from joulemark.merged.memory import says_out_of_memory
 from joulemark.merged.questions import relative_error
 from joulemark.merged.replay import Replayed
 from joulemark.merged.setting import TOLERANCE, Setting
+from joulemark.merged.spent import Spent
 from joulemark.merged.stopwatch import race_calls, race_replays
 from joulemark.merged.trying import told
 
@@ -58,6 +59,7 @@ class Referee:
         problems: variant → why it is out.
         wrong: variants whose output was wrong on the model's own values.
         short: variants for which memory ran out.
+        spent: where seconds of first calls are counted, with the check of what they give.
     """
 
     setting: Setting
@@ -70,6 +72,7 @@ class Referee:
     problems: dict[str, str] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
     short: set[str] = field(default_factory=set)
+    spent: Spent = field(default_factory=Spent)
     _modules: dict[str, nn.Module] = field(default_factory=dict)
 
     @cached_property
@@ -90,7 +93,8 @@ class Referee:
                 # variant where a user's filters turn warnings into errors.
                 warnings.simplefilter("ignore")
                 module = build()
-                self._check(name, module(*self.example))
+                with self.spent.on(f"first call of {name}"):
+                    self._check(name, module(*self.example))
         except Exception as error:  # a compiler raises anything; the variant is one of several
             self.problems[name] = told(error)[:300]
             if says_out_of_memory(str(error)):
