@@ -251,24 +251,32 @@ def test_a_rival_that_fails_costs_itself_alone(monkeypatch):
     assert "against eager" in line_of(row)
 
 
-@pytest.mark.parametrize(("most_s", "calls"), [(90.0, 2), (0.0, 1)])
-def test_merging_is_timed_again_only_where_it_was_quick(monkeypatch, most_s, calls):
+@pytest.mark.parametrize(
+    ("most_s", "calls", "kept", "why"),
+    [
+        (90.0, 2, True, None),
+        (90.0, 2, False, "a second merge did not take the plan from the disk (it was planned anew)"),
+        (-1.0, 1, True, "merging took 0 s, more than the -1 s up to which there is time for a second"),
+    ],
+)
+def test_merging_is_timed_again_only_where_it_was_quick_and_else_says_why_not(monkeypatch, most_s, calls, kept, why):
     from joulemark.merged.merged_model import MergedModel
 
     made = []
 
     def merge(model, x, budget_s, depth=DEPTH):
         assert depth == DEPTH, "both times the plan that a user gets"
-        made.append(MergedModel(model, [], cached=bool(made), spent_s={"tracing": 1.0 + len(made)}))
+        made.append(MergedModel(model, [], cached=kept and bool(made), spent_s={"tracing": 1.0 + len(made)}))
         return made[-1]
 
     monkeypatch.setattr(rivals, "merge", merge)
     monkeypatch.setattr(rivals, "_AGAIN_S", most_s)
     facts = rivals.build("merged", rivals.Task(torch.nn.ReLU(), torch.ones(1))).facts
     assert len(made) == calls
-    assert (facts["merge_cached_s"] is None) == (calls == 1)
+    assert (facts["merge_cached_s"] is None) == (why is not None)
+    assert facts.get("merge_cached_missing") == why
     assert facts["merge_spent_s"] == {"tracing": 1.0}
-    assert facts["merge_cached_spent_s"] == (None if calls == 1 else {"tracing": 2.0})
+    assert facts["merge_cached_spent_s"] == (None if why is not None else {"tracing": 2.0})
 
 
 def test_merging_again_finds_the_memory_of_a_new_process(monkeypatch):
@@ -1164,7 +1172,7 @@ def test_floors_or_reason_a_chain_by_hand():
     assert floors_or_reason(model, x, None) == "no rates of this device are known"
 
 
-def test_a_floor_that_is_not_known_has_its_reason_in_the_row_and_under_the_table():
+def test_a_floor_or_a_cached_figure_that_is_not_known_has_its_reason_in_the_row_and_under_the_table():
     from joulemark.merged_bench.floors import floors_or_reason
     from joulemark.merged_bench.networks import costs_table
 
@@ -1186,6 +1194,14 @@ def test_a_floor_that_is_not_known_has_its_reason_in_the_row_and_under_the_table
     assert told == [
         f"No layers' floor of deepcam-b32, vgg16-b32: {why}",
         "No layers' floor of drn_26-b32: no reason was kept.",
+    ]
+    rows[0]["rivals"]["merged"] |= {"merge_s": 99.0, "merge_cached_s": None, "merge_cached_missing": "no time"}
+    rows[1]["rivals"]["merged"] |= {"merge_s": 9.0, "merge_cached_s": None}
+    known["rivals"]["merged"] |= {"merge_s": 9.0, "merge_cached_s": 1.0}
+    told = [one for one in costs_table(network_document(known, *rows)).notes if one.startswith("No cached figure")]
+    assert told == [
+        "No cached figure of deepcam-b32: no reason was kept.",
+        "No cached figure of vgg16-b32: no time.",
     ]
 
 

@@ -44,6 +44,8 @@ _FLOOR = (
     "layers' floor: the roofline of every layer as one kernel, at rates measured on this GPU, over merged's time: "
     "above 100 % merging went below what layers one by one can reach."
 )
+_NO_REASON = "no reason was kept"
+"""By rows of before."""
 _FIGURES = ("burst", "sustained", "over_unmerged_variants", "energy", "dram_bytes")
 
 
@@ -111,18 +113,33 @@ def costs_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: seconds until it is merged or compiled, memory, and how near its floor it is."""
     rows = _sorted(document)
     columns = ("network", "first merge", "cached", "torch.compile", "memory", "layers' floor")
-    notes = (_COSTS, *([_FLOOR] if any(row["floors"] for row in rows) else []), *_without_floor(rows))
+    notes = (
+        _COSTS,
+        *([_FLOOR] if any(row["floors"] for row in rows) else []),
+        *_without("cached figure", {row["subject"]: _why_not_cached(row["rivals"].get("merged", {})) for row in rows}),
+        *_without("layers' floor", {row["subject"]: _why_no_floor(row) for row in rows}),
+    )
     title = f"What merging costs ({document['gpu']})"
     return Table(columns, tuple(map(_costs, rows)), frozenset(range(1, len(columns))), notes, title)
 
 
-def _without_floor(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why floors are not known; rows of before kept no reason."""
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row["floors"] is None:
-            reasons.setdefault(row.get("floors_missing", "no reason was kept"), []).append(row["subject"])
-    return [f"No layers' floor of {', '.join(names)}: {why.removesuffix('.')}." for why, names in reasons.items()]
+def _without(what: str, reasons: Mapping[str, str | None]) -> list[str]:
+    """Why a figure is not known, in a line for all subjects of one reason; None for those that have it."""
+    subjects: dict[str, list[str]] = {}
+    for subject, why in reasons.items():
+        if why is not None:
+            subjects.setdefault(why, []).append(subject)
+    return [f"No {what} of {', '.join(names)}: {why.removesuffix('.')}." for why, names in subjects.items()]
+
+
+def _why_no_floor(row: Mapping[str, Any]) -> str | None:
+    return None if row["floors"] is not None else str(row.get("floors_missing", _NO_REASON))
+
+
+def _why_not_cached(merged: Mapping[str, Any]) -> str | None:
+    """None where merging itself was not timed, too: why stands at the rival."""
+    known = merged.get("merge_s") is None or merged.get("merge_cached_s") is not None
+    return None if known else str(merged.get("merge_cached_missing", _NO_REASON))
 
 
 def _sorted(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

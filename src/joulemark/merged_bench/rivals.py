@@ -225,17 +225,19 @@ def _timed_merge(task: Task, depth: int) -> tuple[MergedModel, dict[str, Any]]:
 
 
 def _merged_again(task: Task, first_s: float) -> dict[str, Any]:
-    """Seconds of merging from the cache, with the memory that a new process would have; None where it was not.
+    """Seconds of merging from the cache, with the memory that a new process would have; None, and why, without.
 
     Not tried where the first time took long: a rival's time limit, hit there, would lose what was merged.
     """
+    why = f"merging took {first_s:.0f} s, more than the {_AGAIN_S:.0f} s up to which there is time for a second"
     if first_s <= _AGAIN_S:
         give_back(task.device)
         begin = time.perf_counter()
         again = merge(task.model, task.x, budget_s=task.budget_s)
         if again.cached:
             return {"merge_cached_s": time.perf_counter() - begin, "merge_cached_spent_s": again.spent_s}
-    return {"merge_cached_s": None, "merge_cached_spent_s": None}
+        why = f"a second merge did not take the plan from the disk ({again.failed or 'it was planned anew'})"
+    return {"merge_cached_s": None, "merge_cached_spent_s": None, "merge_cached_missing": why}
 
 
 def _forced(how: str) -> Callable[[Task], Made]:
