@@ -38,14 +38,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-import torch
 from children import ROOT, caches_in, end_process, environment
 from merged_restart import DTYPE, nothing
 
 from joulemark.argument_types import positive, seconds
-from joulemark.device.gpu import probe_gpus
 from joulemark.errors import ConfigurationError, JoulemarkError
 from joulemark.merged.executor import BUDGET_S
+from joulemark.merged_bench.command import facts_of_device
 from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.networks import figure
 from joulemark.merged_bench.provenance import measured_now
@@ -306,14 +305,10 @@ def facts_of(device: str, budget_s: float, tiny: bool) -> dict[str, Any]:
     Raises:
         JoulemarkError: no GPU is visible.
     """
-    software = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    known = facts_of_device(device)
+    del known["gpu_uuid"]  # another board of its kind may go on
     how = {"dtype": DTYPE, "tiny": tiny, "budget_s": budget_s, "processors": len(os.sched_getaffinity(0))}
-    if device == "cpu":
-        return {"gpu": "cpu", "driver": None, "software": software, **how}
-    inventory = probe_gpus(os.environ)
-    if not inventory.visible:
-        raise inventory.problem or ConfigurationError("no GPU is visible", "see joulemark env")
-    return {"gpu": inventory.visible[0].gpu.name, "driver": inventory.driver, "software": software, **how}
+    return {**known, **how}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -228,14 +228,14 @@ class _Automatic:
 
     def merged(self) -> MergedModel:
         """The model, from what the disk keeps of it where that still holds."""
-        if self.kept is not None and (made := self._from_disk(self.kept)) is not None:
-            return made
-        if self.stays:
+        made = self._from_disk(self.kept)
+        if made is None and self.stays:
             with self.spent.on("disk"):
                 self.key += "-short"  # beside it, for all who have as little memory
-                self.kept = self._kept()
-            if self.kept is not None and (made := self._from_disk(self.kept)) is not None:
-                return made
+                beside = self._kept()
+            made = self._from_disk(beside)
+        if made is not None:
+            return made
         if self.setting.measured:
             with self.spent.on("memory"):
                 self.free_bytes = free_bytes(self.setting.device)
@@ -260,11 +260,13 @@ class _Automatic:
         self.short = any(says_out_of_memory(one) for one in problems if one is not None)
         return self._finish(choices, left, None)
 
-    def _from_disk(self, kept: _Kept) -> MergedModel | None:
-        """The model by a plan from the disk, tried again where memory ran out; None where it does not hold today.
+    def _from_disk(self, kept: _Kept | None) -> MergedModel | None:
+        """The model by a plan from the disk, tried again where memory ran out; None without one that holds today.
 
         One that lacks nothing but memory stays on the disk for who has more.
         """
+        if kept is None:
+            return None
         for _ in range(2):
             try:
                 return self._finish(kept.choices, kept.left, kept)

@@ -11,7 +11,11 @@ _SAID = ("out of memory", "_ERROR_OUT_OF_MEMORY", "_STATUS_ALLOC_FAILED")
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Whether what was said of an error is that a device's memory ran out."""
+    """Whether what was said of an error is that a device's memory ran out.
+
+    Of texts, which is what trials and variants keep. The harness asks of exceptions of any framework, by
+    ``collect.timing.is_out_of_memory``; merging imports nothing of it.
+    """
     return any(one in text for one in _SAID)
 
 

@@ -304,19 +304,31 @@ def _holds_rates(document: Document) -> bool:
     return True
 
 
-def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
-    """The device with its instruments, and what the document says of it."""
+def facts_of_device(device: str) -> dict[str, Any]:
+    """What a document says of a device and of torch there.
+
+    Raises:
+        JoulemarkError: no GPU is visible.
+    """
     software = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    if args.device == "cpu":
-        return Stage("cpu"), {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": software}
+    if device == "cpu":
+        return {"gpu": "cpu", "gpu_uuid": None, "driver": None, "software": software}
     inventory = probe_gpus(os.environ)
     if not inventory.visible:
         raise inventory.problem or ConfigurationError("no GPU is visible", "see joulemark env")
     seen = inventory.visible[0]
-    facts = {"gpu": seen.gpu.name, "gpu_uuid": seen.gpu.uuid, "driver": inventory.driver, "software": software}
+    return {"gpu": seen.gpu.name, "gpu_uuid": seen.gpu.uuid, "driver": inventory.driver, "software": software}
+
+
+def _stage(args: argparse.Namespace) -> tuple[Stage, dict[str, Any]]:
+    """The device with its instruments, and what the document says of it."""
+    facts = facts_of_device(args.device)
+    if args.device == "cpu":
+        return Stage("cpu"), facts
+    uuid = facts["gpu_uuid"]
     if args.no_counters:
-        return Stage(args.device, open_power(seen.gpu.uuid)), facts
+        return Stage(args.device, open_power(uuid)), facts
     counters = importlib.import_module("joulemark.collect.counters")
-    ladder = counters.open_counters(seen.gpu.uuid, args.device, pace=_PACE, wanted=COUNTED)
+    ladder = counters.open_counters(uuid, args.device, pace=_PACE, wanted=COUNTED)
     why = "; ".join(f"{tier}: {reason}" for tier, reason in ladder.refused.items())
-    return Stage(args.device, open_power(seen.gpu.uuid), ladder.source, why or "no hardware counters here"), facts
+    return Stage(args.device, open_power(uuid), ladder.source, why or "no hardware counters here"), facts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -84,7 +84,7 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def gains_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: merged beside the best rival in time, energy and bytes, and the bars; then means."""
-    rows = _sorted(document)
+    rows = in_order(document["rows"])
     document = {**document, "rows": rows}
     judged = of_use(document)
     cells = [(*_gains(row), "–" if only_a_test(row, document["gpu"]) else _verdict(row)) for row in rows]
@@ -111,7 +111,7 @@ def gains_table(document: Mapping[str, Any]) -> Table:
 
 def costs_table(document: Mapping[str, Any]) -> Table:
     """A row per network and batch: seconds until it is merged or compiled, memory, and how near its floor it is."""
-    rows = _sorted(document)
+    rows = in_order(document["rows"])
     columns = ("network", "first merge", "cached", "torch.compile", "memory", "layers' floor")
     notes = (
         _COSTS,
@@ -142,9 +142,9 @@ def _why_not_cached(merged: Mapping[str, Any]) -> str | None:
     return None if known else str(merged.get("merge_cached_missing", _NO_REASON))
 
 
-def _sorted(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows by batch and network."""
-    return sorted(document["rows"], key=lambda one: (one["shape"][0], one["group"]))
+    return sorted(rows, key=lambda one: (one["shape"][0], one["group"]))
 
 
 def _gains(row: Mapping[str, Any]) -> list[str]:

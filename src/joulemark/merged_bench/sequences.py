@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from joulemark.merged_bench.networks import figure, gain
+from joulemark.merged_bench.networks import figure, gain, in_order
 from joulemark.merged_bench.remarks import of_use
 from joulemark.records import Table
 
@@ -20,10 +20,7 @@ _NOTE = (
 
 def sequences_table(document: Mapping[str, Any]) -> Table | None:
     """A row per network and batch that was measured both ways, and geometric means; None where none was."""
-    rows = sorted(
-        (one for one in of_use(document) if one["gains"].get("over_layerwise") is not None),
-        key=lambda one: (one["shape"][0], one["group"]),
-    )
+    rows = in_order(one for one in of_use(document) if one["gains"].get("over_layerwise") is not None)
     if not rows:
         return None
     cells = [*map(_cells, rows), *_means(rows)]
