@@ -378,6 +378,20 @@ def test_each_case_has_caches_of_its_own(tmp_path, monkeypatch):
     ).keys()
 
 
+def test_a_process_waits_for_nobody_at_its_end(tmp_path):
+    pytest.importorskip("torchvision")
+    script, ready = ROOT / "tests" / "gpu" / "merged_restart.py", tmp_path / "f.ready"
+    text = f"""import atexit, runpy, sys, time
+atexit.register(time.sleep, 600)  # as torch's compiler waits for its processes
+sys.path.insert(0, {str(script.parent)!r})
+runpy.run_path({str(script)!r}, run_name="__main__")"""
+    words = ("mobilenet_v2", "1", "--ready", str(ready), "--out", str(tmp_path / "f.json"), "--device", "cpu", "--tiny")
+    command, variables = [sys.executable, "-c", text, *words], RESTARTS["environment"](OMP_NUM_THREADS="1")
+    ended = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    assert ended.returncode == 0
+    assert ready.exists()
+
+
 def test_a_process_without_a_plan_on_the_disk_does_not_merge_again():
     again = CHILD["once_more"](None, None, "cpu", 55.0, False)
     assert (again["merge_s"], again["cached"]) == (None, None)
