@@ -7,7 +7,8 @@ For each network and batch size two processes, one after another (``merged_resta
 caches of its own, ours, those of torch's compiler, of Triton and of CUDA; the second merges from these, and then once
 more. Imports, weights, and a context with model and input on the GPU are there before a clock starts. While the first
 one merges, the second and the next case's first get ready, on two threads each: imports and weights need no GPU. None
-gets ready while a second one is timed, and none touches the GPU before the other has ended.
+gets ready while a second one is timed, or calls are, and none touches the GPU before the other has ended, which holds
+memory there until then.
 
 ``--profile FOLDER`` adds a third process to each case, which merges from the disk under Python's profiler: its text is
 FOLDER/CASE.txt, its seconds are no result. The file is written after each case; started again with the same one it goes
@@ -104,6 +105,9 @@ class Process(Protocol):
     def go(self) -> None:
         """The GPU is its own."""
 
+    def quiet(self) -> None:
+        """So is the machine: nobody else gets ready."""
+
     def end(self, why: str = "") -> None:
         """End it, and what it has started; ``why`` is then what it has to tell."""
 
@@ -166,14 +170,17 @@ class Turns:
         later = {role: self.begin(case, role) for role in (RESTARTED, *([PROFILED] if self.profile else []))}
         if self.waiting and self.left_s > 2 * self.case_s:
             self.ahead = self.begin(self.waiting[0], FIRST)
+        others = [*later.values(), *([self.ahead] if self.ahead else [])]
+        self._wait(lambda: first.over or all(one.ready or one.over for one in others), _MOST_READY_S)
+        first.quiet()
         found = {FIRST: self._told(first)}
-        ready = [*later.values(), *([self.ahead] if self.ahead else [])]
         if found[FIRST]["merge_s"] is None:
             for one in later.values():
                 one.end("the first process has merged nothing")
-        self._wait(lambda: all(one.ready or one.over for one in ready), _MOST_READY_S)
+        self._wait(lambda: all(one.ready or one.over for one in others), _MOST_READY_S)
         for role, process in later.items():
             self._let_go(process)
+            process.quiet()
             found[role] = self._told(process)
         return found
 
@@ -218,7 +225,7 @@ class Child:
 
     def __init__(self, words: Sequence[str], variables: dict[str, str], files: Path) -> None:
         self.mark, self.out, self.log = (files.with_suffix(one) for one in (".ready", ".json", ".log"))
-        self.why = ""
+        self.why, self.began = "", time.time()
         command = (sys.executable, str(SCRIPT), *words, "--ready", str(self.mark), "--out", str(self.out))
         with self.log.open("w") as said:
             self.process = subprocess.Popen(
@@ -243,8 +250,14 @@ class Child:
         if self.over:  # how, its code says
             return
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError), self.process.stdin as words:
-            words.write(b"\n")
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+
+    def quiet(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
 
     def end(self, why: str = "") -> None:
         self.why = self.why or why
@@ -252,13 +265,14 @@ class Child:
             end_process(self.process)
         with suppress(ProcessLookupError):  # compilers' processes may live a little longer
             os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
+        self.quiet()  # its pipe is of no more use
 
     def told(self) -> dict[str, Any]:
+        """As :class:`Process` has it, once it is over: with the seconds until it was ready, and of its end."""
         if self.out.exists() and not self.why:
-            return dict(json.loads(self.out.read_text(encoding="utf-8")))
+            found = json.loads(self.out.read_text(encoding="utf-8"))
+            ready_s, ended_s = self.mark.stat().st_mtime - self.began, time.time() - self.out.stat().st_mtime
+            return {**found, "beside_s": {"getting ready": ready_s, **found["beside_s"], "ending": ended_s}}
         said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         why = self.why or f"its process ended with exit code {self.process.returncode}"
         return nothing(f"{why}: {said[-1][:_WORDS]}" if said else why)

@@ -50,9 +50,10 @@ class Clock:
 class Played:
     """A process of a stand-in: ready some time after it was begun, and at work for some time."""
 
-    def __init__(self, clock, told, name, ready_s=20.0, works_s=30.0, found=None):
+    def __init__(self, clock, told, name, ready_s=20.0, works_s=30.0, found=None, why=""):
         self.clock, self.told_to, self.name, self.found = clock, told, name, found
-        self.ready_at, self.works_s, self.over_at, self.why = clock.now + ready_s, works_s, None, ""
+        self.ready_at, self.works_s, self.over_at, self.why = clock.now + ready_s, works_s, None, why
+        self.alone = False
         self.told_to.append(("begun", name, clock.now))
 
     @property
@@ -61,11 +62,15 @@ class Played:
 
     @property
     def over(self):
-        return self.over_at is not None and self.clock.now >= self.over_at
+        return self.over_at is not None and self.clock.now >= self.over_at and (self.alone or bool(self.why))
 
     def go(self):
         self.told_to.append(("goes", self.name, self.clock.now))
         self.over_at = min(self.over_at or 1e9, max(self.clock.now, self.ready_at) + self.works_s)
+
+    def quiet(self):
+        self.alone = True
+        self.told_to.append(("quiet", self.name, self.clock.now))
 
     def end(self, why=""):
         self.why = self.why or why
@@ -117,9 +122,18 @@ def test_the_next_processes_get_ready_while_a_first_one_merges_and_never_beside_
     assert kept["unet-b32"]["took_s"] >= 80.0
 
 
-def test_a_second_one_waits_until_the_next_first_one_is_ready(turns):
+def test_a_second_one_waits_until_the_next_first_one_is_ready_and_so_do_calls_of_the_first(turns):
     told, _, _ = turns(first={"works_s": 1.0}, restarted={"ready_s": 5.0})
-    assert when(told, "goes", "unet-b32 restarted") >= when(told, "begun", "vgg16-b32 first") + 20.0
+    ready = when(told, "begun", "vgg16-b32 first") + 20.0
+    assert when(told, "quiet", "unet-b32 first") >= ready
+    assert when(told, "goes", "unet-b32 restarted") >= ready
+    assert when(told, "quiet", "unet-b32 restarted") == when(told, "goes", "unet-b32 restarted")
+
+
+def test_a_first_one_that_dies_early_is_not_waited_for(turns):
+    told, kept, _ = turns(first={"works_s": 1.0, "why": "it died"}, restarted={"ready_s": 1e6})
+    assert kept["unet-b32"]["first"]["missing"]["all"] == "it died"
+    assert when(told, "ended", "unet-b32 restarted") <= when(told, "goes", "unet-b32 first") + 2.0
 
 
 def test_with_a_profile_a_third_one_merges_from_the_disk(turns):
@@ -238,13 +252,16 @@ def test_the_first_call_is_none_of_the_steady_ones_and_calls_that_fail_cost_thei
 
         def __call__(self, x):
             did.append("call")
-            if len(did) > 1:
+            if "quiet" in did:
                 raise RuntimeError("no memory is left")
             time.sleep(0.05)
             return x
 
     monkeypatch.setitem(CHILD["measured"].__globals__, "merged_in", lambda *_: Merged())
-    found = CHILD["measured"](model, x, "cpu", 1.0)
+    beside = CHILD["Spent"]()
+    found = CHILD["measured"](model, x, "cpu", 1.0, beside, lambda: did.append("quiet"))
+    assert did == ["call", "quiet", "call"]
+    assert beside.seconds.keys() == {"waiting", "calls", "checking"}
     assert found["first_call_s"] >= 0.05
     assert (found["call_s"], found["relative_error"]) == (None, 0.0)
     assert found["missing"]["call_s"] == "RuntimeError: no memory is left"
@@ -407,7 +424,7 @@ def test_a_model_that_runs_as_it_is_was_not_merged():
             return x if x.sum() > 0 else -x
 
     with pytest.raises(RuntimeError, match=r"torch\.fx cannot trace it"):
-        CHILD["measured"](Torn(), torch.ones(2, 3), "cpu", 1.0)
+        CHILD["measured"](Torn(), torch.ones(2, 3), "cpu", 1.0, CHILD["Spent"](), lambda: None)
 
 
 def test_a_profile_is_written_by_both_orders(tmp_path, monkeypatch):
@@ -456,6 +473,12 @@ def test_all_of_it_on_a_cpu(tmp_path, monkeypatch, capsys):
         assert sum(second["spent_s"].values()) == pytest.approx(second["merge_s"], rel=0.1)
         assert 0 <= second["relative_error"] < 0.02
         assert all(0 < one["call_s"] < 10 for one in (first, second))
+        for one in (first, second):
+            assert {*one["beside_s"]} == {"getting ready", "moving", "waiting", "calls", "checking", "ending"}
+            assert one["beside_s"]["ending"] < 10
+        parts = sum(sum(one["beside_s"].values()) - one["beside_s"]["getting ready"] for one in (first, second))
+        merges = first["merge_s"] + second["merge_s"] + second["again"]["merge_s"]
+        assert parts + merges < document["cases"][name]["took_s"]
         assert second["missing"].keys() == {"peak_bytes"}
         assert f"| {name} |" in said
     # What the file holds is not measured again, and is shown by itself.
