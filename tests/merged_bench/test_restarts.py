@@ -162,8 +162,8 @@ def test_a_process_that_does_not_get_ready_is_ended(turns):
 
 
 def test_no_case_begins_without_time_and_what_time_cuts_is_not_kept(turns):
-    assert turns(limit=125.0)[:2] == ([], {})
-    told, kept, _ = turns(limit=200.0)
+    assert turns(limit=95.0)[:2] == ([], {})
+    told, kept, _ = turns(limit=180.0)
     assert list(kept) == ["unet-b32"]
     assert "vgg16-b32 first" not in [name for _, name, _ in told]  # nobody gets ready in vain
     _, kept, left = turns(limit=150.0, first={"works_s": 140.0})
