@@ -1,6 +1,7 @@
 """What ``merge`` costs who starts a new process: the first time, and when its plan is on the disk.
 
     python tests/gpu/merged_restarts.py OUT.json [--networks resnet50,unet] [--batches "32 128 1"] [--limit 560]
+    python tests/gpu/merged_restarts.py OUT.json --cases deepcam-b128,unet-b32
     python tests/gpu/merged_restarts.py --show OUT.json
 
 For each network and batch size two processes, one after another (``merged_restart.py``): the first merges with empty
@@ -34,7 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -65,6 +66,7 @@ of a profile; of getting ready, where nothing did ahead (guesses)."""
 _MOST_READY_S, _MOST_S = 150.0, 100.0
 """After which a process hangs: getting ready; from its turn on, beside the budget."""
 _POLL_S = 0.02
+_BATCHES = "32 128"
 _WORDS = 300
 _OURS = "give a file that this version of the script has written"
 _NOTES = (
@@ -492,8 +494,9 @@ def parser_of() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.json", help="goes on with a file that is there")
-    parser.add_argument("--networks", default=",".join(NETWORKS), metavar="NAMES", help="of the zoo (all)")
-    parser.add_argument("--batches", default="32 128", metavar='"N N"', help='in this order ("32 128")')
+    parser.add_argument("--networks", metavar="NAMES", help=f"of the zoo ({','.join(NETWORKS)})")
+    parser.add_argument("--batches", metavar='"N N"', help=f'of each, in this order ("{_BATCHES}")')
+    parser.add_argument("--cases", metavar="NAMES", help="instead of both, in this order, as deepcam-b128,unet-b32")
     parser.add_argument("--limit", type=seconds, default=560.0, metavar="S", help="for all (560)")
     parser.add_argument("--budget", type=seconds, default=BUDGET_S, metavar="S", help=f"of merging ({BUDGET_S:g})")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="merge each from the disk under a profiler too")
@@ -501,6 +504,42 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="tiny shapes")
     parser.add_argument("--show", action="store_true", help="only show the table of a file")
     return parser
+
+
+def case_of(text: str) -> Case:
+    """A case by its name.
+
+    Raises:
+        ConfigurationError: it is none, or the zoo has no such network.
+    """
+    name, _, batch = text.strip().rpartition("-b")
+    try:
+        case = Case(name, positive(batch))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigurationError(f"{text!r} is no case", "give network and batch size, as unet-b128") from error
+    network(*astuple(case))
+    return case
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """What a command line names, each once.
+
+    Raises:
+        ConfigurationError: something of it is unknown, or it names cases in two ways.
+        ArgumentTypeError: a batch size is none.
+    """
+    if options.cases is not None:
+        if options.networks is not None or options.batches is not None:
+            raise ConfigurationError("--cases names networks and batch sizes", "leave out --networks and --batches")
+        return list(dict.fromkeys(map(case_of, options.cases.split(","))))
+    networks = NETWORKS if options.networks is None else options.networks.split(",")
+    named = _BATCHES if options.batches is None else options.batches
+    batches = [positive(one) for one in named.replace(",", " ").split()]
+    if not batches:
+        raise ConfigurationError("--batches names none", "give some, as --batches '32 128'")
+    for name in networks:
+        network(name, 1)
+    return list(dict.fromkeys(Case(name, batch) for batch in batches for name in networks))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -512,13 +551,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.show:
             print(render([table_of(read(options.out))]), end="")
             return 0
-        networks = options.networks.split(",")
-        batches = [positive(one) for one in options.batches.replace(",", " ").split()]
-        if not batches:
-            raise ConfigurationError("--batches names none", "give some, as --batches '32 128'")
-        for name in networks:
-            network(name, 1)
-        every = list(dict.fromkeys(Case(name, batch) for batch in batches for name in networks))
+        every = cases_of(options)
         document = document_in(options.out, facts_of(options.device, options.budget, options.tiny))
         with ends_when_asked(143):
             measure_all(options, left_of(every, document["cases"]), document, end)

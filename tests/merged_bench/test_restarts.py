@@ -308,7 +308,9 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path):
             RESTARTS["read"](path)
 
 
-@pytest.mark.parametrize("words", [("--networks", "nonesuch"), ("--batches", "0"), ("--batches", " "), ("--show",)])
+@pytest.mark.parametrize(
+    "words", [("--networks", "nonesuch"), ("--networks", ""), ("--batches", "0"), ("--batches", ""), ("--show",)]
+)
 def test_wrong_use_is_told(words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         RESTARTS["main"]([str(tmp_path / "out.json"), "--device", "cpu", *words])
@@ -322,6 +324,35 @@ def test_what_is_named_twice_is_measured_once(tmp_path, monkeypatch):
     words = ("--networks", "unet,unet", "--batches", "2 1 2", "--device", "cpu", "--tiny")
     assert RESTARTS["main"]([str(tmp_path / "out.json"), *words]) == 3
     assert asked == ["unet-b2", "unet-b1"]
+
+
+def test_cases_are_named_one_by_one_in_their_order(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setitem(GLOBALS, "measure_all", lambda options, cases, *_: asked.extend(one.name for one in cases))
+    out = [str(tmp_path / "out.json"), "--device", "cpu", "--tiny"]
+    assert RESTARTS["main"]([*out, "--cases", "deepcam-b128, unet-b2,deepcam-b128"]) == 3
+    assert asked == ["deepcam-b128", "unet-b2"]
+    asked.clear()
+    assert RESTARTS["main"](out) == 3
+    assert (len(asked), asked[0], asked[-1]) == (22, "resnet50-b32", "unet-b128")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--cases", "unet-b128,nonesuch-b1"), "nonesuch"),
+        (("--cases", "unet-b128,unet"), "'unet' is no case"),
+        (("--cases", "unet-b0"), "'unet-b0' is no case"),
+        (("--cases", ""), "'' is no case"),
+        (("--cases", "unet-b1", "--networks", "unet"), "leave out --networks and --batches"),
+        (("--cases", "unet-b1", "--batches", "32"), "leave out --networks and --batches"),
+    ],
+)
+def test_wrong_cases_are_told(words, why, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        RESTARTS["main"]([str(tmp_path / "out.json"), "--device", "cpu", "--tiny", *words])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def child_of(tmp_path, script, monkeypatch):
