@@ -49,7 +49,7 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged_bench.command import facts_of_device
 from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.networks import figure, gain
-from joulemark.merged_bench.provenance import measured_now
+from joulemark.merged_bench.provenance import measured_now, versions
 from joulemark.merged_bench.rows import check_writable, write
 from joulemark.merged_bench.subjects import NETWORKS, network
 from joulemark.records import Table
@@ -65,6 +65,8 @@ _USUAL_S, _PROFILED_S, _READY_S = 30.0, 15.0, 15.0
 of a profile; of getting ready, where nothing did ahead (guesses)."""
 _MOST_READY_S, _MOST_S = 150.0, 100.0
 """After which a process hangs: getting ready; from its turn on, beside the budget."""
+_CODE = ("joulemark", "commit", "dirty", "merged_code")
+"""What tells states of the code apart."""
 _POLL_S = 0.02
 _BATCHES = "32 128"
 _WORDS = 300
@@ -427,6 +429,12 @@ def calls_note(cases: dict[str, dict[str, Any]]) -> list[str]:
     return [f"Calls with a plan from the disk over the first process's, {len(ratios)} cases: {told}."]
 
 
+def code_notes(cases: dict[str, dict[str, Any]]) -> list[str]:
+    """Which cases were measured by which state of the code, where there are several."""
+    states = {tuple(one["measured"][key] for key in _CODE) for one in cases.values()}
+    return versions([{**one, "subject": name} for name, one in cases.items()]) if len(states) > 1 else []
+
+
 def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     """A case in cells."""
     first, restarted = found[FIRST], found[RESTARTED]
@@ -460,6 +468,7 @@ def table_of(document: dict[str, Any]) -> Table:
             f"From the disk, {len(kept)} cases: median {figure(median(kept), 's')}, most {figure(max(kept), 's')}."
         )
     notes += calls_note(cases)
+    notes += code_notes(cases)
     notes += [f"{name}: {why}" for name, one in cases.items() if (why := problem_of(one)) is not None]
     title = f"What merging costs in a new process ({document['gpu']}, torch {document['software']['torch']})"
     rows = tuple(row_of(name, one) for name, one in cases.items())

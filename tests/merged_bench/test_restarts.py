@@ -171,8 +171,19 @@ def test_no_case_begins_without_time_and_what_time_cuts_is_not_kept(turns):
     assert [one.name for one in left.waiting] == ["vgg16-b32"]
 
 
-def found(first=None, second=None):
-    return {"first": first or process(), "restarted": second or restarted(), "took_s": 80.0}
+MEASURED = {
+    "at": "2026-12-01T03:07:58+00:00",
+    "joulemark": "0.1.0",
+    "commit": "af6bedb5b327",
+    "dirty": False,
+    "merged_code": "d5470df184db",
+    "missing": {},
+}
+
+
+def found(first=None, second=None, **measured):
+    known = {**MEASURED, **measured}
+    return {"first": first or process(), "restarted": second or restarted(), "took_s": 80.0, "measured": known}
 
 
 def test_cases_that_lack_figures_come_last_and_findings_stay():
@@ -265,6 +276,28 @@ def test_the_first_call_is_none_of_the_steady_ones_and_calls_that_fail_cost_thei
     assert found["first_call_s"] >= 0.05
     assert (found["call_s"], found["relative_error"]) == (None, 0.0)
     assert found["missing"]["call_s"] == "RuntimeError: no memory is left"
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"commit": "f76d7812aaaa"}, "commit f76d7812; merged d5470df1"),
+        ({"dirty": True}, "commit af6bedb5, changed; merged d5470df1"),
+        ({"merged_code": "0123456789"}, "commit af6bedb5; merged 01234567"),
+        ({"commit": None}, "without git; merged d5470df1"),
+    ],
+)
+def test_cases_of_several_states_of_the_code_are_told_apart(other, told):
+    later = {"at": "2026-12-02T03:07:58+00:00"}
+    alike = {"unet-b32": found(), "vgg16-b32": found(**later)}
+    assert RESTARTS["code_notes"](alike) == []
+    assert RESTARTS["code_notes"]({}) == []
+    document = {"gpu": "G", "software": {"torch": "2"}, "budget_s": 55.0, "tiny": False}
+    table = RESTARTS["table_of"]({**document, "cases": {**alike, "deepcam-b32": found(**later, **other)}})
+    assert f"Measured 2026-12-02 by joulemark 0.1.0 ({told}): deepcam-b32." in table.notes
+    known = "by joulemark 0.1.0 (commit af6bedb5; merged d5470df1)"
+    assert f"Measured 2026-12-01 {known}: unet-b32." in table.notes
+    assert f"Measured 2026-12-02 {known}: vgg16-b32." in table.notes
 
 
 @pytest.mark.parametrize(
