@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -228,3 +229,105 @@ def test_memory_that_was_short_when_segments_were_measured_marks_the_plan_too(me
     anew = merged_there(*model_and_input())
     assert [one.cached for one in (first, again, anew)] == [False, True, False]
     assert [any(one.how == "padded" for one in made.decisions) for made in (first, again, anew)] == [False, False, True]
+
+
+def checks_there(monkeypatch, model, x):
+    """What merging says of whether its plan was kept, and how often an output was compared with the model's own."""
+    from joulemark.merged import whole
+
+    compared, own = [], whole._worst_error
+    with monkeypatch.context() as counted:
+        counted.setattr(whole, "_worst_error", lambda *given: compared.append(1) or own(*given))
+        return merged_there(model, x).cached, bool(compared)
+
+
+def test_an_output_is_checked_once_for_the_weights_that_a_model_has(simulated_gpu, monkeypatch):
+    model, x = model_and_input()
+    assert checks_there(monkeypatch, model, x) == (False, True)
+    assert checks_there(monkeypatch, model, x) == (True, False)
+    assert checks_there(monkeypatch, model, torch.randn_like(x)) == (True, False)
+    with torch.no_grad():
+        model.b.weight[3, 2, 1, 0] = -model.b.weight[3, 2, 1, 0]
+    assert checks_there(monkeypatch, model, x) == (True, True)
+    assert checks_there(monkeypatch, model, x) == (True, False)
+    first, x = model_and_input()
+    assert checks_there(monkeypatch, first, x) == (True, False), "the weights before are still known"
+    assert first(x).shape == merged_there(first, x)(x).shape
+
+
+def test_a_plan_knows_the_latest_of_many_weights(simulated_gpu, monkeypatch):
+    from joulemark.merged.automatic import _MOST_WEIGHTS
+
+    model, x = model_and_input()
+    merged_there(model, x)
+    known = []
+    for _ in range(_MOST_WEIGHTS + 2):
+        with torch.no_grad():
+            model.stem.bias += 1e-3
+        merged_there(model, x)
+        known.append(cache.values_key(model))
+    (path,) = entries("plan")
+    assert json.loads(path.read_text())["right_for"] == known[-_MOST_WEIGHTS:]
+
+
+def test_weights_that_a_plan_is_wrong_for_are_not_known_as_right(simulated_gpu, monkeypatch):
+    from joulemark.merged import whole
+
+    model, x = model_and_input()
+    merged_there(model, x)
+    (path,) = entries("plan")
+    before = path.read_bytes()
+    with torch.no_grad():
+        model.a.bias += 1
+    with monkeypatch.context() as wrong:
+        wrong.setattr(whole, "_worst_error", lambda *_: math.inf)
+        with pytest.raises(RuntimeError, match="no variant of the model works"):
+            merged_there(model, x)
+    assert path.read_bytes() == before
+    assert checks_there(monkeypatch, model, x) == (True, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int8])
+def test_a_hash_of_values_tells_bits_and_places(dtype):
+    def made(change=None):
+        model = torch.nn.Module()
+        torch.manual_seed(0)
+        for name in ("a", "b"):
+            values = (50 * torch.randn(3, 4, 5, 6)).to(dtype)
+            model.register_buffer(name, values.contiguous(memory_format=torch.channels_last))
+        model.register_buffer("flag", torch.tensor(True))
+        if change is not None:
+            change(model)
+        return cache.values_key(model)
+
+    def exchanged(model):
+        model.a[0, 0, 0, 0], model.a[2, 3, 4, 5] = model.a[2, 3, 4, 5].clone(), model.a[0, 0, 0, 0].clone()
+
+    def renamed(model):
+        model.a, model.b = model.b, model.a
+
+    def another_layout(model):
+        model.a = model.a.contiguous()
+
+    def turned(model):
+        model.flag = torch.tensor(False)
+
+    def signed(model):
+        model.b[0, 0, 0, :1] = -model.b[0, 0, 0, :1]
+
+    assert made() == made() == made(another_layout)
+    keys = [made(), *(made(one) for one in (exchanged, renamed, turned, signed))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_hash_of_many_values_is_of_all_of_them(monkeypatch):
+    model = torch.nn.Linear(40, 30)
+    whole = cache.values_key(model)
+    monkeypatch.setattr(cache, "_AT_ONCE", 7)
+    keys = {cache.values_key(model)}
+    for place in range(0, 1200, 97):
+        with torch.no_grad():
+            model.weight.view(-1)[place] += 1
+        keys.add(cache.values_key(model))
+    assert len(keys) == 14
+    assert whole not in keys
