@@ -436,7 +436,7 @@ class _Recorder:
     def __init__(self, name: str, kernel: Any, device: int) -> None:
         self.name, self._kernel, self._device = name, kernel, device
         self.launches: dict[tuple[Number, ...], tuple[int, int, int]] = {}
-        launchers = getattr(kernel, "launchers", ())
+        launchers: Any = getattr(kernel, "launchers", ())
         if len(launchers) != 1 or not getattr(launchers[0], "_is_static", False):
             raise NoProgram(f"{name} is not launched by torch's own launcher")
         self._launcher = launchers[0]
