@@ -13,8 +13,18 @@ from joulemark.merged import cache, merge
 from joulemark.merged.alternatives import settle
 from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner
+from joulemark.merged.programs import Program
 from joulemark.merged.setting import Setting
-from tests.merged.fakes import RATES, executed, fake_family, image, merged_there, model_and_input, pair_and_input
+from tests.merged.fakes import (
+    RATES,
+    Wrapped,
+    executed,
+    fake_family,
+    image,
+    merged_there,
+    model_and_input,
+    pair_and_input,
+)
 
 pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
 
@@ -331,3 +341,77 @@ def test_a_hash_of_many_values_is_of_all_of_them(monkeypatch):
         keys.add(cache.values_key(model))
     assert len(keys) == 14
     assert whole not in keys
+
+
+class ByProgram(Wrapped):
+    """A compiled module that its program, named by its mode, can stand for; ``made`` and ``run`` count both."""
+
+    fits = works = True
+    made, run = 0, 0
+
+    def ready_for(self, *inputs):
+        ByProgram.made += 1
+
+    def program(self, *inputs):
+        return Program(self.how, (), (), (), (), "", False, None)
+
+    def runs(self, program, *inputs):
+        assert program.text == self.how
+        self.by_program = True
+        return ByProgram.fits
+
+    def forward(self, *inputs):
+        if getattr(self, "by_program", False):
+            ByProgram.run += 1
+            if not ByProgram.works:
+                raise RuntimeError("the driver refuses it")
+        return super().forward(*inputs)
+
+
+@pytest.fixture
+def programs(simulated_gpu, monkeypatch):
+    from joulemark.merged import automatic
+
+    monkeypatch.setattr(automatic, "Compiled", ByProgram)
+    for name in ("fits", "works"):
+        monkeypatch.setattr(ByProgram, name, True)
+    simulated_gpu.times["compiled graph"] = simulated_gpu.on_device["compiled graph"] = 0.5
+    ByProgram.made = ByProgram.run = 0
+    assert variant_there() == ("compiled graph", False)
+    ByProgram.made = ByProgram.run = 0
+    return ByProgram
+
+
+def test_a_compiled_plan_from_the_disk_runs_what_is_kept_of_it(programs, monkeypatch):
+    from joulemark.merged import automatic
+
+    def never():
+        raise AssertionError("it starts a compiler")
+
+    monkeypatch.setattr(automatic, "start_compiler", never)
+    assert len(entries("program")) == 1
+    assert variant_there() == ("compiled graph", True)
+    assert programs.made == 0
+    assert programs.run > 0
+
+
+@pytest.mark.parametrize("how", ["fits", "works", "entry", "none"])
+def test_where_what_is_kept_does_not_run_it_is_compiled(programs, monkeypatch, how):
+    (path,) = entries("program")
+    if how in ("fits", "works"):
+        monkeypatch.setattr(programs, how, False)
+    elif how == "entry":
+        path.write_text('{"text": 3}')
+    else:
+        path.unlink()
+    assert variant_there() == ("compiled graph", True)
+    assert programs.made == 1
+    assert programs.run == (how == "works")
+
+
+def test_other_choices_have_another_program(programs):
+    (path,) = entries("plan")
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "choices": [{**one, "why": "another"} for one in whole["choices"]]}))
+    assert variant_there()[1]
+    assert (programs.made, programs.run) == (1, 0)

@@ -33,6 +33,7 @@ from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, tra
 from joulemark.merged.paths import cudnn_tuning, format_of, trials_until
 from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
+from joulemark.merged.programs import Program
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
@@ -188,6 +189,7 @@ class _Automatic:
         self.begin, self.budget_s = begin, budget_s
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
+        self.compiled: dict[str, Compiled] = {}
         with self.spent.on("disk"):
             self.key = self._key(inputs)
             self.kept: _Kept | None = self._kept() if setting.measured else None
@@ -298,6 +300,7 @@ class _Automatic:
         return None
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
+        self.choices = choices
         with self.spent.on("rewriting"):
             rewritten, decisions = self._as_chosen(choices, left)
         with self.spent.on("expected output"):
@@ -313,6 +316,8 @@ class _Automatic:
         if self.setting.measured and not self.of_values and not referee.of_values:
             with self.spent.on("disk"):
                 self._keep(choices, left, verdict, referee)
+            with self.spent.on("program"):
+                self._keep_programs(verdict, referee)
         return self._merged_as(verdict, referee, decisions)
 
     def _as_kept(
@@ -351,6 +356,20 @@ class _Automatic:
             right_for=[] if self.weights is None else [self.weights],
         )
         cache.write("plan", self.key, asdict(entry))
+
+    def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
+        """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
+        for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
+            made = self.compiled.get(name)
+            if made is None or referee.known(name) is not made:
+                continue
+            program = made.program(*self.inputs)
+            if program is not None:
+                cache.write("program", self._program_key(name), asdict(program))
+
+    def _program_key(self, name: str) -> str:
+        """What a compiled variant depends on."""
+        return cache.key_of("program", self.key, name, self.choices)
 
     def _as_chosen(self, choices: List[Choice], left: dict[str, str]) -> tuple[fx.GraphModule, list[Decision]]:
         """The graph with what was chosen in it, and what became of each part."""
@@ -486,12 +505,29 @@ class _Automatic:
             referee.try_(name, lambda: self._compiled(inner, name))
 
     def _compiled(self, inner: nn.Module, name: str) -> nn.Module:
-        """A module under torch's compiler, compiled for the example before it is called."""
+        """A module under torch's compiler, compiled for the example before it is called, or by its program, if that works.
+
+        What a program gives is compared as any variant's output is; one that fails is of no more use than none.
+        """
+        made = self.compiled[name] = Compiled(inner, _mode(name))
+        with self.spent.on("program"):
+            program: Program | None = cache.read("program", self._program_key(name), Program)
+            if program is not None and made.runs(program, *self.inputs) and self._works(made, name):
+                return made
+        made = self.compiled[name] = Compiled(inner, _mode(name))
         with self.spent.on("compiler's start"):
             start_compiler()
-        made = Compiled(inner, _mode(name))
         made.ready_for(*self.inputs)
         return made
+
+    def _works(self, made: Compiled, name: str) -> bool:
+        """Whether a program does in its first call: the driver may refuse what another process has kept."""
+        try:
+            with self.spent.on(f"first call of {name}"):
+                made(*self.inputs)
+        except Exception:  # whatever a device says
+            return False
+        return True
 
     def _build_fused(self, referee: Referee, name: str) -> None:
         """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""
