@@ -505,7 +505,7 @@ class _Automatic:
             referee.try_(name, lambda: self._compiled(inner, name))
 
     def _compiled(self, inner: nn.Module, name: str) -> nn.Module:
-        """A module under torch's compiler, compiled for the example before it is called, or by its program, if that works.
+        """A module under torch's compiler, compiled for the example before it is called, or run by its program.
 
         What a program gives is compared as any variant's output is; one that fails is of no more use than none.
         """
