@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+
+from joulemark.merged import programs
+from joulemark.merged.programs import NoProgram, Program
 
 _TEMPLATE = "triton_convolution"
 _GROUPS = re.compile(r"\bGROUPS=(\d+)")
@@ -98,6 +102,10 @@ def compiled(module: nn.Module, mode: str = "default") -> nn.Module:
     return made
 
 
+_OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
+"""Variables that switch torch's compiler off."""
+
+
 class _Tracing(threading.local):
     """Whether a thread traces a module for the compiler."""
 
@@ -129,6 +137,9 @@ class Compiled(nn.Module):
     allow that, or the model changes its inputs. Weights are read anew in each call; where they are moved or replaced by
     some of another format, and in a copy, the next call compiles again.
 
+    What was compiled from a trace can be kept as a :class:`~joulemark.merged.programs.Program`, which runs in its place
+    in another process: torch's compiler is then not imported until something is left to it.
+
     Args:
         inner: what is compiled.
         mode: of torch.compile.
@@ -136,9 +147,17 @@ class Compiled(nn.Module):
 
     def __init__(self, inner: nn.Module, mode: str = "default") -> None:
         super().__init__()
-        self.by_torch = compiled(inner, mode)
+        self.inner = inner
         self.mode, self.training = mode, inner.training
+        self._of_torch: list[nn.Module] = []  # not registered: its weights are those of the module in it
         self._forget()
+
+    @property
+    def by_torch(self) -> nn.Module:
+        """The module under torch.compile, made when it is first asked for."""
+        if not self._of_torch:
+            self._of_torch.append(compiled(self.inner, self.mode))
+        return self._of_torch[0]
 
     def _forget(self) -> None:
         self._made: tuple[tuple[object, ...], _Traced | None] | None = None
@@ -153,6 +172,47 @@ class Compiled(nn.Module):
         if _is_plain(inputs):
             self._traced_for(inputs)
 
+    def program(self, *inputs: Any) -> Program | None:
+        """What was compiled for such inputs, as data; None where that cannot be: see :meth:`record`."""
+        try:
+            return self.record(*inputs)
+        except Exception:  # of torch's compiler, whose parts are read, or for want of memory
+            return None
+
+    def record(self, *inputs: Any) -> Program:
+        """What was compiled for such inputs, as data, proven by a call of it.
+
+        Raises:
+            NoProgram: nothing is compiled for them from a trace, or it is no program.
+        """
+        with torch.no_grad():
+            made, plain = self._made, _is_plain(inputs)
+            if not plain or made is None or made[1] is None or made[0] != _signature(inputs) or not made[1].fits():
+                raise NoProgram("nothing was compiled from a trace for these inputs")
+            return made[1].record(_names(self.inner), inputs)
+
+    def runs(self, program: Program, *inputs: Any) -> bool:
+        """Take a program for such inputs, in the place of compiling; whether it fits: see :meth:`take`."""
+        try:
+            self.take(program, *inputs)
+        except Exception:  # of a program that is none
+            return False
+        return True
+
+    def take(self, program: Program, *inputs: Any) -> None:
+        """Take a program for such inputs, in the place of compiling.
+
+        Raises:
+            NoProgram: it was made for others, or cannot be loaded.
+        """
+        with torch.no_grad():
+            plain = _is_plain(inputs)
+        if not plain or any(os.environ.get(one) == "1" for one in _OFF):
+            raise NoProgram("such inputs are left to torch.compile")
+        traced = _from_program(self.inner, program, inputs)
+        with _compiling:
+            self._made = _signature(inputs), traced
+
     def _traced_for(self, inputs: tuple[Tensor, ...]) -> _Traced | None:
         """What is compiled from a trace, made now where nothing is yet; None where that is for other inputs."""
         signature = _signature(inputs)
@@ -160,7 +220,7 @@ class Compiled(nn.Module):
             with _compiling:
                 if not self._is_up_to_date(self._made):
                     inner = getattr(self.by_torch, "_orig_mod", None)  # None where torch.compile is to do nothing
-                    self._made = signature, None if inner is None else _from_trace(inner, inputs, self.mode)
+                    self._made = signature, None if inner is None else _from_trace(self.inner, inputs, self.mode)
         made = self._made
         return made[1] if made is not None and made[0] == signature else None
 
@@ -176,7 +236,7 @@ class Compiled(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied: all but what was compiled, which reads these weights."""
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_made": None, "_of_torch": []}
 
 
 _compiling = threading.RLock()
@@ -223,10 +283,17 @@ class _Traced:
         made: takes weights and inputs, gives the tensors of the output in order.
         places: of the weights.
         structure: of the output.
+        program: that it runs; None where torch's compiler made it.
     """
 
-    def __init__(self, made: Callable[..., Any], places: List[_Place], structure: pytree.TreeSpec) -> None:
-        self._made, self._places, self._structure = made, places, structure
+    def __init__(
+        self,
+        made: Callable[..., Any],
+        places: List[_Place],
+        structure: pytree.TreeSpec,
+        program: Program | None = None,
+    ) -> None:
+        self._made, self._places, self._structure, self._program = made, places, structure, program
         self._weights = self._held()
 
     def _held(self) -> list[Tensor | None]:
@@ -245,6 +312,24 @@ class _Traced:
     def __call__(self, *inputs: Tensor) -> Any:
         """The module's output."""
         return pytree.tree_unflatten(self._made(*self._weights, *inputs), self._structure)
+
+    def record(self, names: List[str], inputs: tuple[Tensor, ...]) -> Program:
+        """What it runs, as data.
+
+        Raises:
+            NoProgram: that cannot be.
+        """
+        if self._program is not None:
+            return self._program
+        try:
+            structure: str = pytree.treespec_dumps(self._structure)
+            known = pytree.treespec_loads(structure) == self._structure
+        except Exception as error:  # a type of the user's
+            raise NoProgram(f"the output's structure cannot be written: {error}") from error
+        if not known:
+            raise NoProgram("the output's structure cannot be written")
+        weights = [one for one in self._weights if one is not None]
+        return programs.record(self._made, names, [*weights, *inputs], structure)
 
 
 def _from_trace(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> _Traced | None:
@@ -282,6 +367,19 @@ def _from_trace(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> _Tr
     return _Traced(made, places, structures[-1])
 
 
+def _from_program(module: nn.Module, program: Program, inputs: tuple[Tensor, ...]) -> _Traced:
+    """A module's call by a program.
+
+    Raises:
+        NoProgram: it does not fit.
+    """
+    places = _places(module)
+    recipes = [one.number for one in module.modules() if isinstance(getattr(one, "number", None), int)]
+    programs.check_fits(program, _names(module), [*(held[key] for held, key in places), *inputs], recipes)
+    call, structure = programs.load(program), pytree.treespec_loads(program.structure)
+    return _Traced(lambda *given: call(programs.aligned(given)), places, structure, program)
+
+
 def _versions(tensors: tuple[Tensor, ...]) -> list[int]:
     """How often each was written; one of inference mode refuses to be, outside of it."""
     return [0 if one.is_inference() else one._version for one in tensors]
@@ -291,6 +389,12 @@ def _places(module: nn.Module) -> list[_Place]:
     """Where a module and its parts, each once, have parameters and buffers."""
     held = [part for one in module.modules() for part in (one._parameters, one._buffers)]
     return [(part, key) for part in held for key, value in part.items() if value is not None]
+
+
+def _names(module: nn.Module) -> list[str]:
+    """What is at these places."""
+    named = [(name, part) for name, one in module.named_modules() for part in (one._parameters, one._buffers)]
+    return [f"{name}.{key}" for name, part in named for key, value in part.items() if value is not None]
 
 
 def _with_weights(module: nn.Module, values: tuple[Tensor, ...]) -> nn.Module:
