@@ -415,3 +415,15 @@ def test_other_choices_have_another_program(programs):
     path.write_text(json.dumps({**whole, "choices": [{**one, "why": "another"} for one in whole["choices"]]}))
     assert variant_there()[1]
     assert (programs.made, programs.run) == (1, 0)
+
+
+def test_a_graph_is_replayed_before_it_is_given_only_to_be_checked(memory):
+    replays = []
+    for _ in range(2):
+        merged = merged_there(*model_and_input())
+        replays.append(merged.inner._graph.replays)
+    with torch.no_grad():
+        model, x = model_and_input()
+        model.c.bias += 1
+    replays.append(merged_there(model, x).inner._graph.replays)
+    assert [merged.variant, replays] == ["graph", [1, 0, 1]]

@@ -164,3 +164,41 @@ def test_what_neither_choice_uses_is_freed(simulated_gpu, monkeypatch):
     assert len(made) == 7
     assert not any(one() for one in made), "neither choice replays a graph of its own"
     assert not any(isinstance(one, Replayed) for one in merged.modules())
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on one."""
+
+    is_cuda = property(lambda _: True)
+    device = property(lambda _: torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("forks", "called"), [(False, [False, False]), (True, [False, True, False])])
+def test_a_capture_calls_once_before_and_once_more_where_branches_are_rehearsed(monkeypatch, forks, called):
+    """Each call of a large model takes a new process a fifth of a second."""
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    from joulemark.merged import forks as forks_
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            seen.append(forks_._rehearsed.get())
+            return x
+
+    class Branching(forks_.Forked):
+        def __init__(self):
+            nn.Module.__init__(self)
+
+    seen, stream = [], SimpleNamespace(wait_stream=lambda _: None)
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    for name in ("current_stream", "synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stream)
+    monkeypatch.setattr(replay, "_capturing_stream", lambda _: stream)
+    inner = Inner()
+    if forks:
+        inner.branches = Branching()
+    replay.capture(inner, (torch.ones(2).as_subclass(OnGpu),), None)
+    assert seen == called

@@ -56,7 +56,7 @@ _COMPILING_S = {"default": 0.12, "max-autotune-no-cudagraphs": 0.6}
 """What a compiler takes for a call in a graph, by mode: guesses, for the first one of a model alone."""
 _FOR_JOINING = 0.05
 """Share of the budget that concatenations may take in any case."""
-_TRIALS_S = 1.5
+_TRIALS_S = 1.2
 """For which cuDNN may try all of its plans when a plan from the disk is built; a large model has more to try."""
 _MOST_WEIGHTS = 16
 """Of a model's whose outputs are known to be right; the latest."""
@@ -361,9 +361,7 @@ class _Automatic:
         """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
         for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
             made = self.compiled.get(name)
-            if made is None or referee.known(name) is not made:
-                continue
-            program = made.program(*self.inputs)
+            program = made.program(*self.inputs) if made is not None and referee.known(name) is made else None
             if program is not None:
                 cache.write("program", self._program_key(name), asdict(program))
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from joulemark.merged.forks import rehearsed
+from joulemark.merged.forks import Forked, rehearsed
 
-_WARM_UP = 3
 _FIXED = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
 """What a graph holds as it was when it was captured: for another value the module is launched."""
 
@@ -125,8 +124,8 @@ def capture(inner: nn.Module, inputs: tuple[Any, ...], pool: Any) -> tuple[Any, 
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             inner(*inputs)  # alone, since cuDNN may time its algorithms here
-            with rehearsed():
-                for _ in range(_WARM_UP - 1):
+            if any(isinstance(one, Forked) for one in inner.modules()):
+                with rehearsed():
                     inner(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
