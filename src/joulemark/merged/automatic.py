@@ -360,8 +360,8 @@ class _Automatic:
     def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
         """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
         for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
-            made = self.compiled.get(name)
-            program = made.program(*self.inputs) if made is not None and referee.known(name) is made else None
+            right = name in self.compiled and referee.known(name) is self.compiled[name]
+            program = self.compiled[name].program(*self.inputs) if right else None
             if program is not None:
                 cache.write("program", self._program_key(name), asdict(program))
 
