@@ -424,3 +424,30 @@ def test_what_stands_in_for_operators_of_the_inductor_does_what_they_do():
         programs._assert_tensor_metadata(a, (5, 6), (6, 1), torch.float64, "op")
     with pytest.raises(AssertionError):
         programs._assert_tensor_metadata(a, (5, 6), (1, 6), torch.float32, "op")
+
+
+def test_launchers_are_read_as_torch_makes_them(monkeypatch):
+    """Made by torch itself, of a kernel that is not there."""
+    triton = pytest.importorskip("triton")
+    from torch._inductor.runtime.static_triton_launcher import StaticallyLaunchedCudaKernel
+    from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+
+    kernel = object.__new__(StaticallyLaunchedCudaKernel)
+    stand_in = Static(CLAMP, clamp, ["in_out_ptr0", "in_ptr0", "xnumel", "XBLOCK"], "OOi", True)
+    vars(kernel).update(vars(stand_in), declared_constexprs=[3], cubin_path="somewhere", n_regs=20, n_spills=0)
+    vars(kernel).update(function=None, module=None, functions={}, modules={}, cubin_raw=b"code")
+    monkeypatch.setattr(StaticallyLaunchedCudaKernel, "load_kernel", lambda self, device: None)
+    launched = []
+    monkeypatch.setattr(StaticallyLaunchedCudaKernel, "run", lambda self, *args: launched.append(args))
+    signature = {"in_out_ptr0": "*fp32", "in_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"}
+    meta = {"device": 0, "device_type": "cuda", "constants": {"XBLOCK": 256}, "signature": signature}
+    config = triton.Config({"XBLOCK": 256})
+    tuned = Autotuner(stand_in, 256)
+    tuned.launchers = [StaticTritonCompileResult(kernel, config, meta, {"grid_type": "Grid1D"}).make_launcher()]
+    recorder = programs._Recorder(CLAMP, tuned, 0)
+    x, bias = torch.ones(4), torch.ones(1)
+    recorder.run(x, bias, 1024, stream=STREAM)
+    assert [one[:4] for one in launched] == [(4, 1, 1, STREAM)]
+    cubin = recorder.cubin()
+    assert (cubin.types, cubin.passed, cubin.numbers, cubin.warps) == ("OOi", (0, 1, 2), (2,), 4)
+    assert cubin.launches == (programs.Launch((1024,), (4, 1, 1)),)
