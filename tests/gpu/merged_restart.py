@@ -5,7 +5,7 @@
 It gets ready without a GPU: imports, and the network's weights, on few threads. ``--ready`` is made; then it waits for
 a line, and ends where its input ends instead. With the line the GPU is its own: model and input are moved there and one
 small operation runs, so that the clock finds a context. What it measures is written to ``--out``: every figure in SI
-units, null where it is missing, with the reason. Exit code 0 where that was written.
+units, null where it is missing, with the reason. Exit code 0 where that was written: the process is gone at once then.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import argparse
 import cProfile
 import gc
 import io
+import os
 import pstats
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +35,7 @@ from joulemark.merged import MergedModel, merge
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.questions import relative_error
+from joulemark.merged.stopwatch import race_calls
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prepare import arranged, inputs_of, weighted
 from joulemark.merged_bench.rows import write
@@ -39,7 +43,7 @@ from joulemark.merged_bench.subjects import Subject, network
 from joulemark.workloads import precision
 
 DTYPE = "bf16"
-FIGURES = ("merge_s", "first_call_s", "relative_error", "peak_bytes")
+FIGURES = ("merge_s", "first_call_s", "call_s", "relative_error", "peak_bytes")
 """What is null with its reason where it was not measured."""
 FACTS = ("cached", "variant", "captured", "spent_s", "problems")
 """What a merged model says of itself; null where there is none."""
@@ -47,6 +51,8 @@ _READY_THREADS = 2
 """While another process merges, whose seconds count."""
 _CHECKED = 16
 """Images that the model itself is given at once to check an output: all at once might not fit beside a merged model."""
+_CALLS_S = 0.3
+"""Of races of steady calls, at least one."""
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 _SHOWN = 60
 """Lines of a profile, by either order."""
@@ -87,6 +93,14 @@ def facts_of(merged: MergedModel, merge_s: float) -> dict[str, Any]:
     return {"merge_s": merge_s, **{name: getattr(merged, name) for name in FACTS}}
 
 
+def call_seconds(call: Callable[[], object], device: str) -> float:
+    """Median seconds of one of many calls back to back, on the host's clock, once it has run."""
+    until, found = time.perf_counter() + _CALLS_S, []
+    while not found or time.perf_counter() < until:
+        found += race_calls({"merged": call}, torch.device(device)).values()
+    return median(found)
+
+
 def error_of(out: Tensor, model: nn.Module, x: Tensor) -> float:
     """Relative error of an output against the model's own, which gets its images some at a time."""
     with torch.no_grad(), cudnn_tuning(False):
@@ -94,7 +108,7 @@ def error_of(out: Tensor, model: nn.Module, x: Tensor) -> float:
 
 
 def measured(model: nn.Module, x: Tensor, device: str, budget_s: float) -> dict[str, Any]:
-    """Seconds of merging and of the first call, what came of them, and the most memory that tensors held meanwhile.
+    """Seconds of merging and of calls, what came of them, and the most memory that tensors held until the first call.
 
     Args:
         model: in its number format and layout, on the device.
@@ -114,6 +128,8 @@ def measured(model: nn.Module, x: Tensor, device: str, budget_s: float) -> dict[
         missing["peak_bytes"] = "memory is counted on a GPU alone"
     else:
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    with told_in(missing, "call_s"), torch.no_grad():
+        found["call_s"] = call_seconds(partial(merged, x), device)
     with told_in(missing, "relative_error"):
         error = error_of(out, model, x)
         if not isfinite(error):  # which JSON cannot say
@@ -215,4 +231,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Merging has kept by now what it keeps. A usual end would wait for compilers' threads and processes, seconds where
+    # these have just begun; whoever has started this one ends them.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -46,14 +46,14 @@ from joulemark.errors import ConfigurationError, JoulemarkError
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged_bench.command import facts_of_device
 from joulemark.merged_bench.limits import ends_when_asked
-from joulemark.merged_bench.networks import figure
+from joulemark.merged_bench.networks import figure, gain
 from joulemark.merged_bench.provenance import measured_now
 from joulemark.merged_bench.rows import check_writable, write
 from joulemark.merged_bench.subjects import NETWORKS, network
 from joulemark.records import Table
 from joulemark.report.markdown import render
 
-SCHEMA = "joulemark/merged-restarts/1"
+SCHEMA = "joulemark/merged-restarts/2"
 SCRIPT = Path(__file__).with_name("merged_restart.py")
 FIRST, RESTARTED, PROFILED = "first", "restarted", "profiled"
 WRONG = 4e-2
@@ -64,10 +64,11 @@ _MOST_READY_S, _MOST_S = 150.0, 100.0
 """After which a process hangs: getting ready; from its turn on, beside the budget."""
 _POLL_S = 0.02
 _WORDS = 300
-_OURS = "give a file that this script has written"
+_OURS = "give a file that this version of the script has written"
 _NOTES = (
     "first merge: of a process with empty caches, while two more get ready; all else: of a new one, with its plan.",
-    "first call: after merging from the disk; variant: as called / as captured; largest parts: of merging from it.",
+    "first call: after merging from the disk; call: a steady one, host included, and over the first process's;",
+    "variant: as called / as captured; largest parts: of merging from the disk.",
     "Not timed: imports (torchvision's bring much of torch's compiler), weights, a context, moving the model there.",
 )
 
@@ -356,6 +357,8 @@ def problem_of(found: dict[str, Any]) -> str | None:
         if one["relative_error"] is None or one["relative_error"] > WRONG:
             off = one["missing"].get("relative_error") or f"off by {one['relative_error']:.3g}"
             return f"{when}: its output is wrong or unknown: {off}"
+        if one["call_s"] is None:
+            return f"{when}: no seconds of a call: {one['missing']['call_s']}"
     if not found[RESTARTED]["cached"]:
         return "new process: its plan is not from the disk"
     again = found[RESTARTED]["again"]
@@ -383,6 +386,30 @@ def from_disk(found: dict[str, Any]) -> str:
     return said if found["cached"] or found["merge_s"] is None else f"not from the disk: {said}"
 
 
+def call_ratio(found: dict[str, Any]) -> float | None:
+    """Seconds of a call of the new process over those of the first one's, where both are known."""
+    first, restarted = (found[role]["call_s"] for role in (FIRST, RESTARTED))
+    return None if first is None or restarted is None else float(restarted / first)
+
+
+def call_of(found: dict[str, Any]) -> str:
+    """A new process's seconds of a call, in a cell, and over the first one's."""
+    ratio = call_ratio(found)
+    return figure(found[RESTARTED]["call_s"], "s") + ("" if ratio is None else f", {gain(ratio)}")
+
+
+def calls_note(cases: dict[str, dict[str, Any]]) -> list[str]:
+    """Whether plans from the disk are as fast in a new process as where they were measured."""
+    known = ((call_ratio(one), name) for name, one in cases.items() if one[RESTARTED]["cached"])
+    ratios = sorted((ratio, name) for ratio, name in known if ratio is not None)
+    if not ratios:
+        return []
+    largest, name = ratios[-1]
+    middle = gain(median(ratio for ratio, _ in ratios))
+    told = f"median {middle}, largest {gain(largest)} ({name})"
+    return [f"Calls with a plan from the disk over the first process's, {len(ratios)} cases: {told}."]
+
+
 def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     """A case in cells."""
     first, restarted = found[FIRST], found[RESTARTED]
@@ -394,6 +421,7 @@ def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
         from_disk(restarted),
         from_disk(restarted["again"]) if restarted.get("again") else "–",
         figure(restarted["first_call_s"], "s"),
+        call_of(found),
         " / ".join(variants) or "–",
         ", ".join(f"{part} {figure(took_s, 's')}" for part, took_s in spent) or "–",
     )
@@ -403,8 +431,8 @@ def table_of(document: dict[str, Any]) -> Table:
     """A row per case, and what is to be known of them."""
     cases = document["cases"]
     columns = (
-        "network-batch", "first merge", "new process, from the disk", "same process again", "first call", "variant",
-        "largest parts",
+        "network-batch", "first merge", "new process, from the disk", "same process again", "first call", "call",
+        "variant", "largest parts",
     )  # fmt: skip
     notes = [*_NOTES, f"Budget of merging: {document['budget_s']:g} s."]
     if document["tiny"]:
@@ -414,10 +442,11 @@ def table_of(document: dict[str, Any]) -> Table:
         notes.append(
             f"From the disk, {len(kept)} cases: median {figure(median(kept), 's')}, most {figure(max(kept), 's')}."
         )
+    notes += calls_note(cases)
     notes += [f"{name}: {why}" for name, one in cases.items() if (why := problem_of(one)) is not None]
     title = f"What merging costs in a new process ({document['gpu']}, torch {document['software']['torch']})"
     rows = tuple(row_of(name, one) for name, one in cases.items())
-    return Table(columns, rows, frozenset(range(1, 5)), tuple(notes), title)
+    return Table(columns, rows, frozenset(range(1, 6)), tuple(notes), title)
 
 
 def measure_all(options: argparse.Namespace, cases: Sequence[Case], document: dict[str, Any], end: float) -> None:

@@ -274,13 +274,19 @@ def test_a_second_merge_takes_its_plan_from_the_disk(monkeypatch):
     torch.testing.assert_close(second(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_plan_from_the_disk_copies_weights_for_its_graph_and_for_the_referee_alone(simulated_gpu, monkeypatch):
+def test_a_plan_from_the_disk_copies_weights_for_its_graph_and_for_the_referee_of_new_ones_alone(
+    simulated_gpu, monkeypatch
+):
     model, x = model_and_input()
     merged_there(model, x)
     copies, own = [], nn.Parameter.__deepcopy__
     monkeypatch.setattr(nn.Parameter, "__deepcopy__", lambda self, memo: copies.append(self) or own(self, memo))
     assert merged_there(model, x).cached
-    assert len(copies) == 2 * len(list(model.parameters()))
+    assert len(copies) == len(list(model.parameters()))
+    with torch.no_grad():
+        model.d.bias[0] += 1
+    assert merged_there(model, x).cached
+    assert len(copies) == 3 * len(list(model.parameters()))
 
 
 def test_other_shapes_and_other_weights_shapes_are_other_plans():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,18 @@ from joulemark.merged import cache, merge
 from joulemark.merged.alternatives import settle
 from joulemark.merged.graph import trace
 from joulemark.merged.plan import Planner
+from joulemark.merged.programs import Program
 from joulemark.merged.setting import Setting
-from tests.merged.fakes import RATES, executed, fake_family, image, merged_there, model_and_input, pair_and_input
+from tests.merged.fakes import (
+    RATES,
+    Wrapped,
+    executed,
+    fake_family,
+    image,
+    merged_there,
+    model_and_input,
+    pair_and_input,
+)
 
 pytestmark = pytest.mark.usefixtures("own_cache", "given_times")
 
@@ -228,3 +239,179 @@ def test_memory_that_was_short_when_segments_were_measured_marks_the_plan_too(me
     anew = merged_there(*model_and_input())
     assert [one.cached for one in (first, again, anew)] == [False, True, False]
     assert [any(one.how == "padded" for one in made.decisions) for made in (first, again, anew)] == [False, False, True]
+
+
+def checks_there(monkeypatch, model, x):
+    """What merging says of whether its plan was kept, and how often an output was compared with the model's own."""
+    from joulemark.merged import whole
+
+    compared, own = [], whole._worst_error
+    with monkeypatch.context() as counted:
+        counted.setattr(whole, "_worst_error", lambda *given: compared.append(1) or own(*given))
+        return merged_there(model, x).cached, bool(compared)
+
+
+def test_an_output_is_checked_once_for_the_weights_that_a_model_has(simulated_gpu, monkeypatch):
+    model, x = model_and_input()
+    assert checks_there(monkeypatch, model, x) == (False, True)
+    assert checks_there(monkeypatch, model, x) == (True, False)
+    assert checks_there(monkeypatch, model, torch.randn_like(x)) == (True, False)
+    with torch.no_grad():
+        model.b.weight[3, 2, 1, 0] = -model.b.weight[3, 2, 1, 0]
+    assert checks_there(monkeypatch, model, x) == (True, True)
+    assert checks_there(monkeypatch, model, x) == (True, False)
+    first, x = model_and_input()
+    assert checks_there(monkeypatch, first, x) == (True, False), "the weights before are still known"
+    assert first(x).shape == merged_there(first, x)(x).shape
+
+
+def test_a_plan_knows_the_latest_of_many_weights(simulated_gpu, monkeypatch):
+    from joulemark.merged.automatic import _MOST_WEIGHTS
+
+    model, x = model_and_input()
+    merged_there(model, x)
+    known = []
+    for _ in range(_MOST_WEIGHTS + 2):
+        with torch.no_grad():
+            model.stem.bias += 1e-3
+        merged_there(model, x)
+        known.append(cache.values_key(model))
+    (path,) = entries("plan")
+    assert json.loads(path.read_text())["right_for"] == known[-_MOST_WEIGHTS:]
+
+
+def test_weights_that_a_plan_is_wrong_for_are_not_known_as_right(simulated_gpu, monkeypatch):
+    from joulemark.merged import whole
+
+    model, x = model_and_input()
+    merged_there(model, x)
+    (path,) = entries("plan")
+    before = path.read_bytes()
+    with torch.no_grad():
+        model.a.bias += 1
+    with monkeypatch.context() as wrong:
+        wrong.setattr(whole, "_worst_error", lambda *_: math.inf)
+        with pytest.raises(RuntimeError, match="no variant of the model works"):
+            merged_there(model, x)
+    assert path.read_bytes() == before
+    assert checks_there(monkeypatch, model, x) == (True, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int8])
+def test_a_hash_of_values_tells_bits_and_places(dtype):
+    def made(change=None):
+        model = torch.nn.Module()
+        torch.manual_seed(0)
+        for name in ("a", "b"):
+            values = (50 * torch.randn(3, 4, 5, 6)).to(dtype)
+            model.register_buffer(name, values.contiguous(memory_format=torch.channels_last))
+        model.register_buffer("flag", torch.tensor(True))
+        if change is not None:
+            change(model)
+        return cache.values_key(model)
+
+    def exchanged(model):
+        model.a[0, 0, 0, 0], model.a[2, 3, 4, 5] = model.a[2, 3, 4, 5].clone(), model.a[0, 0, 0, 0].clone()
+
+    def renamed(model):
+        model.a, model.b = model.b, model.a
+
+    def another_layout(model):
+        model.a = model.a.contiguous()
+
+    def turned(model):
+        model.flag = torch.tensor(False)
+
+    def signed(model):
+        model.b[0, 0, 0, :1] = -model.b[0, 0, 0, :1]
+
+    assert made() == made() == made(another_layout)
+    keys = [made(), *(made(one) for one in (exchanged, renamed, turned, signed))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_hash_of_many_values_is_of_all_of_them(monkeypatch):
+    model = torch.nn.Linear(40, 30)
+    whole = cache.values_key(model)
+    monkeypatch.setattr(cache, "_AT_ONCE", 7)
+    keys = {cache.values_key(model)}
+    for place in range(0, 1200, 97):
+        with torch.no_grad():
+            model.weight.view(-1)[place] += 1
+        keys.add(cache.values_key(model))
+    assert len(keys) == 14
+    assert whole not in keys
+
+
+class ByProgram(Wrapped):
+    """A compiled module that its program, named by its mode, can stand for; ``made`` and ``run`` count both."""
+
+    fits = works = True
+    made, run = 0, 0
+
+    def ready_for(self, *inputs):
+        ByProgram.made += 1
+
+    def program(self, *inputs):
+        return Program(self.how, (), (), (), (), "", False, None)
+
+    def runs(self, program, *inputs):
+        assert program.text == self.how
+        self.by_program = True
+        return ByProgram.fits
+
+    def forward(self, *inputs):
+        if getattr(self, "by_program", False):
+            ByProgram.run += 1
+            if not ByProgram.works:
+                raise RuntimeError("the driver refuses it")
+        return super().forward(*inputs)
+
+
+@pytest.fixture
+def programs(simulated_gpu, monkeypatch):
+    from joulemark.merged import automatic
+
+    monkeypatch.setattr(automatic, "Compiled", ByProgram)
+    for name in ("fits", "works"):
+        monkeypatch.setattr(ByProgram, name, True)
+    simulated_gpu.times["compiled graph"] = simulated_gpu.on_device["compiled graph"] = 0.5
+    ByProgram.made = ByProgram.run = 0
+    assert variant_there() == ("compiled graph", False)
+    ByProgram.made = ByProgram.run = 0
+    return ByProgram
+
+
+def test_a_compiled_plan_from_the_disk_runs_what_is_kept_of_it(programs, monkeypatch):
+    from joulemark.merged import automatic
+
+    def never():
+        raise AssertionError("it starts a compiler")
+
+    monkeypatch.setattr(automatic, "start_compiler", never)
+    assert len(entries("program")) == 1
+    assert variant_there() == ("compiled graph", True)
+    assert programs.made == 0
+    assert programs.run > 0
+
+
+@pytest.mark.parametrize("how", ["fits", "works", "entry", "none"])
+def test_where_what_is_kept_does_not_run_it_is_compiled(programs, monkeypatch, how):
+    (path,) = entries("program")
+    if how in ("fits", "works"):
+        monkeypatch.setattr(programs, how, False)
+    elif how == "entry":
+        path.write_text('{"text": 3}')
+    else:
+        path.unlink()
+    assert variant_there() == ("compiled graph", True)
+    assert programs.made == 1
+    assert programs.run == (how == "works")
+
+
+def test_other_choices_have_another_program(programs):
+    (path,) = entries("plan")
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "choices": [{**one, "why": "another"} for one in whole["choices"]]}))
+    assert variant_there()[1]
+    assert (programs.made, programs.run) == (1, 0)

@@ -321,3 +321,22 @@ def test_no_image_has_no_gate():
     for x in (torch.empty(0, 4, 5, 6), torch.empty(0, 4, 3, 5, 6)):
         expected = squeeze.in_operators(x, *given, "relu", False)
         assert torch.ops.joulemark.excitation(x, *given, "relu", False).shape == expected.shape
+
+
+def test_late_layers_are_tried_with_few_plans_and_the_users_limit_comes_back(monkeypatch):
+    from joulemark.merged import paths
+
+    clock, seen = [0.0], []
+    monkeypatch.setattr(paths.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 7)
+    only = Conv(3, 3, (1, 1), (1, 1), (0, 0), (1, 1))
+    layer = Executed(Sequence((only,)), [Parameters(torch.randn(3, 3, 1, 1), None)], "library", False)
+    layer.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark_limit))
+    x = torch.randn(1, 3, 5, 5)
+    with paths.trials_until(2.0):
+        for clock[0] in (1.0, 2.0, 2.5):
+            layer(x)
+    for clock[0] in (3.0, 4.0):
+        layer(x)
+    assert seen == [7, 7, paths._FEW_PLANS, 7, 7]
+    assert torch.backends.cudnn.benchmark_limit == 7

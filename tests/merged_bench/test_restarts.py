@@ -26,7 +26,7 @@ GLOBALS = RESTARTS["Turns"].run.__globals__
 
 def process(merge_s=30.0, **more):
     facts = {"cached": False, "variant": "graph", "captured": "graph", "problems": {}, "missing": {}}
-    figures = {"first_call_s": 0.1, "relative_error": 1e-3, "peak_bytes": 1}
+    figures = {"first_call_s": 0.1, "call_s": 0.02, "relative_error": 1e-3, "peak_bytes": 1}
     return {"merge_s": merge_s, "spent_s": {"tracing": 1.0, "judging": 2.0}, **facts, **figures, **more}
 
 
@@ -187,15 +187,67 @@ def test_a_plan_that_is_not_from_the_disk_is_never_told_as_one():
         },
     }
     table = RESTARTS["table_of"](document)
-    parts = "judging 2 s, tracing 1 s"
+    parts, call = "judging 2 s, tracing 1 s", "20 ms, 1.00 ×"
     assert table.rows == (
-        ("unet-b32", "30 s", "5 s", "500 ms", "100 ms", "graph", parts),
-        ("vgg16-b32", "30 s", "not from the disk: 31 s", "not from the disk: 500 ms", "100 ms", "graph", parts),
-        ("vgg16-b128", "30 s", "–", "–", "–", "–", "–"),
+        ("unet-b32", "30 s", "5 s", "500 ms", "100 ms", "20 ms, 1.00 ×", "graph", parts),
+        ("vgg16-b32", "30 s", "not from the disk: 31 s", "not from the disk: 500 ms", "100 ms", call, "graph", parts),
+        ("vgg16-b128", "30 s", "–", "–", "–", "–", "–", "–"),
     )
     assert "From the disk, 1 cases: median 5 s, most 5 s." in table.notes
     assert "vgg16-b32: new process: its plan is not from the disk" in table.notes
     assert "vgg16-b128: new process: it died" in table.notes
+
+
+def test_calls_with_a_plan_from_the_disk_are_told_beside_those_of_the_process_that_measured_it():
+    cases = {
+        "unet-b32": found(second=restarted(call_s=0.021)),
+        "vgg16-b32": found(second=restarted(call_s=0.026)),
+        "resnet50-b32": found(second=restarted(call_s=0.02)),
+        "deepcam-b32": found(second=restarted(call_s=0.2, cached=False)),  # another plan, which tells nothing
+        "drn_26-b32": found(second=restarted(call_s=None, missing={"call_s": "OutOfMemoryError: none left"})),
+    }
+    assert RESTARTS["call_of"](cases["unet-b32"]) == "21 ms, 1.05 ×"
+    assert RESTARTS["call_of"](cases["drn_26-b32"]) == "–"
+    assert RESTARTS["call_of"](found(process(call_s=None))) == "20 ms"
+    assert RESTARTS["calls_note"](cases) == [
+        "Calls with a plan from the disk over the first process's, 3 cases: median 1.05 ×, largest 1.30 × (vgg16-b32)."
+    ]
+    assert RESTARTS["calls_note"]({"drn_26-b32": cases["drn_26-b32"]}) == []
+
+
+def test_steady_calls_are_many_of_a_short_one_and_few_of_a_long_one():
+    asked = []
+    took = CHILD["call_seconds"](lambda: asked.append(time.sleep(2e-3)), "cpu")
+    assert 2e-3 <= took < 20e-3
+    assert len(asked) > 40
+    asked.clear()
+    begin = time.perf_counter()
+    assert CHILD["call_seconds"](lambda: asked.append(time.sleep(0.2)), "cpu") >= 0.2
+    assert len(asked) == 5
+    assert time.perf_counter() - begin < 2.0
+
+
+def test_the_first_call_is_none_of_the_steady_ones_and_calls_that_fail_cost_their_figure_alone(monkeypatch):
+    model, x = torch.nn.Identity(), torch.ones(2, 3)
+    merged = SimpleNamespace(**dict.fromkeys(CHILD["FACTS"]))
+    did = []
+
+    class Merged:
+        def __getattr__(self, name):
+            return getattr(merged, name)
+
+        def __call__(self, x):
+            did.append("call")
+            if len(did) > 1:
+                raise RuntimeError("no memory is left")
+            time.sleep(0.05)
+            return x
+
+    monkeypatch.setitem(CHILD["measured"].__globals__, "merged_in", lambda *_: Merged())
+    found = CHILD["measured"](model, x, "cpu", 1.0)
+    assert found["first_call_s"] >= 0.05
+    assert (found["call_s"], found["relative_error"]) == (None, 0.0)
+    assert found["missing"]["call_s"] == "RuntimeError: no memory is left"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +255,7 @@ def test_a_plan_that_is_not_from_the_disk_is_never_told_as_one():
     [
         ({"relative_error": 0.5}, "new process: its output is wrong or unknown: off by 0.5"),
         ({"relative_error": None, "missing": {"relative_error": "not finite"}}, "wrong or unknown: not finite"),
+        ({"call_s": None, "missing": {"call_s": "no memory"}}, "new process: no seconds of a call: no memory"),
         ({"again": {"merge_s": None, "missing": {"all": "no memory"}}}, "same process again: no memory"),
         ({"again": process(cached=False)}, "same process again: its plan is not from the disk"),
     ],
@@ -229,6 +282,7 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path):
         "[]",
         "[" * 100_000,
         '{"schema": "joulemark/merged-outputs/1"}',
+        json.dumps({**document, "schema": "joulemark/merged-restarts/1"}),  # it knows nothing of calls
         *cut,
         json.dumps({"schema": document["schema"]}),
     ):
@@ -324,6 +378,20 @@ def test_each_case_has_caches_of_its_own(tmp_path, monkeypatch):
     ).keys()
 
 
+def test_a_process_waits_for_nobody_at_its_end(tmp_path):
+    pytest.importorskip("torchvision")
+    script, ready = ROOT / "tests" / "gpu" / "merged_restart.py", tmp_path / "f.ready"
+    text = f"""import atexit, runpy, sys, time
+atexit.register(time.sleep, 600)  # as torch's compiler waits for its processes
+sys.path.insert(0, {str(script.parent)!r})
+runpy.run_path({str(script)!r}, run_name="__main__")"""
+    words = ("mobilenet_v2", "1", "--ready", str(ready), "--out", str(tmp_path / "f.json"), "--device", "cpu", "--tiny")
+    command, variables = [sys.executable, "-c", text, *words], RESTARTS["environment"](OMP_NUM_THREADS="1")
+    ended = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    assert ended.returncode == 0
+    assert ready.exists()
+
+
 def test_a_process_without_a_plan_on_the_disk_does_not_merge_again():
     again = CHILD["once_more"](None, None, "cpu", 55.0, False)
     assert (again["merge_s"], again["cached"]) == (None, None)
@@ -387,6 +455,7 @@ def test_all_of_it_on_a_cpu(tmp_path, monkeypatch, capsys):
         assert first["variant"] == second["variant"]
         assert sum(second["spent_s"].values()) == pytest.approx(second["merge_s"], rel=0.1)
         assert 0 <= second["relative_error"] < 0.02
+        assert all(0 < one["call_s"] < 10 for one in (first, second))
         assert second["missing"].keys() == {"peak_bytes"}
         assert f"| {name} |" in said
     # What the file holds is not measured again, and is shown by itself.

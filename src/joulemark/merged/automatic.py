@@ -30,9 +30,10 @@ from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
 from joulemark.merged.memory import free_bytes, give_back, says_out_of_memory
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
-from joulemark.merged.paths import cudnn_tuning, format_of
+from joulemark.merged.paths import cudnn_tuning, format_of, trials_until
 from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
+from joulemark.merged.programs import Program
 from joulemark.merged.rates import RatesError, learn, rates_of
 from joulemark.merged.replay import Replayed, for_both, for_capture
 from joulemark.merged.rewrite import fused_by_cudnn, rewrite
@@ -55,6 +56,10 @@ _COMPILING_S = {"default": 0.12, "max-autotune-no-cudagraphs": 0.6}
 """What a compiler takes for a call in a graph, by mode: guesses, for the first one of a model alone."""
 _FOR_JOINING = 0.05
 """Share of the budget that concatenations may take in any case."""
+_TRIALS_S = 1.5
+"""For which cuDNN may try all of its plans when a plan from the disk is built; a large model has more to try."""
+_MOST_WEIGHTS = 16
+"""Of a model's whose outputs are known to be right; the latest."""
 _MORE_MEMORY = 1.1
 """From so many times on free memory counts as more: a guess, what other processes hold varies."""
 _UNTRIED = "no time for some layers or ranges: a larger budget_s may merge more"
@@ -72,7 +77,7 @@ class _Kept:
     """A plan on the disk.
 
     ``cut_s``: the budget that cut it short; ``short_bytes``: the free memory that was too little for something in it;
-    None where they were not.
+    None where they were not. ``right_for``: the weights, by a hash of their values, with which its output was right.
     """
 
     choices: list[Choice]
@@ -83,6 +88,7 @@ class _Kept:
     device_times: dict[str, float]
     cut_s: float | None
     short_bytes: int | None
+    right_for: list[str]
 
 
 def merge_automatically(
@@ -102,7 +108,7 @@ def merge_automatically(
         try:
             # As the model's own output is made later: cuDNN has plans for its layers by then.
             with spent.on("tracing"), cudnn_tuning(False):
-                graph = traced_or_reason(model, inputs)
+                graph = traced_or_reason(model, inputs, on_disk=_measures(inputs, measure))
             if isinstance(graph, str):
                 return untraced(model, graph)
             with spent.on("rates"):
@@ -119,6 +125,17 @@ def merge_automatically(
     return merged
 
 
+def _measures(inputs: tuple[Any, ...], measure: bool | None) -> bool:
+    """Whether anything is measured, and so kept on the disk."""
+    x = _numbers_of(inputs)
+    return measure if measure is not None else x is not None and x.device.type == "cuda"
+
+
+def _numbers_of(inputs: tuple[Any, ...]) -> Tensor | None:
+    """The input whose device and format count."""
+    return next((one for one in _tensors(inputs) if one.is_floating_point()), None)
+
+
 def _setting(
     inputs: tuple[Any, ...],
     rates: Rates | None,
@@ -127,7 +144,7 @@ def _setting(
     deadline: float,
     depth: int,
 ) -> Setting:
-    x = next((one for one in _tensors(inputs) if one.is_floating_point()), None)
+    x = _numbers_of(inputs)
     device = torch.device("cpu") if x is None else x.device
     on_gpu = device.type == "cuda"
     if families is None:
@@ -139,7 +156,7 @@ def _setting(
         except (RatesError, KernelError) as error:  # nothing is predicted then; what is measured decides
             warnings.warn(f"merged without a performance model: {error}", stacklevel=4)
     form = None if x is None else format_of(x)
-    return Setting(device, form, rates, families, on_gpu if measure is None else measure, deadline, depth)
+    return Setting(device, form, rates, families, _measures(inputs, measure), deadline, depth)
 
 
 def _unplanned(model: nn.Module, graph: fx.GraphModule) -> MergedModel:
@@ -172,9 +189,11 @@ class _Automatic:
         self.begin, self.budget_s = begin, budget_s
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
+        self.compiled: dict[str, Compiled] = {}
         with self.spent.on("disk"):
             self.key = self._key(inputs)
             self.kept: _Kept | None = self._kept() if setting.measured else None
+            self.weights = _hash_of(self.model) if setting.measured else None
         self.cut = self.of_values = self.short = self.stays = False
         self.free_bytes = 0
         self.untried: str | None = None
@@ -193,7 +212,7 @@ class _Automatic:
         with on("poolings"):
             self.poolings = self._pooled()
         with on("layouts"), cudnn_tuning(False):
-            keep_channels_last(weights_channels_last(self.rewritten), self.inputs)
+            keep_channels_last(weights_channels_last(self.rewritten), self.inputs, on_disk=self.setting.measured)
         move_biases(self.rewritten)
         with on("upsampling"):
             on_gpu = self.setting.device.type == "cuda"
@@ -213,7 +232,8 @@ class _Automatic:
         """What became of the model's poolings; nothing where there is no kernel for them."""
         if self.setting.device.type != "cuda":
             return {}
-        x = next(one for one in _tensors(self.inputs) if one.is_floating_point())
+        x = _numbers_of(self.inputs)
+        assert x is not None
         return replace_poolings(self.rewritten, x.device, x.dtype)
 
     def _kept(self) -> _Kept | None:
@@ -280,18 +300,13 @@ class _Automatic:
         return None
 
     def _finish(self, choices: List[Choice], left: dict[str, str], kept: _Kept | None) -> MergedModel:
+        self.choices = choices
         with self.spent.on("rewriting"):
             rewritten, decisions = self._as_chosen(choices, left)
         with self.spent.on("expected output"):
-            referee = self._referee()
+            referee = self._referee(checked=kept is not None and self.weights in kept.right_for)
         if kept is not None:
-            verdict = Verdict(kept.variant, kept.captured)
-            for name in dict.fromkeys(one for one in (verdict.calls, verdict.captured) if one is not None):
-                self._build(referee, name, rewritten)
-            if referee.short:
-                raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
-            referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
-            return self._merged_as(verdict, referee, decisions, cached=True)
+            return self._as_kept(kept, rewritten, referee, decisions)
         self._variants(referee, rewritten)
         if self.untried is not None:
             referee.problems["every range"] = self.untried
@@ -301,7 +316,31 @@ class _Automatic:
         if self.setting.measured and not self.of_values and not referee.of_values:
             with self.spent.on("disk"):
                 self._keep(choices, left, verdict, referee)
+            with self.spent.on("program"):
+                self._keep_programs(verdict, referee)
         return self._merged_as(verdict, referee, decisions)
+
+    def _as_kept(
+        self, kept: _Kept, rewritten: fx.GraphModule, referee: Referee, decisions: list[Decision]
+    ) -> MergedModel:
+        """The variants of a plan from the disk, and no other; cuDNN gets some time to try its plans for them.
+
+        Raises:
+            torch.OutOfMemoryError: for want of memory.
+            KeyError: one of them does not work.
+        """
+        verdict = Verdict(kept.variant, kept.captured)
+        with trials_until(time.monotonic() + _TRIALS_S):
+            for name in dict.fromkeys(one for one in (verdict.calls, verdict.captured) if one is not None):
+                self._build(referee, name, rewritten)
+        if referee.short:
+            raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
+        referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
+        made = self._merged_as(verdict, referee, decisions, cached=True)
+        if referee.expected is not None and self.weights is not None:
+            known = [*kept.right_for[1 - _MOST_WEIGHTS :], self.weights]
+            cache.write("plan", self.key, asdict(replace(kept, right_for=known)))
+        return made
 
     def _keep(self, choices: List[Choice], left: dict[str, str], verdict: Verdict, referee: Referee) -> None:
         """Put the plan on the disk, with what time or memory were too short for it."""
@@ -314,8 +353,23 @@ class _Automatic:
             referee.device_times,
             cut_s=self.budget_s if self.cut else None,
             short_bytes=self.free_bytes if self.short or referee.short else None,
+            right_for=[] if self.weights is None else [self.weights],
         )
         cache.write("plan", self.key, asdict(entry))
+
+    def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
+        """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
+        for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
+            made = self.compiled.get(name)
+            if made is None or referee.known(name) is not made:
+                continue
+            program = made.program(*self.inputs)
+            if program is not None:
+                cache.write("program", self._program_key(name), asdict(program))
+
+    def _program_key(self, name: str) -> str:
+        """What a compiled variant depends on."""
+        return cache.key_of("program", self.key, name, self.choices)
 
     def _as_chosen(self, choices: List[Choice], left: dict[str, str]) -> tuple[fx.GraphModule, list[Decision]]:
         """The graph with what was chosen in it, and what became of each part."""
@@ -338,11 +392,13 @@ class _Automatic:
         deadline = max(self.setting.deadline, time.monotonic() + _FOR_JOINING * self.budget_s)
         return join(rewritten, replace(self.setting, deadline=deadline))
 
-    def _referee(self) -> Referee:
+    def _referee(self, checked: bool = False) -> Referee:
         """One that knows the model's own output, so that folding is refereed too; what trains gives another each time.
 
-        A copy of the model runs: a call may change what the model keeps.
+        A copy of the model runs: a call may change what the model keeps. None does where outputs were checked before.
         """
+        if checked:
+            return Referee(self.setting, self.inputs, None, spent=self.spent)
         plain = self.graph if any(one.training for one in self.model.modules()) else self.model
         with cudnn_tuning(False):
             expected = copy.deepcopy(plain)(*_cloned(self.inputs))
@@ -449,12 +505,29 @@ class _Automatic:
             referee.try_(name, lambda: self._compiled(inner, name))
 
     def _compiled(self, inner: nn.Module, name: str) -> nn.Module:
-        """A module under torch's compiler, compiled for the example before it is called."""
+        """A module under torch's compiler, compiled for the example before it is called, or run by its program.
+
+        What a program gives is compared as any variant's output is; one that fails is of no more use than none.
+        """
+        made = self.compiled[name] = Compiled(inner, _mode(name))
+        with self.spent.on("program"):
+            program: Program | None = cache.read("program", self._program_key(name), Program)
+            if program is not None and made.runs(program, *self.inputs) and self._works(made, name):
+                return made
+        made = self.compiled[name] = Compiled(inner, _mode(name))
         with self.spent.on("compiler's start"):
             start_compiler()
-        made = Compiled(inner, _mode(name))
         made.ready_for(*self.inputs)
         return made
+
+    def _works(self, made: Compiled, name: str) -> bool:
+        """Whether a program does in its first call: the driver may refuse what another process has kept."""
+        try:
+            with self.spent.on(f"first call of {name}"):
+                made(*self.inputs)
+        except Exception:  # whatever a device says
+            return False
+        return True
 
     def _build_fused(self, referee: Referee, name: str) -> None:
         """Every convolution that ends in a ReLU by cuDNN's fused kernels: the rival that needs no compiler."""
@@ -481,6 +554,14 @@ class _Automatic:
         forked = Forked(graph, self.setting.rates, self.setting.form)
         if forked.schedule.gain >= WORTH:
             referee.try_(name, lambda: Replayed(forked, self.inputs, referee.forked_pool))
+
+
+def _hash_of(model: nn.Module) -> str | None:
+    """Of the values of a model's weights; None where they cannot be read."""
+    try:
+        return cache.values_key(model)
+    except (RuntimeError, KeyError):  # formats without bits of their own, or no memory for it
+        return None
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[Tensor]:

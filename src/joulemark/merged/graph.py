@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.nn import functional as F
 
+from joulemark.merged import shapes
 from joulemark.merged.bricks import Parameters
 from joulemark.merged.folding import folded
 from joulemark.merged.in_place import NotMergeable, Shapes, Tracer, keep_apart
@@ -99,8 +100,11 @@ class Unit:
         return self.nodes[-1]
 
 
-def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
+def trace(model: nn.Module, example_inputs: tuple[Any, ...], on_disk: bool = False) -> fx.GraphModule:
     """An inference copy of a model as a graph with shapes: batch norms folded, dropouts and identities gone.
+
+    Args:
+        on_disk: whether its shapes may be those that another process has found, and are kept for the next.
 
     Raises:
         Exception: whatever torch.fx raises for a model whose control flow depends on data.
@@ -110,7 +114,7 @@ def trace(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
     if _has_hooks(model):
         raise NotMergeable("the whole model has hooks, which no graph holds")
     with torch.inference_mode(False), torch.no_grad():
-        graph = _with_shapes(model, example_inputs)
+        graph = _with_shapes(model, example_inputs, on_disk)
         for node in list(graph.graph.nodes):
             _by_position(node)
             if isinstance(module_of(node), _NOTHING) or _is_stochastic_depth(node):
@@ -138,21 +142,44 @@ def copied(graph: fx.GraphModule) -> fx.GraphModule:
     return made
 
 
-def _with_shapes(model: nn.Module, example_inputs: tuple[Any, ...]) -> fx.GraphModule:
+def _with_shapes(model: nn.Module, example_inputs: tuple[Any, ...], on_disk: bool) -> fx.GraphModule:
     """A copy of a model that no call changes, as a graph that has seen its example."""
     copied = copy.deepcopy(model).eval()
     before = _state(copied)
     graph = fx.GraphModule(copied, Tracer().trace(copied))
+
+    def run() -> None:
+        _run(graph, example_inputs)
+        _refuse_change(copied, before)
+
+    if not shapes.find(graph, example_inputs, run, on_disk):
+        _refuse_change(copied, before)
+    return graph
+
+
+def _run(graph: fx.GraphModule, example_inputs: tuple[Any, ...]) -> None:
+    """Run a graph on its example, which finds the shapes of its values.
+
+    Raises:
+        NotMergeable: it fails.
+    """
     try:
         Shapes(graph).run(*(one.clone() if isinstance(one, Tensor) else one for one in example_inputs))
     except Exception as error:  # whatever the model's own operations raise
         taken = _taken_for_given(graph, example_inputs)
         hint = f" (torch.fx takes {taken[0]!r} for given, which is None)" if taken else ""
         raise NotMergeable(f"it fails on the example inputs{hint}: {told(error)}") from error
-    changed = [name for name, now in _state(copied).items() if before.get(name, now) != now]
+
+
+def _refuse_change(model: nn.Module, before: dict[str, tuple[object, ...]]) -> None:
+    """See that tracing and running a model has left it as it was.
+
+    Raises:
+        NotMergeable: it has not.
+    """
+    changed = [name for name, now in _state(model).items() if before.get(name, now) != now]
     if changed:
         raise NotMergeable(f"each call changes its {changed[0]!r}")
-    return graph
 
 
 def _taken_for_given(graph: fx.GraphModule, example_inputs: tuple[object, ...]) -> list[str]:

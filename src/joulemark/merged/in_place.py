@@ -31,7 +31,7 @@ _OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     operator.ixor: operator.xor,
 }
 """In place → not."""
-_BASE = "base of its memory"
+BASE = "base of its memory"
 
 
 class NotMergeable(Exception):
@@ -80,7 +80,7 @@ class Shapes(fx.Interpreter):
             n.meta["tensor_meta"] = _extract_tensor_metadata(result)
         held = _storages(result)
         shared = (one for one in n.all_input_nodes if held & _storages(self.env[one]))
-        n.meta[_BASE] = next((one.meta[_BASE] for one in shared), n)
+        n.meta[BASE] = next((one.meta[BASE] for one in shared), n)
         return result
 
 
@@ -102,7 +102,7 @@ def keep_apart(graph: fx.GraphModule, module_of: Callable[[fx.Node], object]) ->
         changed = changed_by(node, module_of)
         if changed is None or not isinstance(changed.meta.get("tensor_meta"), TensorMetadata):
             continue
-        alike = [one for one in graph.graph.nodes if one.meta.get(_BASE) is changed.meta[_BASE]]
+        alike = [one for one in graph.graph.nodes if one.meta.get(BASE) is changed.meta[BASE]]
         before = alike[: alike.index(node)] if node in alike else alike
         readers = {user for one in before for user in one.users} - {node, *before}
         if not readers and before[0].op != "placeholder":
@@ -119,14 +119,14 @@ def _separate(graph: fx.GraphModule, node: fx.Node, changed: fx.Node) -> None:
     instead = node
     if node.target in _OPERATORS and _of_one_format(node):
         node.target = _OPERATORS[cast("Callable[..., Any]", node.target)]
-        node.meta[_BASE] = node
+        node.meta[BASE] = node
     else:
         with graph.graph.inserting_before(node):
             instead = graph.graph.call_function(torch.clone, (changed,))
-        instead.meta = {**changed.meta, _BASE: instead}
+        instead.meta = {**changed.meta, BASE: instead}
         node.replace_input_with(changed, instead)
-        if node.meta.get(_BASE) is changed.meta[_BASE]:
-            node.meta[_BASE] = instead
+        if node.meta.get(BASE) is changed.meta[BASE]:
+            node.meta[BASE] = instead
     for user in later:
         user.replace_input_with(changed, instead)
 

@@ -174,12 +174,12 @@ def _line(alike: List[Decision]) -> str:
     return f"{first.name} and {more} more, to {last.name}: {first.told()}" if more else str(first)
 
 
-def traced_or_reason(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule | str:
-    """The model as a graph, or why torch.fx cannot make one."""
+def traced_or_reason(model: nn.Module, inputs: tuple[Any, ...], on_disk: bool = False) -> fx.GraphModule | str:
+    """The model as a graph, or why torch.fx cannot make one; ``on_disk`` as :func:`trace` takes it."""
     if isinstance(model, MergedModel):
         return "it is merged already"
     try:
-        return trace(model, inputs)
+        return trace(model, inputs, on_disk)
     except NotMergeable as error:
         return str(error)
     except Exception as error:  # torch.fx raises whatever the model's own code does with a proxy

@@ -25,6 +25,7 @@ Any other path names a generated kernel (:mod:`joulemark.merged.families`).
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager, nullcontext
@@ -55,6 +56,8 @@ CONVOLVING = tuple(one for one in OWN if one != "epilogue")
 _VISIBLE = ("library", "epilogue")
 """Left to a compiler as torch's operators, so that it fuses what follows into their epilogue."""
 _OCTET = 8
+_FEW_PLANS = 3
+"""Of cuDNN's for a layer that are tried where time is up."""
 _recipes: dict[int, Recipe] = {}
 
 
@@ -140,6 +143,37 @@ class _Tuning:
 
 
 _tuning = _Tuning()
+
+
+@dataclass
+class _Trials:
+    """Until when cuDNN may try all plans for a layer that is executed here, on ``time.monotonic``; None: always."""
+
+    until: float | None = None
+
+    def limit(self) -> None:
+        """Have it try few from now on, where time is up."""
+        if self.until is not None and time.monotonic() > self.until:
+            torch.backends.cudnn.benchmark_limit = _FEW_PLANS
+
+
+_trials = _Trials()
+
+
+@contextmanager
+def trials_until(deadline: float) -> Iterator[None]:
+    """From a time on ``time.monotonic`` on cuDNN tries but the plans that it guesses best for each further layer.
+
+    Trying all ten of torch's limit takes a large layer longer than all else of merging by a plan from the disk; the
+    user's limit comes back. It holds for all threads, as torch's setting does.
+    """
+    before, limit = _trials.until, torch.backends.cudnn.benchmark_limit
+    _trials.until = deadline
+    try:
+        yield
+    finally:
+        _trials.until = before
+        torch.backends.cudnn.benchmark_limit = limit
 
 
 def kind_of_path(path: str) -> str:
@@ -269,6 +303,7 @@ class Recipe:
         out: Tensor | None = None,
     ) -> Tensor:
         """The segment's output, launch by launch; weights as :meth:`Executed` holds them, ``out`` as it takes that."""
+        _trials.limit()
         x, added, gate = _of_one_batch(x, added, gate)
         x = x.contiguous(memory_format=self.format)
         if added is not None:  # a kernel reads as much of it as it writes

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
+from joulemark.merged import shapes
+
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Dimensions of a tensor → the layout with channels innermost."""
 _CATS = (torch.cat, torch.concat)
@@ -23,7 +25,7 @@ def weights_channels_last(graph: fx.GraphModule) -> fx.GraphModule:
     return graph
 
 
-def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> int:
+def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...], on_disk: bool = False) -> int:
     """Arrange what is joined to channels-last tensors and is not, an expanded average say; how many there were.
 
     Otherwise torch joins them in the other layout, and all of it is turned for the next convolution.
@@ -32,6 +34,7 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> int:
         graph: a traced model with weights in channels-last; where something is joined, or a node has no shape yet,
             shapes are found anew.
         inputs: of the model.
+        on_disk: whether shapes may be those that another process has found, and are kept for the next.
     """
     nodes = [node for node in graph.graph.nodes if node.op != "output"]
     if all("tensor_meta" in node.meta and node.target not in _CATS for node in nodes):
@@ -40,7 +43,7 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> int:
         one.contiguous(memory_format=FORMATS[one.dim()]) if isinstance(one, Tensor) and one.dim() in FORMATS else one
         for one in inputs
     )
-    ShapeProp(graph).propagate(*arranged)
+    _find_shapes(graph, arranged, on_disk)
     count = 0
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in _CATS:
@@ -59,8 +62,12 @@ def keep_channels_last(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> int:
                 count += 1
     if count:
         graph.recompile()
-        ShapeProp(graph).propagate(*arranged)
+        _find_shapes(graph, arranged, on_disk)
     return count
+
+
+def _find_shapes(graph: fx.GraphModule, inputs: tuple[Any, ...], on_disk: bool) -> None:
+    shapes.find(graph, inputs, lambda: ShapeProp(graph).propagate(*inputs), on_disk)
 
 
 def _is_channels_last(node: fx.Node) -> bool:
