@@ -1,11 +1,12 @@
 """One process of ``merged_restarts.py``: it merges one network as a user does who starts a new process.
 
-    python tests/gpu/merged_restart.py NETWORK BATCH --ready F --out F.json   # then a line on its input
+    python tests/gpu/merged_restart.py NETWORK BATCH --ready F --out F.json   # then a line on its input, and its end
 
 It gets ready without a GPU: imports, and the network's weights, on few threads. ``--ready`` is made; then it waits for
 a line, and ends where its input ends instead. With the line the GPU is its own: model and input are moved there and one
-small operation runs, so that the clock finds a context. What it measures is written to ``--out``: every figure in SI
-units, null where it is missing, with the reason. Exit code 0 where that was written: the process is gone at once then.
+small operation runs, so that the clock finds a context; it merges, and calls what came of it. When its input has ended
+nobody else is at work, and many calls are timed. What it measures is written to ``--out``: every figure in SI units,
+null where it is missing, with the reason. Exit code 0 where that was written: the process is gone at once then.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from joulemark.merged import MergedModel, merge
 from joulemark.merged.executor import BUDGET_S
 from joulemark.merged.paths import cudnn_tuning
 from joulemark.merged.questions import relative_error
+from joulemark.merged.spent import Spent
 from joulemark.merged.stopwatch import race_calls
 from joulemark.merged_bench.options import Options
 from joulemark.merged_bench.prepare import arranged, inputs_of, weighted
@@ -107,7 +109,9 @@ def error_of(out: Tensor, model: nn.Module, x: Tensor) -> float:
         return relative_error(out, torch.cat([model(some) for some in x.split(_CHECKED)]))
 
 
-def measured(model: nn.Module, x: Tensor, device: str, budget_s: float) -> dict[str, Any]:
+def measured(
+    model: nn.Module, x: Tensor, device: str, budget_s: float, beside: Spent, quiet: Callable[[], object]
+) -> dict[str, Any]:
     """Seconds of merging and of calls, what came of them, and the most memory that tensors held until the first call.
 
     Args:
@@ -115,6 +119,8 @@ def measured(model: nn.Module, x: Tensor, device: str, budget_s: float) -> dict[
         x: its input.
         device: as torch calls it.
         budget_s: of merging.
+        beside: gets the seconds of all else.
+        quiet: returns when nobody else is at work.
     """
     found: dict[str, Any] = {"compilers_imported": [one for one in _COMPILERS if one in sys.modules]}
     missing: dict[str, str] = {}
@@ -128,9 +134,11 @@ def measured(model: nn.Module, x: Tensor, device: str, budget_s: float) -> dict[
         missing["peak_bytes"] = "memory is counted on a GPU alone"
     else:
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-    with told_in(missing, "call_s"), torch.no_grad():
+    with beside.on("waiting"):
+        quiet()
+    with beside.on("calls"), told_in(missing, "call_s"), torch.no_grad():
         found["call_s"] = call_seconds(partial(merged, x), device)
-    with told_in(missing, "relative_error"):
+    with beside.on("checking"), told_in(missing, "relative_error"):
         error = error_of(out, model, x)
         if not isfinite(error):  # which JSON cannot say
             raise ValueError("its output, or the model's own, is not finite")
@@ -215,10 +223,12 @@ def main(arguments: list[str] | None = None) -> int:
     options.ready.touch()
     if not sys.stdin.readline():
         return 0
+    beside = Spent()
     try:
-        model, x = on_device(model, subject, options.device, options.tiny)
+        with beside.on("moving"):
+            model, x = on_device(model, subject, options.device, options.tiny)
         if options.profile is None:
-            found = measured(model, x, options.device, options.budget)
+            found = measured(model, x, options.device, options.budget, beside, sys.stdin.read)
             if options.again:
                 found["again"] = once_more(model, x, options.device, options.budget, found["cached"])
         else:
@@ -226,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = nothing("merged under a profiler: its seconds are no result")
     except Exception as error:  # whatever CUDA or a compiler says is what this process has to tell
         found = nothing(reason_of(error))
-    write(options.out, found)
+    write(options.out, {**found, "beside_s": beside.seconds})
     return 0
 
 

@@ -1,13 +1,15 @@
 """What ``merge`` costs who starts a new process: the first time, and when its plan is on the disk.
 
     python tests/gpu/merged_restarts.py OUT.json [--networks resnet50,unet] [--batches "32 128 1"] [--limit 560]
+    python tests/gpu/merged_restarts.py OUT.json --cases deepcam-b128,unet-b32
     python tests/gpu/merged_restarts.py --show OUT.json
 
 For each network and batch size two processes, one after another (``merged_restart.py``): the first merges with empty
 caches of its own, ours, those of torch's compiler, of Triton and of CUDA; the second merges from these, and then once
 more. Imports, weights, and a context with model and input on the GPU are there before a clock starts. While the first
 one merges, the second and the next case's first get ready, on two threads each: imports and weights need no GPU. None
-gets ready while a second one is timed, and none touches the GPU before the other has ended.
+gets ready while a second one is timed, or calls are, and none touches the GPU before the other has ended, which holds
+memory there until then.
 
 ``--profile FOLDER`` adds a third process to each case, which merges from the disk under Python's profiler: its text is
 FOLDER/CASE.txt, its seconds are no result. The file is written after each case; started again with the same one it goes
@@ -33,7 +35,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -47,7 +49,7 @@ from joulemark.merged.executor import BUDGET_S
 from joulemark.merged_bench.command import facts_of_device
 from joulemark.merged_bench.limits import ends_when_asked
 from joulemark.merged_bench.networks import figure, gain
-from joulemark.merged_bench.provenance import measured_now
+from joulemark.merged_bench.provenance import measured_now, versions
 from joulemark.merged_bench.rows import check_writable, write
 from joulemark.merged_bench.subjects import NETWORKS, network
 from joulemark.records import Table
@@ -58,11 +60,15 @@ SCRIPT = Path(__file__).with_name("merged_restart.py")
 FIRST, RESTARTED, PROFILED = "first", "restarted", "profiled"
 WRONG = 4e-2
 """Relative error from which an output is no rounding: twice what either way may be off fp32 in bf16."""
-_USUAL_S, _PROFILED_S, _READY_S = 50.0, 25.0, 25.0
-"""Of a case beside its first merge's budget; of a profile; of getting ready, where nothing did ahead (guesses)."""
+_USUAL_S, _PROFILED_S, _READY_S = 30.0, 15.0, 15.0
+"""Of a case beside its first merge's budget (on an H200 7.6 to 30.1 s beside the merge, the latter with getting ready);
+of a profile; of getting ready, where nothing did ahead (guesses)."""
 _MOST_READY_S, _MOST_S = 150.0, 100.0
 """After which a process hangs: getting ready; from its turn on, beside the budget."""
+_CODE = ("joulemark", "commit", "dirty", "merged_code")
+"""What tells states of the code apart."""
 _POLL_S = 0.02
+_BATCHES = "32 128"
 _WORDS = 300
 _OURS = "give a file that this version of the script has written"
 _NOTES = (
@@ -103,6 +109,9 @@ class Process(Protocol):
 
     def go(self) -> None:
         """The GPU is its own."""
+
+    def quiet(self) -> None:
+        """So is the machine: nobody else gets ready."""
 
     def end(self, why: str = "") -> None:
         """End it, and what it has started; ``why`` is then what it has to tell."""
@@ -166,14 +175,17 @@ class Turns:
         later = {role: self.begin(case, role) for role in (RESTARTED, *([PROFILED] if self.profile else []))}
         if self.waiting and self.left_s > 2 * self.case_s:
             self.ahead = self.begin(self.waiting[0], FIRST)
+        others = [*later.values(), *([self.ahead] if self.ahead else [])]
+        self._wait(lambda: first.over or all(one.ready or one.over for one in others), _MOST_READY_S)
+        first.quiet()
         found = {FIRST: self._told(first)}
-        ready = [*later.values(), *([self.ahead] if self.ahead else [])]
         if found[FIRST]["merge_s"] is None:
             for one in later.values():
                 one.end("the first process has merged nothing")
-        self._wait(lambda: all(one.ready or one.over for one in ready), _MOST_READY_S)
+        self._wait(lambda: all(one.ready or one.over for one in others), _MOST_READY_S)
         for role, process in later.items():
             self._let_go(process)
+            process.quiet()
             found[role] = self._told(process)
         return found
 
@@ -218,7 +230,7 @@ class Child:
 
     def __init__(self, words: Sequence[str], variables: dict[str, str], files: Path) -> None:
         self.mark, self.out, self.log = (files.with_suffix(one) for one in (".ready", ".json", ".log"))
-        self.why = ""
+        self.why, self.began = "", time.time()
         command = (sys.executable, str(SCRIPT), *words, "--ready", str(self.mark), "--out", str(self.out))
         with self.log.open("w") as said:
             self.process = subprocess.Popen(
@@ -243,8 +255,14 @@ class Child:
         if self.over:  # how, its code says
             return
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError), self.process.stdin as words:
-            words.write(b"\n")
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+
+    def quiet(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
 
     def end(self, why: str = "") -> None:
         self.why = self.why or why
@@ -252,13 +270,14 @@ class Child:
             end_process(self.process)
         with suppress(ProcessLookupError):  # compilers' processes may live a little longer
             os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
+        self.quiet()  # its pipe is of no more use
 
     def told(self) -> dict[str, Any]:
+        """As :class:`Process` has it, once it is over: with the seconds until it was ready, and of its end."""
         if self.out.exists() and not self.why:
-            return dict(json.loads(self.out.read_text(encoding="utf-8")))
+            found = json.loads(self.out.read_text(encoding="utf-8"))
+            ready_s, ended_s = self.mark.stat().st_mtime - self.began, time.time() - self.out.stat().st_mtime
+            return {**found, "beside_s": {"getting ready": ready_s, **found["beside_s"], "ending": ended_s}}
         said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         why = self.why or f"its process ended with exit code {self.process.returncode}"
         return nothing(f"{why}: {said[-1][:_WORDS]}" if said else why)
@@ -410,6 +429,12 @@ def calls_note(cases: dict[str, dict[str, Any]]) -> list[str]:
     return [f"Calls with a plan from the disk over the first process's, {len(ratios)} cases: {told}."]
 
 
+def code_notes(cases: dict[str, dict[str, Any]]) -> list[str]:
+    """Which cases were measured by which state of the code, where there are several."""
+    states = {tuple(one["measured"][key] for key in _CODE) for one in cases.values()}
+    return versions([{**one, "subject": name} for name, one in cases.items()]) if len(states) > 1 else []
+
+
 def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     """A case in cells."""
     first, restarted = found[FIRST], found[RESTARTED]
@@ -443,6 +468,7 @@ def table_of(document: dict[str, Any]) -> Table:
             f"From the disk, {len(kept)} cases: median {figure(median(kept), 's')}, most {figure(max(kept), 's')}."
         )
     notes += calls_note(cases)
+    notes += code_notes(cases)
     notes += [f"{name}: {why}" for name, one in cases.items() if (why := problem_of(one)) is not None]
     title = f"What merging costs in a new process ({document['gpu']}, torch {document['software']['torch']})"
     rows = tuple(row_of(name, one) for name, one in cases.items())
@@ -477,8 +503,9 @@ def parser_of() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.json", help="goes on with a file that is there")
-    parser.add_argument("--networks", default=",".join(NETWORKS), metavar="NAMES", help="of the zoo (all)")
-    parser.add_argument("--batches", default="32 128", metavar='"N N"', help='in this order ("32 128")')
+    parser.add_argument("--networks", metavar="NAMES", help=f"of the zoo ({','.join(NETWORKS)})")
+    parser.add_argument("--batches", metavar='"N N"', help=f'of each, in this order ("{_BATCHES}")')
+    parser.add_argument("--cases", metavar="NAMES", help="instead of both, in this order, as deepcam-b128,unet-b32")
     parser.add_argument("--limit", type=seconds, default=560.0, metavar="S", help="for all (560)")
     parser.add_argument("--budget", type=seconds, default=BUDGET_S, metavar="S", help=f"of merging ({BUDGET_S:g})")
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="merge each from the disk under a profiler too")
@@ -486,6 +513,42 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="tiny shapes")
     parser.add_argument("--show", action="store_true", help="only show the table of a file")
     return parser
+
+
+def case_of(text: str) -> Case:
+    """A case by its name.
+
+    Raises:
+        ConfigurationError: it is none, or the zoo has no such network.
+    """
+    name, _, batch = text.strip().rpartition("-b")
+    try:
+        case = Case(name, positive(batch))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigurationError(f"{text!r} is no case", "give network and batch size, as unet-b128") from error
+    network(*astuple(case))
+    return case
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """What a command line names, each once.
+
+    Raises:
+        ConfigurationError: something of it is unknown, or it names cases in two ways.
+        ArgumentTypeError: a batch size is none.
+    """
+    if options.cases is not None:
+        if options.networks is not None or options.batches is not None:
+            raise ConfigurationError("--cases names networks and batch sizes", "leave out --networks and --batches")
+        return list(dict.fromkeys(map(case_of, options.cases.split(","))))
+    networks = NETWORKS if options.networks is None else options.networks.split(",")
+    named = _BATCHES if options.batches is None else options.batches
+    batches = [positive(one) for one in named.replace(",", " ").split()]
+    if not batches:
+        raise ConfigurationError("--batches names none", "give some, as --batches '32 128'")
+    for name in networks:
+        network(name, 1)
+    return list(dict.fromkeys(Case(name, batch) for batch in batches for name in networks))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -497,13 +560,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.show:
             print(render([table_of(read(options.out))]), end="")
             return 0
-        networks = options.networks.split(",")
-        batches = [positive(one) for one in options.batches.replace(",", " ").split()]
-        if not batches:
-            raise ConfigurationError("--batches names none", "give some, as --batches '32 128'")
-        for name in networks:
-            network(name, 1)
-        every = list(dict.fromkeys(Case(name, batch) for batch in batches for name in networks))
+        every = cases_of(options)
         document = document_in(options.out, facts_of(options.device, options.budget, options.tiny))
         with ends_when_asked(143):
             measure_all(options, left_of(every, document["cases"]), document, end)

@@ -50,9 +50,10 @@ class Clock:
 class Played:
     """A process of a stand-in: ready some time after it was begun, and at work for some time."""
 
-    def __init__(self, clock, told, name, ready_s=20.0, works_s=30.0, found=None):
+    def __init__(self, clock, told, name, ready_s=20.0, works_s=30.0, found=None, why=""):
         self.clock, self.told_to, self.name, self.found = clock, told, name, found
-        self.ready_at, self.works_s, self.over_at, self.why = clock.now + ready_s, works_s, None, ""
+        self.ready_at, self.works_s, self.over_at, self.why = clock.now + ready_s, works_s, None, why
+        self.alone = False
         self.told_to.append(("begun", name, clock.now))
 
     @property
@@ -61,11 +62,15 @@ class Played:
 
     @property
     def over(self):
-        return self.over_at is not None and self.clock.now >= self.over_at
+        return self.over_at is not None and self.clock.now >= self.over_at and (self.alone or bool(self.why))
 
     def go(self):
         self.told_to.append(("goes", self.name, self.clock.now))
         self.over_at = min(self.over_at or 1e9, max(self.clock.now, self.ready_at) + self.works_s)
+
+    def quiet(self):
+        self.alone = True
+        self.told_to.append(("quiet", self.name, self.clock.now))
 
     def end(self, why=""):
         self.why = self.why or why
@@ -117,9 +122,18 @@ def test_the_next_processes_get_ready_while_a_first_one_merges_and_never_beside_
     assert kept["unet-b32"]["took_s"] >= 80.0
 
 
-def test_a_second_one_waits_until_the_next_first_one_is_ready(turns):
+def test_a_second_one_waits_until_the_next_first_one_is_ready_and_so_do_calls_of_the_first(turns):
     told, _, _ = turns(first={"works_s": 1.0}, restarted={"ready_s": 5.0})
-    assert when(told, "goes", "unet-b32 restarted") >= when(told, "begun", "vgg16-b32 first") + 20.0
+    ready = when(told, "begun", "vgg16-b32 first") + 20.0
+    assert when(told, "quiet", "unet-b32 first") >= ready
+    assert when(told, "goes", "unet-b32 restarted") >= ready
+    assert when(told, "quiet", "unet-b32 restarted") == when(told, "goes", "unet-b32 restarted")
+
+
+def test_a_first_one_that_dies_early_is_not_waited_for(turns):
+    told, kept, _ = turns(first={"works_s": 1.0, "why": "it died"}, restarted={"ready_s": 1e6})
+    assert kept["unet-b32"]["first"]["missing"]["all"] == "it died"
+    assert when(told, "ended", "unet-b32 restarted") <= when(told, "goes", "unet-b32 first") + 2.0
 
 
 def test_with_a_profile_a_third_one_merges_from_the_disk(turns):
@@ -148,8 +162,8 @@ def test_a_process_that_does_not_get_ready_is_ended(turns):
 
 
 def test_no_case_begins_without_time_and_what_time_cuts_is_not_kept(turns):
-    assert turns(limit=125.0)[:2] == ([], {})
-    told, kept, _ = turns(limit=200.0)
+    assert turns(limit=95.0)[:2] == ([], {})
+    told, kept, _ = turns(limit=180.0)
     assert list(kept) == ["unet-b32"]
     assert "vgg16-b32 first" not in [name for _, name, _ in told]  # nobody gets ready in vain
     _, kept, left = turns(limit=150.0, first={"works_s": 140.0})
@@ -157,8 +171,19 @@ def test_no_case_begins_without_time_and_what_time_cuts_is_not_kept(turns):
     assert [one.name for one in left.waiting] == ["vgg16-b32"]
 
 
-def found(first=None, second=None):
-    return {"first": first or process(), "restarted": second or restarted(), "took_s": 80.0}
+MEASURED = {
+    "at": "2026-12-01T03:07:58+00:00",
+    "joulemark": "0.1.0",
+    "commit": "af6bedb5b327",
+    "dirty": False,
+    "merged_code": "d5470df184db",
+    "missing": {},
+}
+
+
+def found(first=None, second=None, **measured):
+    known = {**MEASURED, **measured}
+    return {"first": first or process(), "restarted": second or restarted(), "took_s": 80.0, "measured": known}
 
 
 def test_cases_that_lack_figures_come_last_and_findings_stay():
@@ -238,16 +263,41 @@ def test_the_first_call_is_none_of_the_steady_ones_and_calls_that_fail_cost_thei
 
         def __call__(self, x):
             did.append("call")
-            if len(did) > 1:
+            if "quiet" in did:
                 raise RuntimeError("no memory is left")
             time.sleep(0.05)
             return x
 
     monkeypatch.setitem(CHILD["measured"].__globals__, "merged_in", lambda *_: Merged())
-    found = CHILD["measured"](model, x, "cpu", 1.0)
+    beside = CHILD["Spent"]()
+    found = CHILD["measured"](model, x, "cpu", 1.0, beside, lambda: did.append("quiet"))
+    assert did == ["call", "quiet", "call"]
+    assert beside.seconds.keys() == {"waiting", "calls", "checking"}
     assert found["first_call_s"] >= 0.05
     assert (found["call_s"], found["relative_error"]) == (None, 0.0)
     assert found["missing"]["call_s"] == "RuntimeError: no memory is left"
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"commit": "f76d7812aaaa"}, "commit f76d7812; merged d5470df1"),
+        ({"dirty": True}, "commit af6bedb5, changed; merged d5470df1"),
+        ({"merged_code": "0123456789"}, "commit af6bedb5; merged 01234567"),
+        ({"commit": None}, "without git; merged d5470df1"),
+    ],
+)
+def test_cases_of_several_states_of_the_code_are_told_apart(other, told):
+    later = {"at": "2026-12-02T03:07:58+00:00"}
+    alike = {"unet-b32": found(), "vgg16-b32": found(**later)}
+    assert RESTARTS["code_notes"](alike) == []
+    assert RESTARTS["code_notes"]({}) == []
+    document = {"gpu": "G", "software": {"torch": "2"}, "budget_s": 55.0, "tiny": False}
+    table = RESTARTS["table_of"]({**document, "cases": {**alike, "deepcam-b32": found(**later, **other)}})
+    assert f"Measured 2026-12-02 by joulemark 0.1.0 ({told}): deepcam-b32." in table.notes
+    known = "by joulemark 0.1.0 (commit af6bedb5; merged d5470df1)"
+    assert f"Measured 2026-12-01 {known}: unet-b32." in table.notes
+    assert f"Measured 2026-12-02 {known}: vgg16-b32." in table.notes
 
 
 @pytest.mark.parametrize(
@@ -291,7 +341,9 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path):
             RESTARTS["read"](path)
 
 
-@pytest.mark.parametrize("words", [("--networks", "nonesuch"), ("--batches", "0"), ("--batches", " "), ("--show",)])
+@pytest.mark.parametrize(
+    "words", [("--networks", "nonesuch"), ("--networks", ""), ("--batches", "0"), ("--batches", ""), ("--show",)]
+)
 def test_wrong_use_is_told(words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         RESTARTS["main"]([str(tmp_path / "out.json"), "--device", "cpu", *words])
@@ -305,6 +357,35 @@ def test_what_is_named_twice_is_measured_once(tmp_path, monkeypatch):
     words = ("--networks", "unet,unet", "--batches", "2 1 2", "--device", "cpu", "--tiny")
     assert RESTARTS["main"]([str(tmp_path / "out.json"), *words]) == 3
     assert asked == ["unet-b2", "unet-b1"]
+
+
+def test_cases_are_named_one_by_one_in_their_order(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setitem(GLOBALS, "measure_all", lambda options, cases, *_: asked.extend(one.name for one in cases))
+    out = [str(tmp_path / "out.json"), "--device", "cpu", "--tiny"]
+    assert RESTARTS["main"]([*out, "--cases", "deepcam-b128, unet-b2,deepcam-b128"]) == 3
+    assert asked == ["deepcam-b128", "unet-b2"]
+    asked.clear()
+    assert RESTARTS["main"](out) == 3
+    assert (len(asked), asked[0], asked[-1]) == (22, "resnet50-b32", "unet-b128")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--cases", "unet-b128,nonesuch-b1"), "nonesuch"),
+        (("--cases", "unet-b128,unet"), "'unet' is no case"),
+        (("--cases", "unet-b0"), "'unet-b0' is no case"),
+        (("--cases", ""), "'' is no case"),
+        (("--cases", "unet-b1", "--networks", "unet"), "leave out --networks and --batches"),
+        (("--cases", "unet-b1", "--batches", "32"), "leave out --networks and --batches"),
+    ],
+)
+def test_wrong_cases_are_told(words, why, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        RESTARTS["main"]([str(tmp_path / "out.json"), "--device", "cpu", "--tiny", *words])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def child_of(tmp_path, script, monkeypatch):
@@ -407,7 +488,7 @@ def test_a_model_that_runs_as_it_is_was_not_merged():
             return x if x.sum() > 0 else -x
 
     with pytest.raises(RuntimeError, match=r"torch\.fx cannot trace it"):
-        CHILD["measured"](Torn(), torch.ones(2, 3), "cpu", 1.0)
+        CHILD["measured"](Torn(), torch.ones(2, 3), "cpu", 1.0, CHILD["Spent"](), lambda: None)
 
 
 def test_a_profile_is_written_by_both_orders(tmp_path, monkeypatch):
@@ -456,6 +537,12 @@ def test_all_of_it_on_a_cpu(tmp_path, monkeypatch, capsys):
         assert sum(second["spent_s"].values()) == pytest.approx(second["merge_s"], rel=0.1)
         assert 0 <= second["relative_error"] < 0.02
         assert all(0 < one["call_s"] < 10 for one in (first, second))
+        for one in (first, second):
+            assert {*one["beside_s"]} == {"getting ready", "moving", "waiting", "calls", "checking", "ending"}
+            assert one["beside_s"]["ending"] < 10
+        parts = sum(sum(one["beside_s"].values()) - one["beside_s"]["getting ready"] for one in (first, second))
+        merges = first["merge_s"] + second["merge_s"] + second["again"]["merge_s"]
+        assert parts + merges < document["cases"][name]["took_s"]
         assert second["missing"].keys() == {"peak_bytes"}
         assert f"| {name} |" in said
     # What the file holds is not measured again, and is shown by itself.
