@@ -208,7 +208,7 @@ def case_of(given: argparse.Namespace, clock: Clock) -> tuple[Any, Any]:
     shape = subject.tiny if given.tiny else subject.shape
     x = inputs_of(shape, Options("bf16", most_inputs=1), given.device)[0]
     with torch.no_grad():
-        return clock.of("trace", lambda: trace(model, (x,))), x
+        return clock.of("trace", lambda: trace(model, (x,), on_disk=True)), x
 
 
 def own(gated: bool) -> Any:

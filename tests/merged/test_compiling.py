@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import subprocess
 import sys
 import threading
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import asdict, replace
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,11 +20,13 @@ algorithms = pytest.importorskip("torch._inductor.select_algorithm")
 
 from torch import nn  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
 
-from joulemark.merged import compiling  # noqa: E402
+from joulemark.merged import cache, compiling, programs  # noqa: E402
 from joulemark.merged.bricks import Parameters  # noqa: E402
 from joulemark.merged.paths import Executed  # noqa: E402
 from joulemark.merged.pooling import Pooling  # noqa: E402
+from joulemark.merged.programs import NoProgram, Program  # noqa: E402
 from joulemark.merged.sequence import Conv, Sequence  # noqa: E402
 
 
@@ -105,7 +110,7 @@ class Stand:
     """In place of torch's compiler: what it is given from a trace, and how often which way was called."""
 
     def __init__(self, monkeypatch):
-        self.graphs, self.traced, self.by_torch = [], 0, 0
+        self.graphs, self.wrapped, self.traced, self.by_torch = [], 0, 0, 0
         monkeypatch.setattr(torch._inductor, "standalone_compile", self._compile)
         monkeypatch.setattr(torch, "compile", self._wrap)
 
@@ -120,6 +125,7 @@ class Stand:
 
     def _wrap(self, module, **_):
         stand = self
+        self.wrapped += 1
 
         class Wrapped(nn.Module):
             def __init__(self):
@@ -433,3 +439,181 @@ def test_torchs_own_compiler_takes_the_trace_and_reads_no_bytecode(monkeypatch):
         expected = made.by_torch._orig_mod(x)["y"]
         torch.testing.assert_close(made(x)["y"], expected)
         torch.testing.assert_close(made(x + 0)["y"], expected)
+
+
+def test_torch_is_asked_for_its_compiler_when_something_is_left_to_it(stand):
+    made, x = compiled_and_input()
+    assert list(made.state_dict()) == ["inner.shift", "inner.layer.weight", "inner.layer.bias"]
+    assert stand.wrapped == 0
+    made(x)  # with gradients
+    made(x)
+    assert made.by_torch is made.by_torch
+    assert (stand.wrapped, stand.ways()) == (1, (0, 2))
+    other = copy.deepcopy(made)
+    other.inner.shift += 1
+    torch.testing.assert_close(other(x)["y"], made(x)["y"] + 1)
+    assert stand.wrapped == 2
+    assert len(list(made.parameters())) == 2
+
+
+TEXT = """
+import torch
+from torch._inductor.select_algorithm import extern_kernels
+aten = torch.ops.aten
+
+def call(args):
+    shift, weight, bias, x = args
+    args.clear()
+    y = extern_kernels.convolution(x, weight, stride=(1, 1), padding=(0, 0), dilation=(1, 1), transposed=False,
+                                   output_padding=(0, 0), groups=1, bias=bias)
+    return (aten.add.Tensor(aten.relu.default(y), shift),)
+"""
+
+
+def program_of(made, x):
+    """By hand, of torch's operators alone."""
+    names, places = compiling._names(made.inner), compiling._places(made.inner)
+    given = [held[key] for held, key in places]
+    weights = [f"{name} {programs.format_told(one)}" for name, one in zip(names, given, strict=True)]
+    structure = pytree.treespec_dumps(pytree.tree_flatten({"y": 0})[1])
+    return Program(TEXT, (), (), tuple(weights), (programs.format_told(x),), structure, False, None)
+
+
+def test_a_program_runs_in_the_place_of_what_is_compiled(stand):
+    made, x = compiled_and_input()
+    inner, program = made.inner, program_of(made, x)
+    with torch.no_grad():
+        assert made.runs(program, x)
+        for given in (x, x + 1):
+            assert torch.equal(made(given)["y"], inner(given)["y"])
+        assert made.program(x) == program
+        with torch.inference_mode():
+            assert torch.equal(made(x)["y"], inner(x)["y"])
+        values = {name: 2 * one for name, one in inner.state_dict().items()}
+        inner.load_state_dict(values, assign=True)
+        assert torch.equal(made(x)["y"], inner(x)["y"])
+        made.ready_for(x)
+        assert (stand.graphs, stand.wrapped) == ([], 0)
+        made(x[:1])
+        assert stand.ways() == (0, 1)
+    assert made(x)["y"].requires_grad
+    with torch.autocast("cpu"), torch.no_grad():
+        made(x)
+    assert stand.ways() == (0, 2)
+    assert not stand.graphs
+
+
+def test_who_is_copied_or_moved_is_compiled_and_runs_no_program(stand):
+    made, x = compiled_and_input()
+    program = program_of(made, x)
+    assert made.runs(program, x)  # with gradients on, as who loads may have them
+    with torch.no_grad():
+        for other in (copy.deepcopy(made), copy.copy(made)):
+            assert torch.equal(other(x)["y"], made.inner(x)["y"])
+        assert (len(stand.graphs), stand.ways()) == (2, (2, 0))
+        assert made.double()(x.double())["y"].dtype == torch.float64
+        assert (len(stand.graphs), stand.ways()) == (3, (1, 0))
+        assert not made.runs(program, x)
+        made(x.double())
+        assert stand.ways() == (1, 0)
+
+
+def test_a_program_that_does_not_fit_is_not_taken(stand, monkeypatch):
+    made, x = compiled_and_input()
+    program = program_of(made, x)
+    assert not made.runs(program)
+    assert not made.runs(program, x, 2.0)
+    assert not made.runs(program, x.double())
+    assert not made.runs(replace(program, recipes=(1,)), x)
+    assert not made.runs(replace(program, structure="other"), x)
+    assert not made.runs(replace(program, text="import triton"), x)
+    assert not made.runs(None, x)
+    for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            with pytest.raises(NoProgram, match="left to"):
+                made.take(program, x)
+    with torch.no_grad():
+        made(x)
+    assert stand.ways() == (1, 0)
+    assert made.runs(program, x)
+
+
+def test_a_program_that_fails_when_it_is_called_says_so(stand):
+    made, x = compiled_and_input()
+    assert made.runs(replace(program_of(made, x), text="def call(args):\n    return args[99]"), x)
+    with torch.no_grad(), pytest.raises(IndexError):
+        made(x)
+
+
+def test_there_is_no_program_of_what_is_not_compiled_or_not_on_a_gpu(stand):
+    made, x = compiled_and_input()
+    assert made.program(x) is None
+    with pytest.raises(NoProgram, match="nothing was compiled"):
+        made.record(x)
+    with torch.no_grad():
+        made(x)
+    assert made.program(x) is None
+    with pytest.raises(NoProgram, match="cpu"):
+        made.record(x)
+    with pytest.raises(NoProgram, match="nothing was compiled"):
+        made.record(x[:1])
+    assert stand.ways() == (1, 0)
+
+
+def test_an_output_of_the_users_own_type_is_no_programs(stand):
+    class Own(tuple):
+        __slots__ = ()
+
+    pytree._private_register_pytree_node(Own, lambda one: (list(one), None), lambda parts, _: Own(parts))
+    made, x = compiling.Compiled(Calling(lambda x: Own((x + 1,)))), torch.ones(2)
+    with torch.no_grad():
+        assert type(made(x)) is Own
+        with pytest.raises(NoProgram, match="structure"):
+            made.record(x)
+
+
+RESTARTED = """
+import sys
+import torch
+from joulemark.merged import cache
+from joulemark.merged.compiling import Compiled
+from joulemark.merged.programs import Program
+kept = torch.load(sys.argv[1], weights_only=False)
+made = Compiled(kept["module"])
+with torch.no_grad():
+    assert made.runs(cache.read("program", "key", Program), kept["x"])
+    y = made(kept["x"])
+assert torch.equal(y, kept["y"])
+compilers = ("torch._dynamo", "torch._inductor", "triton")
+found = [one for one in sys.modules if one.startswith(compilers)]
+assert not found, found
+"""
+
+
+def with_a_segment():
+    """A linear layer, and a segment that is an operator of ours in a graph."""
+    torch.manual_seed(6)
+    conv = Conv(8, 8, (1, 1), (1, 1), (0, 0), (1, 1), activation="relu")
+    weights = [Parameters(torch.randn(8, 8, 1, 1), torch.randn(8))]
+    segment = Executed(Sequence((conv,)), weights, "product", False)
+    return nn.Sequential(nn.Linear(8, 8), nn.Unflatten(1, (8, 1, 1)), segment).eval()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of compilers, for their own calls
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs one for C++ on a CPU")
+def test_what_torchs_own_compiler_made_runs_in_a_process_without_it(monkeypatch, tmp_path, own_cache):
+    """On a CPU too, where it makes no kernels: of products, and operators of ours."""
+    monkeypatch.setattr(programs, "_gpu_of", lambda given: 0)
+    module, x = with_a_segment(), torch.randn(3, 8)
+    made = compiling.Compiled(module)
+    with torch.no_grad():
+        y = made(x)
+        program = made.record(x)
+        assert program.recipes == (module[2].number,)
+        assert torch.equal(made(x), y)
+    assert "joulemark.executed(" in program.text
+    assert msgspec.convert(json.loads(json.dumps(asdict(program))), Program) == program
+    cache.write("program", "key", asdict(program))
+    torch.save({"module": module, "x": x, "y": y}, tmp_path / "kept.pt")
+    subprocess.run([sys.executable, "-c", RESTARTED, tmp_path / "kept.pt"], check=True, timeout=120)

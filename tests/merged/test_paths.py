@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from math import inf
 
@@ -340,3 +342,17 @@ def test_late_layers_are_tried_with_few_plans_and_the_users_limit_comes_back(mon
         layer(x)
     assert seen == [7, 7, paths._FEW_PLANS, 7, 7]
     assert torch.backends.cudnn.benchmark_limit == 7
+
+
+def test_a_call_of_our_operators_imports_no_compiler():
+    """As torch does for one that is written in Python."""
+    code = """
+import sys
+import torch
+from torch import nn
+from joulemark.merged.squeeze import Excitation
+made, x = Excitation(nn.Conv2d(4, 2, 1), "relu", nn.Conv2d(2, 4, 1), False), torch.empty(0, 4, 5, 6)
+assert made._by_kernels(x).shape == (0, 4, 1, 1)
+assert not {"torch._dynamo", "torch._inductor", "triton"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -33,7 +33,8 @@ from torch import Tensor
 
 _ALIGNMENT = 16
 """Bytes to which kernels may count on addresses that they are given (``torch._inductor.utils.ALIGNMENT``)."""
-_EXTERN = ("torch._inductor.select_algorithm", "extern_kernels")
+_SELECTION = "torch._inductor.select_algorithm"
+_EXTERN = "extern_kernels"
 _ALLOWED = ("torch", "math", "cmath", "ctypes", "torch._C")
 """What the text may import for itself."""
 _BUILTINS = ("__build_class__", "abs", "bool", "float", "int", "len", "list", "max", "min", "range", "tuple", "zip")
@@ -138,13 +139,14 @@ def record(made: Callable[..., Any], names: List[str], given: List[Tensor], stru
     device = _gpu_of(given)
     wrapper, expected = _watched(made, given)
     text, kernels = reduced(wrapper.text)
+    recipes = _recipes_in(text)
     recorders = {name: _Recorder(name, wrapper.namespace[name], device) for name in kernels}
     _check_same(_called(_executed(text, recorders), given), expected, "while it was recorded")
     formats = [format_told(one) for one in given]
     program = Program(
         text,
         tuple(one.cubin() for one in recorders.values()),
-        _recipes_in(text),
+        recipes,
         tuple(f"{name} {one}" for name, one in zip(names, formats, strict=False)),
         tuple(formats[len(names) :]),
         structure,
@@ -283,11 +285,17 @@ def reduced(text: str) -> tuple[str, tuple[str, ...]]:
     needed = _needed(bound)
     if again & set(needed):
         raise NoProgram(f"the compiler's text binds {sorted(again)} more than once")
+    if "async_compile" in needed:
+        raise NoProgram("it has kernels that Triton did not compile")
     kernels = tuple(name for name in needed if _is_kernel(bound[name]))
-    kept = [node for node in tree.body if any(bound.get(one) is node for one in needed) and not _is_kernel(node)]
+    kept = [
+        _narrowed(node, needed)
+        for node in tree.body
+        if any(bound.get(one) is node for one in needed) and not _is_kernel(node)
+    ]
     for node in kept:
         _check_kept(node)
-    kept = [_Own().visit(_narrowed(node, needed)) for node in kept]
+    kept = [_Own().visit(node) for node in kept]
     return ast.unparse(ast.fix_missing_locations(ast.Module(kept, []))), kernels
 
 
@@ -332,7 +340,7 @@ def _check_kept(node: ast.stmt) -> None:
     """
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
         raise NoProgram(f"a constant is attached to the compiler's module: {ast.unparse(node)}")
-    if isinstance(node, ast.ImportFrom) and node.module == _EXTERN[0]:
+    if isinstance(node, ast.ImportFrom) and all(hasattr(_STAND_INS.get(node.module), one.name) for one in node.names):
         return
     if isinstance(node, ast.Import | ast.ImportFrom):
         for name in [node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]:
@@ -340,13 +348,11 @@ def _check_kept(node: ast.stmt) -> None:
                 raise NoProgram(f"the compiler's text needs {ast.unparse(node)!r}")
     for chain in _chains(node):
         parts = chain.split(".")
-        if parts[0] == "async_compile":
-            raise NoProgram(f"the compiler's text needs {chain}")
         if parts[0] == "torch" and parts[1:2] and parts[1] in _COMPILERS:
             raise NoProgram(f"the compiler's text needs {chain}")
         if parts[:2] == ["torch", "ops"] and (len(parts) < 3 or parts[2] not in ("aten", _OWN)):
             raise NoProgram(f"the compiler's text needs {chain}")
-        if parts[0] == _EXTERN[1] and (len(parts) != 2 or not _is_known(parts[1])):
+        if parts[0] == _EXTERN and (len(parts) != 2 or not _is_known(parts[1])):
             raise NoProgram(f"the compiler's text needs {chain}")
 
 
@@ -416,16 +422,29 @@ def _conv1x1_via_mm(x: Tensor, w: Tensor, *, out: Tensor) -> Tensor:
     return made
 
 
+def _assert_tensor_metadata(x: Tensor | None, size: Any, stride: Any, dtype: torch.dtype, name: str = "") -> None:
+    """``torch._inductor.runtime.runtime_utils.assert_tensor_metadata``: that an operator gives what it said."""
+    if x is not None and x.dtype != dtype:
+        raise RuntimeError(f"{name} gives {x.dtype}, not {dtype}")
+    if x is not None:
+        torch._C._dynamo.guards.assert_size_stride(x, size, stride, name)
+
+
 _SAME = {
     name: getattr(torch, name) for name in ("convolution", "mm", "bmm", "addmm", "baddbmm", "_int_mm", "_scaled_mm")
 }
 """Operators that the inductor takes as torch has them."""
 _EXTERN_KERNELS = SimpleNamespace(**_SAME, bias_addmm=_bias_addmm, conv1x1_via_mm=_conv1x1_via_mm)
+_STAND_INS: dict[str | None, SimpleNamespace] = {
+    _SELECTION: SimpleNamespace(**{_EXTERN: _EXTERN_KERNELS}),
+    "torch._inductor.runtime.runtime_utils": SimpleNamespace(assert_tensor_metadata=_assert_tensor_metadata),
+}
+"""Modules of the inductor's → what a program has in the place of their parts."""
 
 
 def _is_known(name: str) -> bool:
     """Whether the inductor's operator of a name is what stands in for it."""
-    theirs = getattr(importlib.import_module(_EXTERN[0]).extern_kernels, name, None)
+    theirs = getattr(importlib.import_module(_SELECTION).extern_kernels, name, None)
     ours = getattr(_EXTERN_KERNELS, name, None)
     return ours is not None and (theirs is ours or name not in _SAME)
 
@@ -556,8 +575,8 @@ def _executed(text: str, kernels: dict[str, Any]) -> Call:
 
 def _import(name: str, _globals: Any = None, _locals: Any = None, parts: Any = (), level: int = 0) -> Any:
     """In place of Python's: what a program may import."""
-    if name == _EXTERN[0] and tuple(parts or ()) == _EXTERN[1:]:
-        return SimpleNamespace(extern_kernels=_EXTERN_KERNELS)
+    if name in _STAND_INS and parts:
+        return _STAND_INS[name]
     if level or name not in _ALLOWED:
         raise ImportError(f"a program imports no {name}")
     made = importlib.import_module(name)

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from joulemark.merged.bricks import ACTIVATIONS
+from joulemark.merged.compiling import seen_by_compiler
 from joulemark.merged.graph import activation_of, module_of, only_user
 from joulemark.merged.sequence import Activation
 from joulemark.merged.trying import compile_at_once, has_triton, told
@@ -68,7 +69,10 @@ class Excitation(nn.Module):
         return in_operators(x, *self._given, self.activation, self.hard)
 
     def _by_kernels(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.joulemark.excitation(x, *self._given, self.activation, self.hard)
+        given = (x, *self._given, self.activation, self.hard)
+        if not seen_by_compiler():  # torch imports its compiler to call an operator that is written in Python
+            return _excited(*given)
+        out: Tensor = torch.ops.joulemark.excitation(*given)
         return out
 
     def run_small(self) -> Tensor:
@@ -115,13 +119,7 @@ def in_operators(
     return gate.view(*gate.shape, *(1,) * (x.dim() - 2))
 
 
-@torch.library.custom_op(  # type: ignore[untyped-decorator]
-    "joulemark::excitation",
-    mutates_args=(),
-    schema="(Tensor x, Tensor first, Tensor first_bias, Tensor second, Tensor second_bias, str activation, bool hard)"
-    " -> Tensor",
-)
-def _run(
+def _excited(
     x: Tensor,
     first: Tensor,
     first_bias: Tensor,
@@ -130,7 +128,7 @@ def _run(
     activation: Activation,
     hard: bool,
 ) -> Tensor:
-    """An excitation as one operator, for compilers that need not look inside."""
+    """An excitation by its kernels."""
     if not x.shape[0]:
         return x.new_empty((*x.shape[:2], *(1,) * (x.dim() - 2)))
     from joulemark.merged.excitation import squeeze_and_excite
@@ -144,6 +142,16 @@ def _run(
             activation,
             hard,
         )
+
+
+_run = torch.library.custom_op(
+    "joulemark::excitation",
+    _excited,
+    mutates_args=(),
+    schema="(Tensor x, Tensor first, Tensor first_bias, Tensor second, Tensor second_bias, str activation, bool hard)"
+    " -> Tensor",
+)
+"""The same as one operator, for compilers that need not look inside."""
 
 
 @_run.register_fake  # type: ignore[untyped-decorator]
