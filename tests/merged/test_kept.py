@@ -331,3 +331,19 @@ def test_a_hash_of_many_values_is_of_all_of_them(monkeypatch):
         keys.add(cache.values_key(model))
     assert len(keys) == 14
     assert whole not in keys
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_weights_of_a_pattern_have_each_a_hash_of_their_own(dtype):
+    """Sums that are linear in bits are the same for all permutations of channels, and for two signs in fp64."""
+
+    def key(values):
+        model = torch.nn.Module()
+        model.register_buffer("values", values.to(dtype))
+        return cache.values_key(model)
+
+    ones, signs = torch.eye(8), torch.ones(8, 8)
+    patterns = [ones, ones.flip(0), ones.roll(1, 0), ones[[1, 0, *range(2, 8)]], signs, -signs]
+    patterns += [torch.tensor([0.0, 0, 0, 0]), torch.tensor([1.0, -2, 1, 0]), torch.tensor([0.0, 1, -2, 1])]
+    keys = {key(one) for one in patterns}
+    assert len(keys) == len(patterns)

@@ -22,8 +22,11 @@ _VERSION = 3
 """Of the entries' meaning: another one is another key."""
 _AT_ONCE = 1 << 22
 """Numbers of a tensor that are hashed at once."""
-_SPREAD = -7046029254386353131
+_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 """An odd number of 64 bits (of the golden ratio's): its multiples by places differ in all of them."""
+_MIXING = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+"""Factors of splitmix64's mixing (Steele et al., *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014)."""
+_MIXED_BITS = 31
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -70,8 +73,8 @@ def model_key(model: nn.Module) -> str:
 def values_key(model: nn.Module) -> str:
     """A hash of the values of a model's weights, bit for bit; they are read where they lie, on a GPU in milliseconds.
 
-    Of each tensor the sum of its numbers times odd multiples of their places is hashed: two models that differ have one
-    hash by chance alone.
+    Of each tensor the sum of its numbers is hashed, each mixed with its place: two models that differ have one hash by
+    chance alone.
     """
     told: list[str] = []
     sums: dict[torch.device, list[Tensor]] = {}
@@ -85,8 +88,11 @@ def values_key(model: nn.Module) -> str:
 
 
 def _sum_by_place(words: Tensor) -> Tensor:
-    places = 2 * torch.arange(len(words), device=words.device, dtype=torch.int64) + 1
-    return (words.to(torch.int64) * (places * _SPREAD)).sum()
+    """Numbers are mixed before they are added: of sums that are linear in them many a permutation has the same."""
+    mixed = torch.arange(1, len(words) + 1, device=words.device, dtype=torch.int64).mul_(_SPREAD).add_(words)
+    for factor in _MIXING:
+        mixed.bitwise_xor_(mixed >> _MIXED_BITS).mul_(factor)
+    return mixed.bitwise_xor_(mixed >> _MIXED_BITS).sum()
 
 
 def read(kind: str, key: str, of: Any = Any) -> Any:
