@@ -347,3 +347,27 @@ def test_weights_of_a_pattern_have_each_a_hash_of_their_own(dtype):
     patterns += [torch.tensor([0.0, 0, 0, 0]), torch.tensor([1.0, -2, 1, 0]), torch.tensor([0.0, 1, -2, 1])]
     keys = {key(one) for one in patterns}
     assert len(keys) == len(patterns)
+
+
+class Wrapping(torch.Tensor):
+    """Numbers that lie elsewhere, as quantized ones do; it answers nothing."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_without_bits_of_their_own_are_hashed_by_nobody():
+    from joulemark.merged.automatic import _hash_of
+
+    model = torch.nn.Linear(3, 3)
+    assert _hash_of(model) is not None
+    quantized = torch.quantize_per_tensor(torch.randn(3, 3), 0.1, 0, torch.qint8)  # of which torch makes no words
+    for one in (quantized, torch.eye(3).to_sparse(), Wrapping(torch.eye(3))):
+        model.register_buffer("other", one)
+        assert _hash_of(model) is None

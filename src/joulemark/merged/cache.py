@@ -75,10 +75,16 @@ def values_key(model: nn.Module) -> str:
 
     Of each tensor the sum of its numbers is hashed, each mixed with its place: two models that differ have one hash by
     chance alone.
+
+    Raises:
+        RuntimeError: a weight has no bits of its own, as what is sparse, quantized or of another class, or memory ran
+            out.
     """
     told: list[str] = []
     sums: dict[torch.device, list[Tensor]] = {}
     for name, one in (*model.named_parameters(), *model.named_buffers()):
+        if one.is_quantized or type(one) not in (Tensor, nn.Parameter):  # torch dies of the former's view as words
+            raise RuntimeError(f"{name} has no bits of its own")
         told.append(f"{name} {tuple(one.shape)} {one.dtype}")
         bits = torch.view_as_real(one.detach()) if one.is_complex() else one.detach()
         words = bits.contiguous().view(_WORDS[bits.dtype.itemsize]).flatten()
