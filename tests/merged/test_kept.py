@@ -371,3 +371,41 @@ def test_weights_without_bits_of_their_own_are_hashed_by_nobody():
     for one in (quantized, torch.eye(3).to_sparse(), Wrapping(torch.eye(3))):
         model.register_buffer("other", one)
         assert _hash_of(model) is None
+
+
+class Activated(torch.nn.Module):
+    """A layer and an activation, a module or a function, which no structure tells."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.a, self.activation = torch.nn.Conv2d(8, 16, 1), activation
+
+    def forward(self, x):
+        return self.activation(self.a(x)).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("activation", "other"),
+    [(torch.relu, torch.nn.functional.silu), (torch.nn.functional.hardtanh, torch.nn.functional.silu)],
+)
+def test_a_model_of_another_text_has_a_plan_of_its_own(simulated_gpu, activation, other):
+    """A path that does one activation is wrong with another, and outputs are not checked again for the same weights."""
+    first, second = Activated(activation).eval(), Activated(other).eval()
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(2, 8, 9, 9)
+    assert [one.path for one in merged_there(first, x).decisions if one.name == "a"] == ["product"]
+    for cached in (False, True):
+        merged = merged_there(second, x)
+        assert merged.cached is cached
+        torch.testing.assert_close(merged(x), second(x), rtol=1e-4, atol=1e-4)
+    assert merged_there(first, x).cached
+
+
+def test_a_model_whose_hooks_are_gone_has_a_plan_of_its_own(simulated_gpu):
+    model, x = Activated(torch.nn.SiLU()).eval(), torch.randn(2, 8, 9, 9)
+    hook = model.activation.register_forward_hook(lambda *_: None)
+    assert [one.path for one in merged_there(model, x).decisions if one.name == "a"] == ["product"]
+    hook.remove()
+    merged = merged_there(model, x)
+    assert not merged.cached
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-4)

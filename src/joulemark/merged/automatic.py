@@ -223,7 +223,8 @@ class _Automatic:
         shapes = pytree.tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype, one.stride()), inputs)
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
-        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu, setting.depth)
+        model = cache.model_key(self.model), cache.graph_key(self.graph)
+        what = (*model, shapes, setting.form, kernels, gpu, setting.depth)
         return cache.key_of("plan", cache.code_key(), where, *what)
 
     def _pooled(self) -> dict[str, str]:

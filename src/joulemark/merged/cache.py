@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 VARIABLE = "JOULEMARK_MERGED_CACHE"
 _VERSION = 3
@@ -68,6 +68,17 @@ def model_key(model: nn.Module) -> str:
     lines = [f"{name} {type(one).__qualname__} {one.extra_repr()}" for name, one in model.named_modules()]
     lines += [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in model.state_dict().items()]
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def graph_key(graph: fx.GraphModule) -> str:
+    """A hash of a traced model's text, and of which modules have hooks: models of one structure may differ in these."""
+    changed = [name for name, module in graph.named_modules() if is_changed(module)]
+    return hashlib.sha256(f"{graph.graph}\n{changed}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether hooks, or a function in the place of its own, have a module do more than its class says."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def values_key(model: nn.Module) -> str:
