@@ -409,3 +409,13 @@ def test_a_model_whose_hooks_are_gone_has_a_plan_of_its_own(simulated_gpu):
     merged = merged_there(model, x)
     assert not merged.cached
     torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_not_known_as_right_by_an_output_that_is_not_finite(simulated_gpu, monkeypatch):
+    model, x = model_and_input()
+    merged_there(model, x)
+    with torch.no_grad():
+        model.a.bias += 1
+    assert checks_there(monkeypatch, model, x * math.nan) == (True, True)
+    assert checks_there(monkeypatch, model, x) == (True, True)
+    assert checks_there(monkeypatch, model, x) == (True, False)

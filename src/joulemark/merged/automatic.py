@@ -333,7 +333,7 @@ class _Automatic:
             raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
         referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
         made = self._merged_as(verdict, referee, decisions, cached=True)
-        if referee.expected is not None and self.weights is not None:
+        if referee.expected is not None and self.weights is not None and not referee.of_values:
             known = [*kept.right_for[1 - _MOST_WEIGHTS :], self.weights]
             cache.write("plan", self.key, asdict(replace(kept, right_for=known)))
         return made
