@@ -427,3 +427,91 @@ def test_a_graph_is_replayed_before_it_is_given_only_to_be_checked(memory):
         model.c.bias += 1
     replays.append(merged_there(model, x).inner._graph.replays)
     assert [merged.variant, replays] == ["graph", [1, 0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
+def test_weights_of_a_pattern_have_each_a_hash_of_their_own(dtype):
+    """Sums that are linear in bits are the same for all permutations of channels, and for two signs in fp64."""
+
+    def key(values):
+        model = torch.nn.Module()
+        model.register_buffer("values", values.to(dtype))
+        return cache.values_key(model)
+
+    ones, signs = torch.eye(8), torch.ones(8, 8)
+    patterns = [ones, ones.flip(0), ones.roll(1, 0), ones[[1, 0, *range(2, 8)]], signs, -signs]
+    patterns += [torch.tensor([0.0, 0, 0, 0]), torch.tensor([1.0, -2, 1, 0]), torch.tensor([0.0, 1, -2, 1])]
+    keys = {key(one) for one in patterns}
+    assert len(keys) == len(patterns)
+
+
+class Wrapping(torch.Tensor):
+    """Numbers that lie elsewhere, as quantized ones do; it answers nothing."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_without_bits_of_their_own_are_hashed_by_nobody():
+    from joulemark.merged.automatic import _hash_of
+
+    model = torch.nn.Linear(3, 3)
+    assert _hash_of(model) is not None
+    quantized = torch.quantize_per_tensor(torch.randn(3, 3), 0.1, 0, torch.qint8)  # of which torch makes no words
+    for one in (quantized, torch.eye(3).to_sparse(), Wrapping(torch.eye(3))):
+        model.register_buffer("other", one)
+        assert _hash_of(model) is None
+
+
+class Activated(torch.nn.Module):
+    """A layer and an activation, a module or a function, which no structure tells."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.a, self.activation = torch.nn.Conv2d(8, 16, 1), activation
+
+    def forward(self, x):
+        return self.activation(self.a(x)).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("activation", "other"),
+    [(torch.relu, torch.nn.functional.silu), (torch.nn.functional.hardtanh, torch.nn.functional.silu)],
+)
+def test_a_model_of_another_text_has_a_plan_of_its_own(simulated_gpu, activation, other):
+    """A path that does one activation is wrong with another, and outputs are not checked again for the same weights."""
+    first, second = Activated(activation).eval(), Activated(other).eval()
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(2, 8, 9, 9)
+    assert [one.path for one in merged_there(first, x).decisions if one.name == "a"] == ["product"]
+    for cached in (False, True):
+        merged = merged_there(second, x)
+        assert merged.cached is cached
+        torch.testing.assert_close(merged(x), second(x), rtol=1e-4, atol=1e-4)
+    assert merged_there(first, x).cached
+
+
+def test_a_model_whose_hooks_are_gone_has_a_plan_of_its_own(simulated_gpu):
+    model, x = Activated(torch.nn.SiLU()).eval(), torch.randn(2, 8, 9, 9)
+    hook = model.activation.register_forward_hook(lambda *_: None)
+    assert [one.path for one in merged_there(model, x).decisions if one.name == "a"] == ["product"]
+    hook.remove()
+    merged = merged_there(model, x)
+    assert not merged.cached
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_not_known_as_right_by_an_output_that_is_not_finite(simulated_gpu, monkeypatch):
+    model, x = model_and_input()
+    merged_there(model, x)
+    with torch.no_grad():
+        model.a.bias += 1
+    assert checks_there(monkeypatch, model, x * math.nan) == (True, True)
+    assert checks_there(monkeypatch, model, x) == (True, True)
+    assert checks_there(monkeypatch, model, x) == (True, False)

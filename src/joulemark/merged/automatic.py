@@ -225,7 +225,8 @@ class _Automatic:
         shapes = pytree.tree_map_only(Tensor, lambda one: (tuple(one.shape), one.dtype, one.stride()), inputs)
         where = cache.device_key(setting.device)
         gpu = None if setting.rates is None else setting.rates.gpu
-        what = (cache.model_key(self.model), shapes, setting.form, kernels, gpu, setting.depth)
+        model = cache.model_key(self.model), cache.graph_key(self.graph)
+        what = (*model, shapes, setting.form, kernels, gpu, setting.depth)
         return cache.key_of("plan", cache.code_key(), where, *what)
 
     def _pooled(self) -> dict[str, str]:
@@ -337,7 +338,7 @@ class _Automatic:
             raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
         referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
         made = self._merged_as(verdict, referee, decisions, cached=True)
-        if referee.expected is not None and self.weights is not None:
+        if referee.expected is not None and self.weights is not None and not referee.of_values:
             known = [*kept.right_for[1 - _MOST_WEIGHTS :], self.weights]
             cache.write("plan", self.key, asdict(replace(kept, right_for=known)))
         return made

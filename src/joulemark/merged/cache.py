@@ -15,15 +15,18 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 VARIABLE = "JOULEMARK_MERGED_CACHE"
 _VERSION = 3
 """Of the entries' meaning: another one is another key."""
 _AT_ONCE = 1 << 22
 """Numbers of a tensor that are hashed at once."""
-_SPREAD = -7046029254386353131
+_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 """An odd number of 64 bits (of the golden ratio's): its multiples by places differ in all of them."""
+_MIXING = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+"""Factors of splitmix64's mixing (Steele et al., *Fast Splittable Pseudorandom Number Generators*, OOPSLA 2014)."""
+_MIXED_BITS = 31
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -67,15 +70,32 @@ def model_key(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+def graph_key(graph: fx.GraphModule) -> str:
+    """A hash of a traced model's text, and of which modules have hooks: models of one structure may differ in these."""
+    changed = [name for name, module in graph.named_modules() if is_changed(module)]
+    return hashlib.sha256(f"{graph.graph}\n{changed}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether hooks, or a function in the place of its own, have a module do more than its class says."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
 def values_key(model: nn.Module) -> str:
     """A hash of the values of a model's weights, bit for bit; they are read where they lie, on a GPU in milliseconds.
 
-    Of each tensor the sum of its numbers times odd multiples of their places is hashed: two models that differ have one
-    hash by chance alone.
+    Of each tensor the sum of its numbers is hashed, each mixed with its place: two models that differ have one hash by
+    chance alone.
+
+    Raises:
+        RuntimeError: a weight has no bits of its own, as what is sparse, quantized or of another class, or memory ran
+            out.
     """
     told: list[str] = []
     sums: dict[torch.device, list[Tensor]] = {}
     for name, one in (*model.named_parameters(), *model.named_buffers()):
+        if one.is_quantized or type(one) not in (Tensor, nn.Parameter):  # torch dies of the former's view as words
+            raise RuntimeError(f"{name} has no bits of its own")
         told.append(f"{name} {tuple(one.shape)} {one.dtype}")
         bits = torch.view_as_real(one.detach()) if one.is_complex() else one.detach()
         words = bits.contiguous().view(_WORDS[bits.dtype.itemsize]).flatten()
@@ -85,8 +105,11 @@ def values_key(model: nn.Module) -> str:
 
 
 def _sum_by_place(words: Tensor) -> Tensor:
-    places = 2 * torch.arange(len(words), device=words.device, dtype=torch.int64) + 1
-    return (words.to(torch.int64) * (places * _SPREAD)).sum()
+    """Numbers are mixed before they are added: of sums that are linear in them many a permutation has the same."""
+    mixed = torch.arange(1, len(words) + 1, device=words.device, dtype=torch.int64).mul_(_SPREAD).add_(words)
+    for factor in _MIXING:
+        mixed.bitwise_xor_(mixed >> _MIXED_BITS).mul_(factor)
+    return mixed.bitwise_xor_(mixed >> _MIXED_BITS).sum()
 
 
 def read(kind: str, key: str, of: Any = Any) -> Any:
