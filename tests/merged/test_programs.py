@@ -245,6 +245,19 @@ def test_a_text_with_what_is_not_known_is_no_program(driver, compiled_from, chan
         record(made)
 
 
+@pytest.mark.skipif(not hasattr(torch._C._dynamo.guards, "copy_if_misaligned"), reason="this torch copies elsewhere")
+def test_a_text_that_copies_misaligned_inputs_itself_is_a_program(driver, compiled_from):
+    """As torch 2.14 writes it for a GPU."""
+    imported = "from torch._C._dynamo.guards import copy_if_misaligned\n"
+    text = TEXT.replace(AT_TOP, imported + AT_TOP)
+    text = text.replace(IN_CALL, IN_CALL + "        arg5_1 = copy_if_misaligned(arg5_1)\n")
+    program = record(compiled_from(text))
+    assert imported in program.text
+    given = given_tensors()
+    with torch.no_grad():
+        assert torch.equal(programs.load(program)(list(given))[0], expected_of(given))
+
+
 def test_a_constant_that_is_attached_to_the_module_is_no_part_of_a_program():
     text = TEXT.replace(AT_TOP, AT_TOP + "_constant0 = None\n").replace(IN_CALL, IN_CALL + "        x = _constant0\n")
     with pytest.raises(NoProgram, match="constant is attached"):

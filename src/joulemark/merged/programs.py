@@ -35,7 +35,7 @@ _ALIGNMENT = 16
 """Bytes to which kernels may count on addresses that they are given (``torch._inductor.utils.ALIGNMENT``)."""
 _SELECTION = "torch._inductor.select_algorithm"
 _EXTERN = "extern_kernels"
-_ALLOWED = ("torch", "math", "cmath", "ctypes", "torch._C")
+_ALLOWED = ("torch", "math", "cmath", "ctypes", "torch._C", "torch._C._dynamo.guards")
 """What the text may import for itself."""
 _BUILTINS = ("__build_class__", "abs", "bool", "float", "int", "len", "list", "max", "min", "range", "tuple", "zip")
 _COMPILERS = ("_dynamo", "_functorch", "_inductor", "_prims", "compile", "compiler", "fx")
