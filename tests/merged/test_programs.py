@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _lsprof
 import json
 import sys
 from contextlib import nullcontext
@@ -208,6 +209,25 @@ def test_recording_leaves_what_was_compiled_as_it_was(driver, compiled_from, ker
     with torch.no_grad():
         assert torch.equal(made(*given_tensors())[0], expected_of(given_tensors()))
     assert not driver.launched
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_profiler_that_is_at_work_stays_and_no_program_is_made(driver, compiled_from, in_c):
+    """One of the interpreter's, as cProfile is up to Python 3.11 and torch's with stacks: it cannot be put back."""
+    seen, made = [], compiled_from()
+    profiler = _lsprof.Profiler() if in_c else lambda frame, event, _: seen.append(frame.f_code.co_name)
+    profiler.enable() if in_c else sys.setprofile(profiler)
+    try:
+        at_work = sys.getprofile()
+        if at_work is None:
+            pytest.skip("this Python's profiler disturbs no other")
+        with pytest.raises(NoProgram, match="profiler"):
+            record(made)
+        assert sys.getprofile() is at_work
+    finally:
+        profiler.disable() if in_c else sys.setprofile(None)
+    names = [getattr(one.code, "co_name", "") for one in profiler.getstats()] if in_c else seen
+    assert "record" in names
 
 
 IN_CALL = "        args.clear()\n"
