@@ -418,6 +418,29 @@ def test_other_choices_have_another_program(programs):
     assert (programs.made, programs.run) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("how", "least", "most"),
+    [
+        (torch.set_float32_matmul_precision, "highest", "high"),
+        (torch.use_deterministic_algorithms, False, True),
+        (torch.set_default_dtype, torch.float32, torch.float64),
+    ],
+)
+def test_settings_that_a_compiler_reads_have_programs_of_their_own(programs, how, least, most):
+    """It writes them into its kernels, whether products round to TF32, say."""
+    x = torch.randn(2, 3, 17, 19)
+    merged_there(with_(torch.nn.Tanh()), x)
+    programs.made = 0
+    model = with_(torch.nn.Tanh())
+    try:
+        for setting, made in ((most, 1), (least, 1)):
+            how(setting)
+            assert merged_there(model, x).cached
+            assert programs.made == made
+    finally:
+        how(least)
+
+
 class Activated(torch.nn.Module):
     """A layer and an activation, a module or a function, which no structure tells."""
 

@@ -31,7 +31,7 @@ from joulemark.merged.linears import as_convolutions
 from joulemark.merged.meaning import says_all, words_of
 from joulemark.merged.memory import free_bytes, give_back, says_out_of_memory
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
-from joulemark.merged.paths import cudnn_tuning, format_of, trials_until
+from joulemark.merged.paths import cudnn_tuning, format_of, products_round, trials_until
 from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.programs import Program
@@ -371,7 +371,9 @@ class _Automatic:
 
     def _program_key(self, name: str) -> str:
         """What a compiled variant depends on."""
-        return cache.key_of("program", self.key, name, self.choices, self._words)
+        what = (self.key, name, self.choices, self._words, str(self.setting.device))
+        settings = torch.are_deterministic_algorithms_enabled(), products_round(), torch.get_default_dtype()
+        return cache.key_of("program", *what, *settings)
 
     @cached_property
     def _words(self) -> list[object]:
