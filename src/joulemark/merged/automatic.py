@@ -191,6 +191,7 @@ class _Automatic:
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
         self.compiled: dict[str, Compiled] = {}
+        self.by_program: set[str] = set()
         with self.spent.on("disk"):
             self.key = self._key(inputs)
             self.kept: _Kept | None = self._kept() if setting.measured else None
@@ -339,6 +340,8 @@ class _Automatic:
             raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
         referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
         made = self._merged_as(verdict, referee, decisions, cached=True)
+        with self.spent.on("program"):
+            self._keep_programs(verdict, referee)
         if referee.expected is not None and self.weights is not None and not referee.of_values:
             known = [*kept.right_for[1 - _MOST_WEIGHTS :], self.weights]
             cache.write("plan", self.key, asdict(replace(kept, right_for=known)))
@@ -361,10 +364,12 @@ class _Automatic:
 
     def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
         """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
-        if not says_all(self.graph):
+        chosen = {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}
+        made = chosen & set(self.compiled) - self.by_program
+        if not made or not says_all(self.graph):
             return
-        for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
-            right = name in self.compiled and referee.known(name) is self.compiled[name]
+        for name in made:
+            right = referee.known(name) is self.compiled[name]
             program = self.compiled[name].program(*self.inputs) if right else None
             if program is not None:
                 cache.write("program", self._program_key(name), asdict(program))
@@ -521,6 +526,7 @@ class _Automatic:
         with self.spent.on("program"):
             program: Program | None = cache.read("program", self._program_key(name), Program)
             if program is not None and made.runs(program, *self.inputs) and self._works(made, name):
+                self.by_program.add(name)
                 return made
         made = self.compiled[name] = Compiled(inner, _mode(name))
         with self.spent.on("compiler's start"):
