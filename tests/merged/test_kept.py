@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -545,6 +546,23 @@ def test_there_is_no_program_of_what_is_a_users_own_text(programs, part):
         merged = merged_there(with_(part()), torch.randn(2, 3, 17, 19))
         assert (merged.variant, merged.cached) == ("compiled graph", cached)
     assert len(entries("program")) == before
+
+
+def test_a_librarys_own_functions_are_told_by_its_version(monkeypatch):
+    from joulemark.merged.meaning import says_all, words_of
+
+    def graph():
+        return trace(with_(Using()), (torch.randn(2, 3, 17, 19),))
+
+    assert not says_all(graph())
+    monkeypatch.setattr(of_a_user, "__module__", "timm.layers")
+    words = []
+    for version in ("1", "2"):
+        monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__version__=version))
+        assert says_all(graph())
+        assert words_of(graph()) == words_of(graph())
+        words.append(words_of(graph()))
+    assert words[0] != words[1]
 
 
 def test_a_graph_is_replayed_before_it_is_given_only_to_be_checked(memory):
