@@ -25,7 +25,8 @@ _VERSIONED = ("torchvision", "timm")
 
 def words_of(graph: fx.GraphModule) -> list[object]:
     """Texts of a graph and of those in it, all that their modules hold, of functions the names, and versions."""
-    versions = [(one, getattr(sys.modules.get(one), "__version__", None)) for one in _VERSIONED if one in _packages(graph)]
+    used = [one for one in _VERSIONED if one in _packages(graph)]
+    versions = [(one, getattr(sys.modules.get(one), "__version__", None)) for one in used]
     return [*versions, *((name, type(one).__qualname__, _held_by(one)) for name, one in graph.named_modules())]
 
 
