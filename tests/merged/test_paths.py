@@ -340,3 +340,18 @@ def test_late_layers_are_tried_with_few_plans_and_the_users_limit_comes_back(mon
         layer(x)
     assert seen == [7, 7, paths._FEW_PLANS, 7, 7]
     assert torch.backends.cudnn.benchmark_limit == 7
+
+
+def test_trials_of_two_threads_end_in_any_order_and_leave_the_users_limit(monkeypatch):
+    from joulemark.merged import paths
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 7)
+    first, second = paths.trials_until(0.0), paths.trials_until(0.0)
+    first.__enter__()
+    paths._trials.limit()
+    assert torch.backends.cudnn.benchmark_limit == paths._FEW_PLANS
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    paths._trials.limit()
+    assert torch.backends.cudnn.benchmark_limit == 7
