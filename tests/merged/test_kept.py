@@ -515,3 +515,12 @@ def test_weights_are_not_known_as_right_by_an_output_that_is_not_finite(simulate
     assert checks_there(monkeypatch, model, x * math.nan) == (True, True)
     assert checks_there(monkeypatch, model, x) == (True, True)
     assert checks_there(monkeypatch, model, x) == (True, False)
+
+
+def test_a_plan_under_autocast_is_another(monkeypatch):
+    """Paths of ours know no autocast, and the model's own output is in another format there."""
+    model, x = pair_and_input()
+    for format_ in (None, torch.bfloat16, torch.float16):
+        for cached in (False, True):
+            with torch.autocast("cpu", format_, enabled=format_ is not None):
+                assert merged_here(model, x).cached is cached, format_

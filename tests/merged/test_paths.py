@@ -356,3 +356,18 @@ assert made._by_kernels(x).shape == (0, 4, 1, 1)
 assert not {"torch._dynamo", "torch._inductor", "triton"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_trials_of_two_threads_end_in_any_order_and_leave_the_users_limit(monkeypatch):
+    from joulemark.merged import paths
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 7)
+    first, second = paths.trials_until(0.0), paths.trials_until(0.0)
+    first.__enter__()
+    paths._trials.limit()
+    assert torch.backends.cudnn.benchmark_limit == paths._FEW_PLANS
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    paths._trials.limit()
+    assert torch.backends.cudnn.benchmark_limit == 7

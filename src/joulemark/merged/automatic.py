@@ -227,7 +227,9 @@ class _Automatic:
         gpu = None if setting.rates is None else setting.rates.gpu
         model = cache.model_key(self.model), cache.graph_key(self.graph)
         what = (*model, shapes, setting.form, kernels, gpu, setting.depth)
-        return cache.key_of("plan", cache.code_key(), where, *what)
+        kind = setting.device.type
+        narrowed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return cache.key_of("plan", cache.code_key(), where, narrowed, *what)
 
     def _pooled(self) -> dict[str, str]:
         """What became of the model's poolings; nothing where there is no kernel for them."""
