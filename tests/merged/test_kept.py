@@ -524,3 +524,28 @@ def test_a_plan_under_autocast_is_another(monkeypatch):
         for cached in (False, True):
             with torch.autocast("cpu", format_, enabled=format_ is not None):
                 assert merged_here(model, x).cached is cached, format_
+
+
+def test_what_other_processes_keep_meanwhile_stays(simulated_gpu, monkeypatch):
+    """A better plan, and other weights that this one is right for."""
+    from joulemark.merged.automatic import _Automatic
+
+    model, x = model_and_input()
+    merged_there(model, x)
+    (path,) = entries("plan")
+    plan, own = json.loads(path.read_text()), _Automatic._know
+
+    def merged_while(change):
+        def meanwhile(*given):
+            path.write_text(json.dumps({**plan, **change}))
+            own(*given)
+
+        monkeypatch.setattr(_Automatic, "_know", meanwhile)
+        path.write_text(json.dumps(plan))
+        with torch.no_grad():
+            model.a.bias += 1
+        merged_there(model, x)
+        return json.loads(path.read_text())
+
+    assert merged_while({"cut_s": 1e6}) == {**plan, "cut_s": 1e6}
+    assert merged_while({"right_for": ["others"]}) == {**plan, "right_for": ["others", cache.values_key(model)]}
