@@ -15,6 +15,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from joulemark.merged import cache, shapes
 from joulemark.merged.graph import trace
 from joulemark.merged.in_place import NotMergeable
+from joulemark.merged.merged_model import MergedModel
 from joulemark.merged.seams import keep_channels_last
 from tests.merged.fakes import model_and_input
 
@@ -298,3 +299,21 @@ def test_tracing_imports_no_compiler():
     made = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, check=True)
     assert made.stdout == "[]\n"
     assert entries()
+
+
+def test_a_merged_part_is_known_again_and_told_from_another(runs):
+    class Pooled(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.a, self.size = nn.Conv2d(3, 8, 1), size
+
+        def forward(self, x):
+            return torch.nn.functional.avg_pool2d(self.a(x), self.size)
+
+    x = torch.randn(1, 3, 12, 12)
+    for size, took_s, ran in ((2, 1.0, True), (2, 2.0, False), (3, 1.0, True)):
+        part = MergedModel(trace(Pooled(size).eval(), (x,)), [], took_s=took_s)
+        model = nn.Sequential(part, nn.Conv2d(8, 4, 1)).eval()
+        runs.clear()
+        assert metas(trace(model, (x,), on_disk=True))["_0"].shape[2] == 12 // size
+        assert runs == [ran]

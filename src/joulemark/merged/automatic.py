@@ -341,9 +341,16 @@ class _Automatic:
         referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
         made = self._merged_as(verdict, referee, decisions, cached=True)
         if referee.expected is not None and self.weights is not None and not referee.of_values:
-            known = [*kept.right_for[1 - _MOST_WEIGHTS :], self.weights]
-            cache.write("plan", self.key, asdict(replace(kept, right_for=known)))
+            self._know(self.weights, kept)
         return made
+
+    def _know(self, weights: str, kept: _Kept) -> None:
+        """Keep that a plan is right for weights, where no other process has kept another plan meanwhile."""
+        newest: _Kept | None = cache.read("plan", self.key, _Kept)
+        if newest is None or weights in newest.right_for or replace(newest, right_for=kept.right_for) != kept:
+            return
+        known = [*newest.right_for[1 - _MOST_WEIGHTS :], weights]
+        cache.write("plan", self.key, asdict(replace(newest, right_for=known)))
 
     def _keep(self, choices: List[Choice], left: dict[str, str], verdict: Verdict, referee: Referee) -> None:
         """Put the plan on the disk, with what time or memory were too short for it."""

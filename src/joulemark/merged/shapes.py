@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,16 +118,19 @@ def _key(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> str:
     """What shapes and strides depend on: the nodes, what they call, and the layouts of weights and inputs."""
     given = pytree.tree_map_only(Tensor, _layout, inputs)
     held = [(name, _layout(one)) for name, one in (*graph.named_parameters(), *graph.named_buffers())]
-    plain = [
-        (name, sorted((key, value) for key, value in vars(module).items() if isinstance(value, _PLAIN)))
-        for name, module in graph.named_modules()
-    ]
+    plain = [(name, _plain(module)) for name, module in graph.named_modules()]
     devices = sorted({one.device for one in pytree.tree_leaves(inputs) if isinstance(one, Tensor)}, key=str)
     where = [cache.device_key(one) for one in devices]
     vision = getattr(sys.modules.get("torchvision"), "__version__", None)
     how = torch.backends.cudnn.enabled, torch.get_default_dtype(), vision
     what = cache.model_key(graph), str(graph.graph), plain, held, given
     return cache.key_of("shapes", cache.code_key(), where, how, *what)
+
+
+def _plain(module: nn.Module) -> list[tuple[str, object]]:
+    """What a module holds of Python's own, but how long it took to merge it, which differs each time."""
+    held = vars(module).items()
+    return sorted((key, value) for key, value in held if isinstance(value, _PLAIN) and key != "took_s")
 
 
 def _layout(x: Tensor) -> tuple[object, ...]:
