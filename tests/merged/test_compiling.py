@@ -456,6 +456,17 @@ def test_torch_is_asked_for_its_compiler_when_something_is_left_to_it(stand):
     assert len(list(made.parameters())) == 2
 
 
+def test_a_negative_that_torch_has_not_computed_yet_is_left_to_torch(stand):
+    """It has the format of what it is the negative of, and kernels would read that."""
+    made, pairs = compiling.Compiled(nn.ReLU()), torch.randn(3, 4, dtype=torch.complex64)
+    with torch.no_grad():
+        made(pairs.imag)
+        given = pairs.conj().imag
+        assert given.stride() == pairs.imag.stride()
+        assert torch.equal(made(given), given.relu())
+        assert stand.ways() == (1, 1)
+
+
 TEXT = """
 import torch
 from torch._inductor.select_algorithm import extern_kernels

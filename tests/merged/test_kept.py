@@ -13,6 +13,7 @@ import torch
 from joulemark.merged import cache, merge
 from joulemark.merged.alternatives import settle
 from joulemark.merged.graph import trace
+from joulemark.merged.merged_model import MergedModel
 from joulemark.merged.plan import Planner
 from joulemark.merged.programs import Program
 from joulemark.merged.setting import Setting
@@ -418,6 +419,109 @@ def test_other_choices_have_another_program(programs):
     assert (programs.made, programs.run) == (1, 0)
 
 
+class Activated(torch.nn.Module):
+    """A layer and an activation, a module or a function, which no structure tells."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.a, self.activation = torch.nn.Conv2d(8, 16, 1), activation
+
+    def forward(self, x):
+        return self.activation(self.a(x)).mean((2, 3))
+
+
+class With(torch.nn.Module):
+    """A layer, and a module behind it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(3, 8, 3, padding=1), module
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def with_(module):
+    torch.manual_seed(4)
+    return With(module).eval()
+
+
+def averaged(counted):
+    return torch.nn.AvgPool2d(3, 1, 1, count_include_pad=counted)
+
+
+def upsampled(aligned):
+    return torch.nn.Upsample(scale_factor=2, mode="bilinear", align_corners=aligned)
+
+
+def merged_part(function):
+    return MergedModel(trace(Activated(function).eval(), (torch.randn(2, 8, 17, 19),)), [])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (averaged(True), averaged(False)),
+        (upsampled(True), upsampled(False)),
+        (merged_part(torch.tanh), merged_part(torch.sigmoid)),
+    ],
+    ids=["average", "upsample", "part"],
+)
+def test_a_module_that_does_not_tell_what_it_does_has_a_program_of_its_own(programs, first, second):
+    """Weights are the same, outputs are not checked again, and a program holds all but the weights."""
+    x = torch.randn(2, 3, 17, 19)
+    assert not merged_there(with_(first), x).cached
+    programs.made = programs.run = 0
+    assert merged_there(with_(first), x).cached
+    assert programs.made == 0
+    model = with_(second)
+    merged = merged_there(model, x)
+    assert (merged.variant, merged.cached) == ("compiled graph", True)
+    assert programs.made == 1
+    torch.testing.assert_close(merged(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.fx.wrap
+def of_a_user(x):
+    return x.tanh()
+
+
+class Using(torch.nn.Module):
+    """A user's own function, which torch.fx does not look into."""
+
+    def forward(self, x):
+        return of_a_user(x)
+
+
+def hooked():
+    module = torch.nn.Tanh()
+    module.register_forward_hook(lambda *given: given[-1] * 2)
+    return module
+
+
+def replaced():
+    module = torch.nn.Tanh()
+    module.forward = torch.relu
+    return module
+
+
+def function_held():
+    return torch.nn.Sequential(
+        torch.nn.Flatten(2),
+        torch.nn.TransformerEncoderLayer(17 * 19, 1, 8, activation=lambda x: x.tanh(), batch_first=True),
+    )
+
+
+@pytest.mark.parametrize("part", [Using, hooked, replaced, function_held])
+def test_there_is_no_program_of_what_is_a_users_own_text(programs, part):
+    """It may be another tomorrow, and no key tells."""
+    before = len(entries("program"))
+    for cached in (False, True):
+        merged = merged_there(with_(part()), torch.randn(2, 3, 17, 19))
+        assert (merged.variant, merged.cached) == ("compiled graph", cached)
+    assert len(entries("program")) == before
+
+
 def test_a_graph_is_replayed_before_it_is_given_only_to_be_checked(memory):
     replays = []
     for _ in range(2):
@@ -468,17 +572,6 @@ def test_weights_without_bits_of_their_own_are_hashed_by_nobody():
     for one in (quantized, torch.eye(3).to_sparse(), Wrapping(torch.eye(3))):
         model.register_buffer("other", one)
         assert _hash_of(model) is None
-
-
-class Activated(torch.nn.Module):
-    """A layer and an activation, a module or a function, which no structure tells."""
-
-    def __init__(self, activation):
-        super().__init__()
-        self.a, self.activation = torch.nn.Conv2d(8, 16, 1), activation
-
-    def forward(self, x):
-        return self.activation(self.a(x)).mean((2, 3))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _lsprof
 import json
 import sys
 from contextlib import nullcontext
@@ -210,6 +211,25 @@ def test_recording_leaves_what_was_compiled_as_it_was(driver, compiled_from, ker
     assert not driver.launched
 
 
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_profiler_that_is_at_work_stays_and_no_program_is_made(driver, compiled_from, in_c):
+    """One of the interpreter's, as cProfile is up to Python 3.11 and torch's with stacks: it cannot be put back."""
+    seen, made = [], compiled_from()
+    profiler = _lsprof.Profiler() if in_c else lambda frame, event, _: seen.append(frame.f_code.co_name)
+    profiler.enable() if in_c else sys.setprofile(profiler)
+    try:
+        at_work = sys.getprofile()
+        if at_work is None:
+            pytest.skip("this Python's profiler disturbs no other")
+        with pytest.raises(NoProgram, match="profiler"):
+            record(made)
+        assert sys.getprofile() is at_work
+    finally:
+        profiler.disable() if in_c else sys.setprofile(None)
+    names = [getattr(one.code, "co_name", "") for one in profiler.getstats()] if in_c else seen
+    assert "record" in names
+
+
 IN_CALL = "        args.clear()\n"
 AT_TOP = "async_compile = AsyncCompile()\n"
 
@@ -243,6 +263,19 @@ def test_a_text_with_what_is_not_known_is_no_program(driver, compiled_from, chan
         return
     with pytest.raises(NoProgram, match=why):
         record(made)
+
+
+@pytest.mark.skipif(not hasattr(torch._C._dynamo.guards, "copy_if_misaligned"), reason="this torch copies elsewhere")
+def test_a_text_that_copies_misaligned_inputs_itself_is_a_program(driver, compiled_from):
+    """As torch 2.14 writes it for a GPU."""
+    imported = "from torch._C._dynamo.guards import copy_if_misaligned\n"
+    text = TEXT.replace(AT_TOP, imported + AT_TOP)
+    text = text.replace(IN_CALL, IN_CALL + "        arg5_1 = copy_if_misaligned(arg5_1)\n")
+    program = record(compiled_from(text))
+    assert imported in program.text
+    given = given_tensors()
+    with torch.no_grad():
+        assert torch.equal(programs.load(program)(list(given))[0], expected_of(given))
 
 
 def test_a_constant_that_is_attached_to_the_module_is_no_part_of_a_program():

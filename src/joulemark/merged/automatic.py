@@ -28,6 +28,7 @@ from joulemark.merged.joining import Concatenation, flatten_concatenations, join
 from joulemark.merged.kernels import KernelError
 from joulemark.merged.layer_norms import as_channel_norms
 from joulemark.merged.linears import as_convolutions
+from joulemark.merged.meaning import says_all, words_of
 from joulemark.merged.memory import free_bytes, give_back, says_out_of_memory
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
 from joulemark.merged.paths import cudnn_tuning, format_of, trials_until
@@ -369,6 +370,8 @@ class _Automatic:
 
     def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
         """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
+        if not says_all(self.graph):
+            return
         for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
             right = name in self.compiled and referee.known(name) is self.compiled[name]
             program = self.compiled[name].program(*self.inputs) if right else None
@@ -377,7 +380,11 @@ class _Automatic:
 
     def _program_key(self, name: str) -> str:
         """What a compiled variant depends on."""
-        return cache.key_of("program", self.key, name, self.choices)
+        return cache.key_of("program", self.key, name, self.choices, self._words)
+
+    @cached_property
+    def _words(self) -> list[object]:
+        return words_of(self.graph)
 
     def _as_chosen(self, choices: List[Choice], left: dict[str, str]) -> tuple[fx.GraphModule, list[Decision]]:
         """The graph with what was chosen in it, and what became of each part."""

@@ -258,8 +258,8 @@ def _is_plain(inputs: tuple[Any, ...]) -> bool:
 
 
 def _is_ordinary(x: Tensor) -> bool:
-    """Whether a tensor is what lies in its memory, where its strides say."""
-    apart = x.layout is not torch.strided or x.is_nested
+    """Whether a tensor is what lies in its memory, where its strides say: not its negative, nor its conjugate."""
+    apart = x.layout is not torch.strided or x.is_nested or x.is_neg() or x.is_conj()
     return not apart and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 

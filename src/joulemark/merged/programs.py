@@ -35,7 +35,7 @@ _ALIGNMENT = 16
 """Bytes to which kernels may count on addresses that they are given (``torch._inductor.utils.ALIGNMENT``)."""
 _SELECTION = "torch._inductor.select_algorithm"
 _EXTERN = "extern_kernels"
-_ALLOWED = ("torch", "math", "cmath", "ctypes", "torch._C")
+_ALLOWED = ("torch", "math", "cmath", "ctypes", "torch._C", "torch._C._dynamo.guards")
 """What the text may import for itself."""
 _BUILTINS = ("__build_class__", "abs", "bool", "float", "int", "len", "list", "max", "min", "range", "tuple", "zip")
 _COMPILERS = ("_dynamo", "_functorch", "_inductor", "_prims", "compile", "compiler", "fx")
@@ -218,12 +218,13 @@ def _watched(made: Callable[..., Any], given: List[Tensor]) -> tuple[_Wrapper, l
             elif event == "return" and seen:
                 seen[-1].out = out
 
-    before = sys.getprofile()
+    if sys.getprofile() is not None:  # one in C, as cProfile of Python 3.11, cannot be put back
+        raise NoProgram("a profiler watches this thread")
     sys.setprofile(watch)
     try:
         outputs = made(*given)
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
     if len(seen) != 1:
         raise NoProgram(f"the compiler made {len(seen)} modules of it")
     _check_passed(seen[0].args, given, "given")

@@ -1,0 +1,56 @@
+"""What a traced model computes, in words, as far as its graph and its modules say it.
+
+A program holds all of a model but its weights. A module's own text leaves much out: torch's prints neither whether an
+``AvgPool2d`` counts its padding, nor an ``Upsample``'s ``align_corners``, nor the heads of a ``MultiheadAttention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from joulemark.merged.cache import is_changed
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+_KNOWN = ("torch", "joulemark", "operator", "_operator", "builtins", "math")
+"""Packages whose texts keys know by a version or a hash."""
+
+
+def words_of(graph: fx.GraphModule) -> list[object]:
+    """Texts of a graph and of those in it, and all that their modules hold: numbers, and of functions the names."""
+    return [(name, type(one).__qualname__, _held_by(one)) for name, one in graph.named_modules()]
+
+
+def says_all(graph: fx.GraphModule) -> bool:
+    """Whether these words tell a graph from all others: nothing in it is a user's own text, or changed by hooks."""
+    graphs = [one for one in graph.modules() if isinstance(one, fx.GraphModule)]
+    called = [node.target for one in graphs for node in one.graph.nodes if node.op == "call_function"]
+    held = [value for one in graph.modules() for value in vars(one).values() if isinstance(value, FunctionType)]
+    types = [type(one) for one in graph.modules()]
+    return all(map(_is_known, (*called, *held, *types))) and not any(map(is_changed, graph.modules()))
+
+
+def _is_known(part: Any) -> bool:
+    package = str(getattr(part, "__module__", None) or "torch").partition(".")[0]  # operators in C++ name none
+    return package in _KNOWN
+
+
+def _held_by(module: nn.Module) -> list[str]:
+    if isinstance(module, fx.GraphModule):
+        return [str(module.graph)]
+    return sorted(f"{key} {' '.join(_words(value))}" for key, value in vars(module).items())
+
+
+def _words(value: object) -> Iterator[str]:
+    if isinstance(value, _PLAIN):
+        yield repr(value)
+    elif isinstance(value, list | tuple):
+        yield str(len(value))
+        for one in value:
+            yield from _words(one)
+    else:
+        yield str(getattr(value, "__qualname__", type(value).__qualname__))
