@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -652,3 +653,54 @@ def test_weights_are_not_known_as_right_by_an_output_that_is_not_finite(simulate
     assert checks_there(monkeypatch, model, x * math.nan) == (True, True)
     assert checks_there(monkeypatch, model, x) == (True, True)
     assert checks_there(monkeypatch, model, x) == (True, False)
+
+
+def test_a_plan_under_autocast_is_another(monkeypatch):
+    """Paths of ours know no autocast, and the model's own output is in another format there."""
+    model, x = pair_and_input()
+    for format_ in (None, torch.bfloat16, torch.float16):
+        for cached in (False, True):
+            with torch.autocast("cpu", format_, enabled=format_ is not None):
+                assert merged_here(model, x).cached is cached, format_
+
+
+def test_what_other_processes_keep_meanwhile_stays(simulated_gpu, monkeypatch):
+    """A better plan, and other weights that this one is right for."""
+    from joulemark.merged.automatic import _Automatic
+
+    model, x = model_and_input()
+    merged_there(model, x)
+    (path,) = entries("plan")
+    plan, own = json.loads(path.read_text()), _Automatic._know
+
+    def merged_while(change):
+        def meanwhile(*given):
+            path.write_text(json.dumps({**plan, **change}))
+            own(*given)
+
+        monkeypatch.setattr(_Automatic, "_know", meanwhile)
+        path.write_text(json.dumps(plan))
+        with torch.no_grad():
+            model.a.bias += 1
+        merged_there(model, x)
+        return json.loads(path.read_text())
+
+    assert merged_while({"cut_s": 1e6}) == {**plan, "cut_s": 1e6}
+    assert merged_while({"right_for": ["others"]}) == {**plan, "right_for": ["others", cache.values_key(model)]}
+
+
+def test_two_who_write_an_entry_at_once_leave_one_of_them_whole(own_cache, monkeypatch):
+    write, others = Path.write_text, [2]
+
+    def slowly(path, text, **more):
+        write(path, text[: len(text) // 2], **more)
+        if others:
+            cache.write("plan", "key", [others.pop()] * 100)
+        with path.open("a") as file:
+            file.write(text[len(text) // 2 :])
+
+    monkeypatch.setattr(Path, "write_text", slowly)
+    cache.write("plan", "key", [1] * 100)
+    assert not others
+    assert cache.read("plan", "key") == [1] * 100
+    assert [path.name for path in cache.folder().iterdir()] == ["plan-key.json"]

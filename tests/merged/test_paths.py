@@ -368,3 +368,18 @@ def test_a_gradient_of_an_excitation_by_kernels_is_refused_and_not_left_out():
         (x * gate).sum().backward()
     with torch.no_grad():
         assert not made._by_kernels(x).requires_grad
+
+
+def test_trials_of_two_threads_end_in_any_order_and_leave_the_users_limit(monkeypatch):
+    from joulemark.merged import paths
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 7)
+    first, second = paths.trials_until(0.0), paths.trials_until(0.0)
+    first.__enter__()
+    paths._trials.limit()
+    assert torch.backends.cudnn.benchmark_limit == paths._FEW_PLANS
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    paths._trials.limit()
+    assert torch.backends.cudnn.benchmark_limit == 7

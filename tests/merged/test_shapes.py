@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from textwrap import dedent
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from joulemark.merged import cache, shapes
 from joulemark.merged.graph import trace
 from joulemark.merged.in_place import NotMergeable
+from joulemark.merged.merged_model import MergedModel
 from joulemark.merged.seams import keep_channels_last
 from tests.merged.fakes import model_and_input
 
@@ -203,3 +207,113 @@ def test_a_broken_entry_is_found_anew(runs):
         assert metas(trace(model, (x,), on_disk=True)) == metas(whole), one
     assert runs == [True] * (1 + len(broken))
     assert json.loads(path.read_text()) == good
+
+
+def cut(x):
+    return x[:, :2]
+
+
+def doubled(x):
+    """By torch's compiler, which refuses to work under what watches operators."""
+    return torch.compile(lambda y: y * 2, fullgraph=True, backend="eager")(x)
+
+
+torch.fx.wrap("cut")
+torch.fx.wrap("doubled")
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        return cut(self.a(x))
+
+
+def test_shapes_by_functions_of_the_users_are_kept_nowhere(runs, monkeypatch):
+    x = torch.randn(1, 3, 4, 4)
+    trace(Wrapped(), (x,), on_disk=True)
+    monkeypatch.setattr(cut, "__code__", (lambda x: x[:, :3]).__code__)
+    assert metas(trace(Wrapped(), (x,), on_disk=True))["cut"].shape[1] == 3
+    assert runs == [True, True]
+    assert not entries()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_function_of_the_users_may_compile(on_disk):
+    class Doubled(Wrapped):
+        def forward(self, x):
+            return doubled(self.a(x))
+
+    torch._dynamo.reset()
+    assert trace(Doubled(), (torch.randn(1, 3, 4, 4),), on_disk=on_disk) is not None
+
+
+def hooked(model):
+    model.a.register_forward_hook(lambda module, given, out: out[:, :3])
+
+
+def patched(model):
+    model.a.forward = lambda x: x
+
+
+@pytest.mark.parametrize("change", [hooked, patched])
+def test_a_module_that_does_more_than_its_class_has_shapes_of_its_own(runs, change):
+    model, other, x = Shaped().eval(), Shaped().eval(), torch.randn(2, 3, 9, 8)
+    change(other)
+    for one in (model, other):
+        assert metas(trace(one, (x,), on_disk=True)) == metas(trace(one, (x,)))
+    assert len(entries()) == 1
+    assert all(runs)
+
+
+@pytest.mark.parametrize(
+    "split", [lambda x, n: torch.split(x, n.tolist())[0], lambda x, n: torch.tensor_split(x, n)[0]]
+)
+def test_values_that_are_read_without_an_operator_are_seen(runs, split):
+    class Splitted(nn.Module):
+        def forward(self, x, n):
+            return split(x, n) * 2
+
+    x = torch.randn(7, 3)
+    for first in (4, 5):
+        made = trace(Splitted(), (x, torch.tensor([first, 7 - first])), on_disk=True)
+        assert metas(made)["mul"].shape[0] == first
+    assert runs == [True, True]
+    assert not entries()
+
+
+def test_tracing_imports_no_compiler():
+    """Of torch's modes the first one that is asked imports it, unless it is told not to."""
+    text = """
+        import sys, torch
+        from torch import nn
+        from joulemark.merged.graph import trace
+        before = {one for one in ("torch._dynamo", "torch._inductor") if one in sys.modules}
+        for _ in range(2):
+            graph = trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (torch.ones(1, 3, 5, 5),), on_disk=True)
+        assert graph.graph.find_nodes(op="call_module", target="0")[0].meta["tensor_meta"].shape[1] == 4
+        print(sorted({one for one in ("torch._dynamo", "torch._inductor") if one in sys.modules} - before))
+    """
+    made = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, check=True)
+    assert made.stdout == "[]\n"
+    assert entries()
+
+
+def test_a_merged_part_is_known_again_and_told_from_another(runs):
+    class Pooled(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.a, self.size = nn.Conv2d(3, 8, 1), size
+
+        def forward(self, x):
+            return torch.nn.functional.avg_pool2d(self.a(x), self.size)
+
+    x = torch.randn(1, 3, 12, 12)
+    for size, took_s, ran in ((2, 1.0, True), (2, 2.0, False), (3, 1.0, True)):
+        part = MergedModel(trace(Pooled(size).eval(), (x,)), [], took_s=took_s)
+        model = nn.Sequential(part, nn.Conv2d(8, 4, 1)).eval()
+        runs.clear()
+        assert metas(trace(model, (x,), on_disk=True))["_0"].shape[2] == 12 // size
+        assert runs == [ran]

@@ -229,7 +229,9 @@ class _Automatic:
         gpu = None if setting.rates is None else setting.rates.gpu
         model = cache.model_key(self.model), cache.graph_key(self.graph)
         what = (*model, shapes, setting.form, kernels, gpu, setting.depth)
-        return cache.key_of("plan", cache.code_key(), where, *what)
+        kind = setting.device.type
+        narrowed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return cache.key_of("plan", cache.code_key(), where, narrowed, *what)
 
     def _pooled(self) -> dict[str, str]:
         """What became of the model's poolings; nothing where there is no kernel for them."""
@@ -343,9 +345,16 @@ class _Automatic:
         with self.spent.on("program"):
             self._keep_programs(verdict, referee)
         if referee.expected is not None and self.weights is not None and not referee.of_values:
-            known = [*kept.right_for[1 - _MOST_WEIGHTS :], self.weights]
-            cache.write("plan", self.key, asdict(replace(kept, right_for=known)))
+            self._know(self.weights, kept)
         return made
+
+    def _know(self, weights: str, kept: _Kept) -> None:
+        """Keep that a plan is right for weights, where no other process has kept another plan meanwhile."""
+        newest: _Kept | None = cache.read("plan", self.key, _Kept)
+        if newest is None or weights in newest.right_for or replace(newest, right_for=kept.right_for) != kept:
+            return
+        known = [*newest.right_for[1 - _MOST_WEIGHTS :], weights]
+        cache.write("plan", self.key, asdict(replace(newest, right_for=known)))
 
     def _keep(self, choices: List[Choice], left: dict[str, str], verdict: Verdict, referee: Referee) -> None:
         """Put the plan on the disk, with what time or memory were too short for it."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import torch
@@ -124,7 +125,7 @@ def read(kind: str, key: str, of: Any = Any) -> Any:
 def write(kind: str, key: str, value: Any) -> None:
     """Keep an entry; where the folder cannot be written it is measured again next time."""
     path = folder() / f"{kind}-{key}.json"
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")  # processes of two containers may have one number
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")

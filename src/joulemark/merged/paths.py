@@ -153,16 +153,34 @@ class _Tuning:
 _tuning = _Tuning()
 
 
-@dataclass
 class _Trials:
-    """Until when cuDNN may try all plans for a layer that is executed here, on ``time.monotonic``; None: always."""
+    """Until when cuDNN may try all plans for a layer that is executed here, for all threads that say so."""
 
-    until: float | None = None
+    def __init__(self) -> None:
+        self.lock, self.users = Lock(), 0
+        self.deadlines: list[float] = []
+
+    def begin(self, deadline: float) -> None:
+        """Set an end, on ``time.monotonic``."""
+        with self.lock:
+            if not self.deadlines:
+                self.users = torch.backends.cudnn.benchmark_limit
+            self.deadlines.append(deadline)
+
+    def end(self, deadline: float) -> None:
+        """Take it back; after the last the user's limit holds."""
+        with self.lock:
+            self.deadlines.remove(deadline)
+            if not self.deadlines:
+                torch.backends.cudnn.benchmark_limit = self.users
 
     def limit(self) -> None:
-        """Have it try few from now on, where time is up."""
-        if self.until is not None and time.monotonic() > self.until:
-            torch.backends.cudnn.benchmark_limit = _FEW_PLANS
+        """Have cuDNN try few from now on, where all time is up."""
+        if not self.deadlines:
+            return
+        with self.lock:
+            if self.deadlines and time.monotonic() > max(self.deadlines):
+                torch.backends.cudnn.benchmark_limit = _FEW_PLANS
 
 
 _trials = _Trials()
@@ -175,13 +193,11 @@ def trials_until(deadline: float) -> Iterator[None]:
     Trying all ten of torch's limit takes a large layer longer than all else of merging by a plan from the disk; the
     user's limit comes back. It holds for all threads, as torch's setting does.
     """
-    before, limit = _trials.until, torch.backends.cudnn.benchmark_limit
-    _trials.until = deadline
+    _trials.begin(deadline)
     try:
         yield
     finally:
-        _trials.until = before
-        torch.backends.cudnn.benchmark_limit = limit
+        _trials.end(deadline)
 
 
 def kind_of_path(path: str) -> str:
