@@ -549,6 +549,34 @@ def test_there_is_no_program_of_what_is_a_users_own_text(programs, part):
     assert len(entries("program")) == before
 
 
+def test_a_merged_part_is_the_same_however_it_was_merged():
+    from joulemark.merged.meaning import words_of
+
+    words = []
+    for took_s, cached in ((1.0, False), (2.0, True)):
+        part = merged_part(torch.tanh)
+        part.took_s, part.cached = took_s, cached
+        words.append(words_of(trace(with_(part), (torch.randn(2, 3, 17, 19),))))
+    assert words[0] == words[1]
+
+
+def test_what_another_plan_had_to_compile_is_kept_too(programs, monkeypatch):
+    """A plan from the disk whose program ran, but that fails, is made anew."""
+    from joulemark.merged.automatic import _Automatic
+
+    def fails(self, *given, cached=False):
+        if cached:
+            raise RuntimeError("it does not hold today")
+        return merged_as(self, *given)
+
+    (path,) = entries("program")
+    kept, merged_as = path.read_text(), _Automatic._merged_as
+    monkeypatch.setattr(_Automatic, "_merged_as", fails)
+    monkeypatch.setattr(programs, "runs", lambda self, *given: path.exists() and not path.unlink())
+    assert variant_there() == ("compiled graph", False)
+    assert path.read_text() == kept
+
+
 def test_a_librarys_own_functions_are_told_by_its_version(monkeypatch):
     from joulemark.merged.meaning import says_all, words_of
 

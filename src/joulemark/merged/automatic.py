@@ -532,6 +532,7 @@ class _Automatic:
         What a program gives is compared as any variant's output is; one that fails is of no more use than none.
         """
         made = self.compiled[name] = Compiled(inner, _mode(name))
+        self.by_program.discard(name)
         with self.spent.on("program"):
             program: Program | None = cache.read("program", self._program_key(name), Program)
             if program is not None and made.runs(program, *self.inputs) and self._works(made, name):

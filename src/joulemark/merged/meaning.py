@@ -21,6 +21,8 @@ _KNOWN = ("torch", "joulemark", "operator", "_operator", "builtins", "math")
 """Packages whose texts every key knows."""
 _VERSIONED = ("torchvision", "timm")
 """Packages whose texts are told by their versions."""
+_OF_MERGING = ("took_s", "cached")
+"""What a merged part says of how it was merged, another thing in each process."""
 
 
 def words_of(graph: fx.GraphModule) -> list[object]:
@@ -48,7 +50,8 @@ def _packages(graph: fx.GraphModule) -> set[str]:
 def _held_by(module: nn.Module) -> list[str]:
     if isinstance(module, fx.GraphModule):
         return [str(module.graph)]
-    return sorted(f"{key} {' '.join(_words(value))}" for key, value in vars(module).items())
+    held = vars(module).items()
+    return sorted(f"{key} {' '.join(_words(value))}" for key, value in held if key not in _OF_MERGING)
 
 
 def _words(value: object) -> Iterator[str]:
