@@ -456,6 +456,25 @@ def test_torch_is_asked_for_its_compiler_when_something_is_left_to_it(stand):
     assert len(list(made.parameters())) == 2
 
 
+def test_a_batch_of_weights_is_left_to_torch(stand):
+    """In ``vmap`` a weight has the format of one, and lies where no kernel looks for it."""
+    made, x = compiled_and_input()
+    program = program_of(made, x)
+    weights = {name: torch.stack([one.detach(), 2 * one.detach()]) for name, one in made.inner.state_dict().items()}
+
+    def of(module, prefix=""):
+        return torch.func.vmap(
+            lambda given: torch.func.functional_call(module, {prefix + key: one for key, one in given.items()}, (x,))
+        )(weights)["y"]
+
+    with torch.no_grad():
+        assert made.runs(program, x)
+        torch.testing.assert_close(of(made, "inner."), of(made.inner))
+        assert stand.ways() == (0, 1)
+        assert torch.equal(made(x)["y"], made.inner(x)["y"])
+        assert (stand.graphs, stand.ways()) == ([], (0, 0))  # by the program again
+
+
 def test_a_negative_that_torch_has_not_computed_yet_is_left_to_torch(stand):
     """It has the format of what it is the negative of, and kernels would read that."""
     made, pairs = compiling.Compiled(nn.ReLU()), torch.randn(3, 4, dtype=torch.complex64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -409,6 +410,9 @@ def test_where_what_is_kept_does_not_run_it_is_compiled(programs, monkeypatch, h
     assert variant_there() == ("compiled graph", True)
     assert programs.made == 1
     assert programs.run == (how == "works")
+    if how in ("entry", "none"):  # what was compiled instead is kept
+        assert variant_there() == ("compiled graph", True)
+        assert programs.made == 1
 
 
 def test_other_choices_have_another_program(programs):
@@ -417,6 +421,29 @@ def test_other_choices_have_another_program(programs):
     path.write_text(json.dumps({**whole, "choices": [{**one, "why": "another"} for one in whole["choices"]]}))
     assert variant_there()[1]
     assert (programs.made, programs.run) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "least", "most"),
+    [
+        (torch.set_float32_matmul_precision, "highest", "high"),
+        (torch.use_deterministic_algorithms, False, True),
+        (torch.set_default_dtype, torch.float32, torch.float64),
+    ],
+)
+def test_settings_that_a_compiler_reads_have_programs_of_their_own(programs, how, least, most):
+    """It writes them into its kernels, whether products round to TF32, say."""
+    x = torch.randn(2, 3, 17, 19)
+    merged_there(with_(torch.nn.Tanh()), x)
+    programs.made = 0
+    model = with_(torch.nn.Tanh())
+    try:
+        for setting, made in ((most, 1), (least, 1)):
+            how(setting)
+            assert merged_there(model, x).cached
+            assert programs.made == made
+    finally:
+        how(least)
 
 
 class Activated(torch.nn.Module):
@@ -520,6 +547,51 @@ def test_there_is_no_program_of_what_is_a_users_own_text(programs, part):
         merged = merged_there(with_(part()), torch.randn(2, 3, 17, 19))
         assert (merged.variant, merged.cached) == ("compiled graph", cached)
     assert len(entries("program")) == before
+
+
+def test_a_merged_part_is_the_same_however_it_was_merged():
+    from joulemark.merged.meaning import words_of
+
+    words = []
+    for took_s, cached in ((1.0, False), (2.0, True)):
+        part = merged_part(torch.tanh)
+        part.took_s, part.cached = took_s, cached
+        words.append(words_of(trace(with_(part), (torch.randn(2, 3, 17, 19),))))
+    assert words[0] == words[1]
+
+
+def test_what_another_plan_had_to_compile_is_kept_too(programs, monkeypatch):
+    """A plan from the disk whose program ran, but that fails, is made anew."""
+    from joulemark.merged.automatic import _Automatic
+
+    def fails(self, *given, cached=False):
+        if cached:
+            raise RuntimeError("it does not hold today")
+        return merged_as(self, *given)
+
+    (path,) = entries("program")
+    kept, merged_as = path.read_text(), _Automatic._merged_as
+    monkeypatch.setattr(_Automatic, "_merged_as", fails)
+    monkeypatch.setattr(programs, "runs", lambda self, *given: path.exists() and not path.unlink())
+    assert variant_there() == ("compiled graph", False)
+    assert path.read_text() == kept
+
+
+def test_a_librarys_own_functions_are_told_by_its_version(monkeypatch):
+    from joulemark.merged.meaning import says_all, words_of
+
+    def graph():
+        return trace(with_(Using()), (torch.randn(2, 3, 17, 19),))
+
+    assert not says_all(graph())
+    monkeypatch.setattr(of_a_user, "__module__", "timm.layers")
+    words = []
+    for version in ("1", "2"):
+        monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__version__=version))
+        assert says_all(graph())
+        assert words_of(graph()) == words_of(graph())
+        words.append(words_of(graph()))
+    assert words[0] != words[1]
 
 
 def test_a_graph_is_replayed_before_it_is_given_only_to_be_checked(memory):

@@ -358,6 +358,18 @@ assert not {"torch._dynamo", "torch._inductor", "triton"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_a_gradient_of_an_excitation_by_kernels_is_refused_and_not_left_out():
+    """A gate that is taken for a constant would make the gradient of what it gates wrong."""
+    made = squeeze.Excitation(nn.Conv2d(4, 2, 1), "relu", nn.Conv2d(2, 4, 1), False)
+    x = torch.empty(0, 4, 5, 6)
+    assert not made._by_kernels(x).requires_grad
+    gate = made._by_kernels(x.requires_grad_())
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        (x * gate).sum().backward()
+    with torch.no_grad():
+        assert not made._by_kernels(x).requires_grad
+
+
 def test_trials_of_two_threads_end_in_any_order_and_leave_the_users_limit(monkeypatch):
     from joulemark.merged import paths
 

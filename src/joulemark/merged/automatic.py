@@ -31,7 +31,7 @@ from joulemark.merged.linears import as_convolutions
 from joulemark.merged.meaning import says_all, words_of
 from joulemark.merged.memory import free_bytes, give_back, says_out_of_memory
 from joulemark.merged.merged_model import Decision, MergedModel, nothing_in, traced_or_reason, untraced
-from joulemark.merged.paths import cudnn_tuning, format_of, trials_until
+from joulemark.merged.paths import cudnn_tuning, format_of, products_round, trials_until
 from joulemark.merged.plan import Planner
 from joulemark.merged.pooling import replace_poolings
 from joulemark.merged.programs import Program
@@ -191,6 +191,7 @@ class _Automatic:
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
         self.compiled: dict[str, Compiled] = {}
+        self.by_program: set[str] = set()
         with self.spent.on("disk"):
             self.key = self._key(inputs)
             self.kept: _Kept | None = self._kept() if setting.measured else None
@@ -341,6 +342,8 @@ class _Automatic:
             raise torch.OutOfMemoryError(f"out of memory: {', '.join(sorted(referee.short))}")
         referee.times, referee.device_times, referee.problems = kept.times, kept.device_times, {}
         made = self._merged_as(verdict, referee, decisions, cached=True)
+        with self.spent.on("program"):
+            self._keep_programs(verdict, referee)
         if referee.expected is not None and self.weights is not None and not referee.of_values:
             self._know(self.weights, kept)
         return made
@@ -370,17 +373,21 @@ class _Automatic:
 
     def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
         """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
-        if not says_all(self.graph):
+        chosen = {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}
+        made = chosen & set(self.compiled) - self.by_program
+        if not made or not says_all(self.graph):
             return
-        for name in {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}:
-            right = name in self.compiled and referee.known(name) is self.compiled[name]
+        for name in made:
+            right = referee.known(name) is self.compiled[name]
             program = self.compiled[name].program(*self.inputs) if right else None
             if program is not None:
                 cache.write("program", self._program_key(name), asdict(program))
 
     def _program_key(self, name: str) -> str:
         """What a compiled variant depends on."""
-        return cache.key_of("program", self.key, name, self.choices, self._words)
+        what = (self.key, name, self.choices, self._words, str(self.setting.device))
+        settings = torch.are_deterministic_algorithms_enabled(), products_round(), torch.get_default_dtype()
+        return cache.key_of("program", *what, *settings)
 
     @cached_property
     def _words(self) -> list[object]:
@@ -525,9 +532,11 @@ class _Automatic:
         What a program gives is compared as any variant's output is; one that fails is of no more use than none.
         """
         made = self.compiled[name] = Compiled(inner, _mode(name))
+        self.by_program.discard(name)
         with self.spent.on("program"):
             program: Program | None = cache.read("program", self._program_key(name), Program)
             if program is not None and made.runs(program, *self.inputs) and self._works(made, name):
+                self.by_program.add(name)
                 return made
         made = self.compiled[name] = Compiled(inner, _mode(name))
         with self.spent.on("compiler's start"):

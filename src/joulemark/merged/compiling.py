@@ -246,13 +246,15 @@ _compiling = threading.RLock()
 def _is_plain(inputs: tuple[Any, ...]) -> bool:
     """Whether a call is one of ordinary tensors alone, without gradients, autocast and what records or replaces calls.
 
-    That is another compiler, a tracer, or a mode that sees each operator.
+    That is another compiler, a tracer, a transform of torch.func's, or a mode that sees each operator.
     """
     if not inputs or torch.is_grad_enabled() or seen_by_compiler() or torch.jit.is_tracing():
         return False
     if forward_ad._current_level >= 0:  # gradients in this direction need no grad mode
         return False
     if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # a weight may be one of a batch of them
         return False
     return all(type(one) is Tensor and _is_ordinary(one) for one in inputs)
 

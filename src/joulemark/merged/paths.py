@@ -77,6 +77,14 @@ def _convolutions_round() -> bool:
     return bool(torch.backends.cudnn.allow_tf32)
 
 
+def products_round() -> bool:
+    """Whether cuBLAS rounds fp32 to TF32 in products, as what torch's compiler makes for them then does too."""
+    products: Any = torch.backends.cuda.matmul
+    if hasattr(products, "fp32_precision"):
+        return bool(products.fp32_precision == "tf32")
+    return bool(products.allow_tf32)
+
+
 @contextmanager
 def cudnn_tuning(on: bool) -> Iterator[None]:
     """Whether cuDNN picks its algorithms by trial; the user's setting comes back.

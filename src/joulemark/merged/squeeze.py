@@ -70,7 +70,9 @@ class Excitation(nn.Module):
 
     def _by_kernels(self, x: Tensor) -> Tensor:
         given = (x, *self._given, self.activation, self.hard)
-        if not seen_by_compiler():  # torch imports its compiler to call an operator that is written in Python
+        # torch imports its compiler to call an operator that is written in Python; where a gradient is asked for of
+        # one, it says that there is none.
+        if not seen_by_compiler() and not (x.requires_grad and torch.is_grad_enabled()):
             return _excited(*given)
         out: Tensor = torch.ops.joulemark.excitation(*given)
         return out
