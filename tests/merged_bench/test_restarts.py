@@ -565,3 +565,27 @@ def test_asked_to_end_it_ends_its_processes(asked, code, tmp_path):
     assert process.returncode == code
     assert started
     assert not any(Path(f"/proc/{one}").exists() for one in started)
+
+
+def said_in(*path):
+    return " ".join(ROOT.joinpath(*path).read_text(encoding="utf-8").split())
+
+
+def test_the_docs_hold_the_table_and_the_seconds_of_the_committed_cases(capsys):
+    path = ROOT / "results" / "nvidia-h200" / "merged-restarts.json"
+    assert runpy.run_path(str(SCRIPT))["main"](["--show", str(path)]) == 0
+    text = (ROOT / "docs" / "merged.md").read_text(encoding="utf-8")
+    between = text.partition("<!-- restarts -->")[2].partition("<!-- end of restarts -->")[0]
+    assert between.strip() == capsys.readouterr().out.partition("\n\n")[2].strip()
+    cases = list(json.loads(path.read_text(encoding="utf-8"))["cases"].values())
+    assert len({one["network"] for one in cases}) == 11
+    first = sorted(one["first"]["merge_s"] for one in cases)
+    new = sorted(one["restarted"]["merge_s"] for one in cases)
+    assert (first[-1] < 60, new[-1] < 5, all(one["restarted"]["cached"] for one in cases)) == (True, True, True)
+    assert f"from the disk {new[0]:.1f} to {new[-1]:.1f} s in" in said_in("docs", "merged.md")
+    told = (
+        f"First merges took {first[0]:.1f} to {first[-1]:.1f} s, merging from the disk {new[0]:.1f} to {new[-1]:.1f} s, "
+        f"{new[len(new) // 2]:.1f} s in the median"
+    )
+    assert told in said_in("results", "nvidia-h200", "README-merged.md")
+    assert not any("compiler's start" in one["restarted"]["spent_s"] for one in cases)
