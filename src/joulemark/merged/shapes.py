@@ -9,25 +9,22 @@ torch 2.11 in bf16, batch 32: 2.3 s for MobileNetV2, 3.3 s for Inception-v4.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from joulemark.merged import cache
 from joulemark.merged.in_place import BASE
+from joulemark.merged.meaning import says_all, words_of
 
 _BY_VALUE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 """Of operators whose output has a shape, or is a number of Python's, that depends on values."""
-_PLAIN = (bool, int, float, str, tuple, type(None))
-_KNOWN = {None, "builtins", "_operator", "math", "torch", "torchvision", "joulemark", "aten", "prims"}
-"""Homes of functions, and namespaces of torch's operators, whose versions keys know; None: built into torch."""
 _READING = {"tolist", "numpy", "tensor_split"}
 """Calls that read values where no dispatch sees it."""
 
@@ -45,7 +42,7 @@ def find(graph: fx.GraphModule, inputs: tuple[Any, ...], run: Callable[[], objec
     Returns:
         Whether it ran.
     """
-    if not on_disk or _under_autocast() or not _is_told(graph):
+    if not on_disk or _under_autocast() or not says_all(graph) or _reads_values(graph):
         run()
         return True
     key = _key(graph, inputs)
@@ -100,37 +97,21 @@ def _under_autocast() -> bool:
     return bool(torch._C._is_any_autocast_enabled())
 
 
-def _is_told(graph: fx.GraphModule) -> bool:
-    """Whether a graph's text says what it does: nothing has hooks, and it calls no functions of the user's."""
-    calls = [one for one in graph.graph.nodes if one.op in ("call_function", "call_method")]
-    return not any(map(cache.is_changed, graph.modules())) and all(map(_is_known, calls))
-
-
-def _is_known(node: fx.Node) -> bool:
-    """Whether what a node calls, a function or by its name a method, is one that keys know and a watch sees."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    home = None if isinstance(node.target, str) else getattr(node.target, "__module__", None)
-    known = home if home is None else home.removeprefix("torch._ops.").partition(".")[0]
-    return known in _KNOWN and name not in _READING
+def _reads_values(graph: fx.GraphModule) -> bool:
+    """Whether a node reads values past torch's dispatcher, where no watch sees it."""
+    called = (one.target for one in graph.graph.nodes if one.op in ("call_function", "call_method"))
+    return any((one if isinstance(one, str) else getattr(one, "__name__", "")) in _READING for one in called)
 
 
 def _key(graph: fx.GraphModule, inputs: tuple[Any, ...]) -> str:
     """What shapes and strides depend on: the nodes, what they call, and the layouts of weights and inputs."""
     given = pytree.tree_map_only(Tensor, _layout, inputs)
     held = [(name, _layout(one)) for name, one in (*graph.named_parameters(), *graph.named_buffers())]
-    plain = [(name, _plain(module)) for name, module in graph.named_modules()]
     devices = sorted({one.device for one in pytree.tree_leaves(inputs) if isinstance(one, Tensor)}, key=str)
     where = [cache.device_key(one) for one in devices]
-    vision = getattr(sys.modules.get("torchvision"), "__version__", None)
-    how = torch.backends.cudnn.enabled, torch.get_default_dtype(), vision
-    what = cache.model_key(graph), str(graph.graph), plain, held, given
+    how = torch.backends.cudnn.enabled, torch.get_default_dtype()
+    what = cache.model_key(graph), words_of(graph), held, given
     return cache.key_of("shapes", cache.code_key(), where, how, *what)
-
-
-def _plain(module: nn.Module) -> list[tuple[str, object]]:
-    """What a module holds of Python's own, but how long it took to merge it, which differs each time."""
-    held = vars(module).items()
-    return sorted((key, value) for key, value in held if isinstance(value, _PLAIN) and key != "took_s")
 
 
 def _layout(x: Tensor) -> tuple[object, ...]:
