@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from joulemark.merged import cache, compiling, programs  # noqa: E402
+from joulemark.merged import cache, compiling, programs, recording  # noqa: E402
 from joulemark.merged.bricks import Parameters  # noqa: E402
 from joulemark.merged.paths import Executed  # noqa: E402
 from joulemark.merged.pooling import Pooling  # noqa: E402
@@ -634,7 +634,7 @@ def with_a_segment():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs one for C++ on a CPU")
 def test_what_torchs_own_compiler_made_runs_in_a_process_without_it(monkeypatch, tmp_path, own_cache):
     """On a CPU too, where it makes no kernels: of products, and operators of ours."""
-    monkeypatch.setattr(programs, "_gpu_of", lambda given: 0)
+    monkeypatch.setattr(recording, "_gpu_of", lambda given: 0)
     module, x = with_a_segment(), torch.randn(3, 8)
     made = compiling.Compiled(module)
     with torch.no_grad():

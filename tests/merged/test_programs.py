@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._inductor.select_algorithm")
 
-from joulemark.merged import programs  # noqa: E402
+from joulemark.merged import programs, recording  # noqa: E402
 from joulemark.merged.programs import NoProgram, Program  # noqa: E402
 
 TEXT = Path(__file__).with_name("inductor_wrapper.txt").read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def driver(newer, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     guards = torch._C._dynamo.guards
     monkeypatch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu)
-    monkeypatch.setattr(programs, "_gpu_of", lambda given: 0)
+    monkeypatch.setattr(recording, "_gpu_of", lambda given: 0)
     monkeypatch.setattr(programs, "_on", lambda device: nullcontext())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     for name in (CLAMP, MEAN):
@@ -142,7 +142,7 @@ def compiled_from(tmp_path, kernels):
         path = tmp_path / "wrapper.py"
         path.write_text(text, encoding="utf-8")
         namespace = {**kernels}
-        exec(compile(programs.reduced(TEXT)[0], str(path), "exec"), namespace)
+        exec(compile(recording.reduced(TEXT)[0], str(path), "exec"), namespace)
         return lambda *given: list(namespace["call"](list(given)))
 
     return make
@@ -150,7 +150,7 @@ def compiled_from(tmp_path, kernels):
 
 def record(made, given=None):
     with torch.no_grad():
-        return programs.record(made, NAMES, given_tensors() if given is None else given, "null")
+        return recording.record(made, NAMES, given_tensors() if given is None else given, "null")
 
 
 def expected_of(given):
@@ -162,19 +162,19 @@ def expected_of(given):
 
 
 def test_a_program_holds_what_is_run_and_nothing_of_the_compiler():
-    text, kernels = programs.reduced(TEXT)
+    text, kernels = recording.reduced(TEXT)
     assert kernels == (CLAMP, MEAN)
     assert len(text) < len(TEXT) / 3
     for word in ("tl.", "async_compile", "rand_strided", "AsyncCompile", "__main__", "#"):
         assert word in TEXT
         assert word not in text
-    assert programs.reduced(text) == (text, ())  # what kernels are is told by the text that compiles them
+    assert recording.reduced(text) == (text, ())  # what kernels are is told by the text that compiles them
 
 
 def test_what_is_recorded_gives_the_same_and_is_kept_as_text(driver, compiled_from):
     given = given_tensors()
     program = record(compiled_from(), given)
-    assert program.text == programs.reduced(TEXT)[0]
+    assert program.text == recording.reduced(TEXT)[0]
     first, second = program.kernels
     assert (first.name, first.types, first.numbers, first.passed, first.scratch) == (CLAMP, "OOi", (2,), (0, 1, 2), 2)
     assert first.launches == (programs.Launch((1024,), (4, 1, 1)),)
@@ -281,7 +281,7 @@ def test_a_text_that_copies_misaligned_inputs_itself_is_a_program(driver, compil
 def test_a_constant_that_is_attached_to_the_module_is_no_part_of_a_program():
     text = TEXT.replace(AT_TOP, AT_TOP + "_constant0 = None\n").replace(IN_CALL, IN_CALL + "        x = _constant0\n")
     with pytest.raises(NoProgram, match="constant is attached"):
-        programs.reduced(text)
+        recording.reduced(text)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +359,10 @@ def test_nan_is_what_it_was(driver, compiled_from):
 def test_weights_and_inputs_lie_on_one_gpu():
     given = given_tensors()
     with pytest.raises(NoProgram, match="cpu"):
-        programs.record(lambda *_: pytest.fail("called"), NAMES, given, "null")
+        recording.record(lambda *_: pytest.fail("called"), NAMES, given, "null")
     given[0] = given[0].to("meta")
     with pytest.raises(NoProgram, match="meta"):
-        programs.record(lambda *_: pytest.fail("called"), NAMES, given, "null")
+        recording.record(lambda *_: pytest.fail("called"), NAMES, given, "null")
 
 
 def test_what_lies_between_addresses_that_kernels_count_on_is_copied():
@@ -438,8 +438,8 @@ def test_what_stands_in_for_operators_of_the_inductor_does_what_they_do():
     from torch._inductor.kernel.mm import bias_addmm
     from torch._inductor.select_algorithm import extern_kernels
 
-    for name in programs._SAME:
-        assert getattr(extern_kernels, name) is getattr(programs._EXTERN_KERNELS, name), name
+    for name in programs.SAME:
+        assert getattr(extern_kernels, name) is getattr(programs.EXTERN_KERNELS, name), name
     a, b = torch.randn(5, 6), torch.randn(6, 7)
     for bias in (torch.randn(7).expand(5, 7), torch.randn(5, 7), torch.randn(1, 7)):
         outs = [torch.empty(5, 7), torch.empty(5, 7)]
@@ -477,7 +477,7 @@ def test_launchers_are_read_as_torch_makes_them(monkeypatch):
     config = triton.Config({"XBLOCK": 256})
     tuned = Autotuner(stand_in, 256)
     tuned.launchers = [StaticTritonCompileResult(kernel, config, meta, {"grid_type": "Grid1D"}).make_launcher()]
-    recorder = programs._Recorder(CLAMP, tuned, 0)
+    recorder = recording._Recorder(CLAMP, tuned, 0)
     x, bias = torch.ones(4), torch.ones(1)
     recorder.run(x, bias, 1024, stream=STREAM)
     assert [one[:4] for one in launched] == [(4, 1, 1, STREAM)]

@@ -32,7 +32,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from joulemark.merged import programs
+from joulemark.merged import programs, recording
 from joulemark.merged.programs import NoProgram, Program
 
 _TEMPLATE = "triton_convolution"
@@ -331,7 +331,7 @@ class _Traced:
         if not known:
             raise NoProgram("the output's structure cannot be written")
         weights = [one for one in self._weights if one is not None]
-        return programs.record(self._made, names, [*weights, *inputs], structure)
+        return recording.record(self._made, names, [*weights, *inputs], structure)
 
 
 def _from_trace(module: nn.Module, inputs: tuple[Tensor, ...], mode: str) -> _Traced | None:
