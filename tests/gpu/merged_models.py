@@ -13,7 +13,8 @@ classes that occur, and how close the two largest ever come. Networks are those 
 (:func:`joulemark.merged_bench.subjects.condition`). Goes on with a file that is there; a case is written as soon as it
 is done. Odd resolutions and batch 1 of all networks come first, batch 5 last; ``--only=-b3-`` has the odd ones alone.
 
-Exit codes: 0 all within the limits, 1 some are not, 3 time was up first, 4 a CUDA error: start again to go on.
+Exit codes: 0 all within the limits, 1 some are not, 2 wrong use or no GPU, 3 time was up first, 4 a CUDA error: start
+again to go on.
 """
 
 from __future__ import annotations
@@ -205,6 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=6.0, help="of merging by auto, in s: outputs count, not times")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("no GPU is visible: see joulemark env")
     facts = {"schema": SCHEMA, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     document: dict[str, Any] = {**facts, "cases": {}}
     if options.out.exists():

@@ -372,6 +372,8 @@ def main() -> int:
     for job in planned:
         if not done(job, options.out):
             waiting.put(job)
+    if gpus < 1 and not waiting.empty():
+        parser.error("no GPU is visible: see joulemark env")
     begin = Commands(options.out, gpus)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     lanes = [Lane(gpu, waiting, options.out, end - 15, begin, more, gpus) for gpu in range(gpus)]

@@ -241,7 +241,10 @@ def test_auto_merges_nothing_where_no_kernel_is_and_says_so():
 
 
 def test_without_convolutions_it_says_so():
-    assert merge(nn.Linear(2, 2), torch.ones(1, 2)).explain() == "Linear: plain (it holds no convolution)"
+    nothing = "plain (none of its layers is torch's own Conv1d, Conv2d or Conv3d without hooks)"
+    assert merge(nn.Linear(2, 2), torch.ones(1, 2)).explain() == f"Linear: {nothing}"
+    # torch.fx sees the function that it calls.
+    assert merge(nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2)).explain() == f"Conv2d: {nothing}"
 
 
 @pytest.mark.parametrize(

@@ -527,6 +527,18 @@ def test_what_a_part_has_measured_stays_and_what_was_cut_there_gives_way(tmp_pat
     assert json.loads(part.read_text())["rows"] == [row("unet-b32", 1e-3), row("unet-b1", 2e-3)]
 
 
+@pytest.mark.parametrize("script", ["merged_networks.py", "merged_models.py"])
+def test_without_a_gpu_whole_networks_are_refused_in_words(script, tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPTS / script))["main"]()
+    assert ended.value.code == 2
+    assert "no GPU is visible: see joulemark env" in capsys.readouterr().err
+
+
 def test_all_networks_of_the_bench_are_in_the_order():
     from joulemark.merged_bench.subjects import NETWORKS as named
 

@@ -342,6 +342,7 @@ def test_documents_are_found_and_wrong_ones_refused(split, tmp_path):
         documents.read_all([H200 / "tandem.json"])
     for path, shows in (
         (H200 / "merged.json", "bench_merged.py table {}, in a clone, shows it"),
+        (H200 / "merged-restarts.json", "merged_restarts.py --show {}, in a clone, shows it"),
         (ROOT / "results" / "calibration" / "nvidia-h200.json", "joulemark energy --calibration {} shows it"),
     ):
         with pytest.raises(ConfigurationError, match=re.escape(shows.format(path))):

@@ -37,8 +37,8 @@ _UNMERGED = (
 )
 _ASKED = "asked: the gain that is asked for, and whether burst and sustained reach it."
 _COSTS = (
-    "first merge: the first time; cached: with a plan from the disk; torch.compile: what the rival that tunes took to "
-    "be built; memory: the most that a call of merged holds."
+    "first merge: the first time; cached: again in the same process, by the plan on the disk; torch.compile: what the "
+    "rival that tunes took to be built; memory: the most that a call of merged holds."
 )
 _FLOOR = (
     "layers' floor: the roofline of every layer as one kernel, at rates measured on this GPU, over merged's time: "

@@ -20,6 +20,7 @@ WANTED = ("energy", "attribution")
 
 _SHOWN_BY = {
     "merged": "python bench_inference/bench_merged.py table FILE, in a clone, shows it",
+    "merged-restarts": "python tests/gpu/merged_restarts.py --show FILE, in a clone, shows it",
     "calibration": "joulemark energy --calibration FILE shows it",
 }
 """Kind of a document that no report shows → what does."""
