@@ -72,6 +72,7 @@ def test_a_torch_that_cannot_be_asked_is_left_as_it_is(monkeypatch):
     assert not compiling.leave_out_grouped_templates()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch 2.11 for its own calls
 @pytest.mark.parametrize(("mode", "asked"), [("max-autotune-no-cudagraphs", True), ("default", False)])
 def test_only_a_compiler_that_tunes_is_asked(mode, asked, monkeypatch):
     calls = []
@@ -313,6 +314,7 @@ def test_a_first_call_in_inference_mode_is_compiled_from_a_trace_too(stand):
     assert stand.ways() == (2, 0)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch 2.11 for its own calls
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
 def test_what_traces_or_watches_operators_is_shown_the_module(stand):
