@@ -587,3 +587,10 @@ def test_the_docs_hold_the_table_and_the_seconds_of_the_committed_cases(capsys):
     told = f"First merges took {first[0]:.1f} to {first[-1]:.1f} s, {from_disk}"
     assert told in said_in("results", "nvidia-h200", "README-merged.md")
     assert not any("compiler's start" in one["restarted"]["spent_s"] for one in cases)
+    earlier = json.loads(path.with_name("merged-restarts-before.json").read_text(encoding="utf-8"))["cases"]
+    before = sorted(one["restarted"]["merge_s"] for one in earlier.values())
+    slowest = earlier["inception_v4-b32"]["restarted"]
+    assert slowest["merge_s"] == before[-1]
+    assert f"of these cases took {before[0]:.1f} to {before[-1]:.1f} s from the disk" in said_in("docs", "merged.md")
+    imports_s, tracing_s = (slowest["spent_s"][part] for part in ("compiler's start", "tracing"))
+    assert f"took {imports_s:.1f} and running the model to trace it {tracing_s:.1f}." in said_in("docs", "merged.md")
