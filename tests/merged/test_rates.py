@@ -114,7 +114,7 @@ def test_without_rates_merging_says_so_and_goes_on(monkeypatch):
     monkeypatch.setattr(automatic, "rates_of", refuse)
     x = Mock(torch.Tensor, device=torch.device("cuda", 0), dtype=torch.bfloat16)
     with pytest.warns(UserWarning, match="without a performance model: something else uses this GPU"):
-        setting = automatic._setting((x,), None, (fake_family(),), True, 1.0, 6)
+        setting = automatic._setting(x, None, (fake_family(),), True, 1.0, 6)
     assert setting.rates is None
 
 

@@ -104,16 +104,18 @@ def merge_automatically(
 ) -> MergedModel:
     """See :func:`joulemark.merged.merge`."""
     begin, spent = time.monotonic(), Spent()
+    x = _numbers_of(inputs)
+    measured = measure if measure is not None else x is not None and x.is_cuda  # and so kept on the disk
     # What is copied in inference mode could not be changed, nor trained on, outside of it.
     with torch.inference_mode(False), torch.no_grad():
         try:
             # As the model's own output is made later: cuDNN has plans for its layers by then.
             with spent.on("tracing"), cudnn_tuning(False):
-                graph = traced_or_reason(model, inputs, on_disk=_measures(inputs, measure))
+                graph = traced_or_reason(model, inputs, on_disk=measured)
             if isinstance(graph, str):
                 return untraced(model, graph)
             with spent.on("rates"):
-                setting = _setting(inputs, rates, families, measure, begin + _FOR_SEGMENTS * budget_s, depth)
+                setting = _setting(x, rates, families, measured, begin + _FOR_SEGMENTS * budget_s, depth)
             if not setting.families and not setting.measured:
                 return _unplanned(model, graph)
             with cudnn_tuning(not forced):  # where no time counts, each shape's trials are waste
@@ -126,26 +128,19 @@ def merge_automatically(
     return merged
 
 
-def _measures(inputs: tuple[Any, ...], measure: bool | None) -> bool:
-    """Whether anything is measured, and so kept on the disk."""
-    x = _numbers_of(inputs)
-    return measure if measure is not None else x is not None and x.device.type == "cuda"
-
-
 def _numbers_of(inputs: tuple[Any, ...]) -> Tensor | None:
     """The input whose device and format count."""
     return next((one for one in _tensors(inputs) if one.is_floating_point()), None)
 
 
 def _setting(
-    inputs: tuple[Any, ...],
+    x: Tensor | None,
     rates: Rates | None,
     families: tuple[Family, ...] | None,
-    measure: bool | None,
+    measured: bool,
     deadline: float,
     depth: int,
 ) -> Setting:
-    x = _numbers_of(inputs)
     device = torch.device("cpu") if x is None else x.device
     on_gpu = device.type == "cuda"
     if families is None:
@@ -157,7 +152,7 @@ def _setting(
         except (RatesError, KernelError) as error:  # nothing is predicted then; what is measured decides
             warnings.warn(f"merged without a performance model: {error}", stacklevel=4)
     form = None if x is None else format_of(x)
-    return Setting(device, form, rates, families, _measures(inputs, measure), deadline, depth)
+    return Setting(device, form, rates, families, measured, deadline, depth)
 
 
 def _unplanned(model: nn.Module, graph: fx.GraphModule) -> MergedModel:
@@ -191,7 +186,6 @@ class _Automatic:
         self.compiling_s = dict(_COMPILING_S)
         self.refused: list[Decision] = []
         self.compiled: dict[str, Compiled] = {}
-        self.by_program: set[str] = set()
         with self.spent.on("disk"):
             self.key = self._key(inputs)
             self.kept: _Kept | None = self._kept() if setting.measured else None
@@ -374,7 +368,7 @@ class _Automatic:
     def _keep_programs(self, verdict: Verdict, referee: Referee) -> None:
         """Put what torch's compiler made of the chosen variants on the disk, where a process can run it without one."""
         chosen = {one.removesuffix(" graph") for one in (verdict.calls, verdict.captured) if one is not None}
-        made = chosen & set(self.compiled) - self.by_program
+        made = chosen & set(self.compiled)
         if not made or not says_all(self.graph):
             return
         for name in made:
@@ -531,12 +525,10 @@ class _Automatic:
 
         What a program gives is compared as any variant's output is; one that fails is of no more use than none.
         """
-        made = self.compiled[name] = Compiled(inner, _mode(name))
-        self.by_program.discard(name)
+        made = Compiled(inner, _mode(name))
         with self.spent.on("program"):
             program: Program | None = cache.read("program", self._program_key(name), Program)
             if program is not None and made.runs(program, *self.inputs) and self._works(made, name):
-                self.by_program.add(name)
                 return made
         made = self.compiled[name] = Compiled(inner, _mode(name))
         with self.spent.on("compiler's start"):
